@@ -162,7 +162,8 @@ def require_ordinary(f: Source) -> None:
         raise GGUFError(f"{f.path} has no tensors")
 
 
-def _count(types: Counter[str]) -> str:
+def count_of(types: Counter[str]) -> str:
+    """Spell out how often each type occurs."""
     return ", ".join(f"{n} {name}" for name, n in sorted(types.items()))
 
 
@@ -175,10 +176,36 @@ def added_error(makers: Sequence[Maker]) -> str:
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
 
 
-def uncalibrated(makers: Sequence[Maker]) -> str | None:
-    """A note on what a calibration left out."""
+def uncalibrated(makers: Sequence[Maker]) -> list[str]:
+    """Note what a calibration left out."""
     n = sum(x.target.quantizes and not x.is_prepared and x.target.type not in FLOAT_TYPES for x in makers)
-    return f"{n} of the quantized tensors are not calibrated: their scales are searched." if n else None
+    return [f"{n} of the quantized tensors are not calibrated: their scales are searched."] if n else []
+
+
+def report_of(
+    path: Path,
+    size: int,
+    makers: Sequence[Maker],
+    notes: Sequence[str],
+    lossless: bool,
+    same_contents: bool,
+    written: bool = True,
+) -> Report:
+    """Report a file that was made of targets."""
+    targets = [x.target for x in makers]
+    return Report(
+        path=path,
+        size=size,
+        n_tensors=len(targets),
+        n_tiled=sum(t.tiled is not None for t in targets),
+        n_requantized=sum(t.type != t.source.type for t in targets),
+        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
+        lossless=lossless,
+        same_contents=same_contents,
+        notes=tuple(notes),
+        tensors=tuple(x.report for x in makers),
+        written=written,
+    )
 
 
 def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> list[str]:
@@ -190,9 +217,9 @@ def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> 
     plain = Counter(t.type.name for t in left if t.type not in FLOAT_TYPES)
     what = []
     if retyped:
-        what.append(f"Quantized before, and now quantized again: {_count(retyped)}.")
+        what.append(f"Quantized before, and now quantized again: {count_of(retyped)}.")
     if regrouped:
-        what.append(f"Dequantized, and quantized again with one scale per 2 x 16 block: {_count(regrouped)}.")
+        what.append(f"Dequantized, and quantized again with one scale per 2 x 16 block: {count_of(regrouped)}.")
     if what:
         loss = " This loses some accuracy, and unpacking does not bring it back."
         notes.append(" ".join(what) + added_error(again) + loss)
@@ -205,14 +232,14 @@ def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> 
     if difference is not None:
         notes.append(f"Unpacking gives the same contents, not the same bytes: {difference}.")
     if plain:
-        notes.append(f"Not tiled (embedding tables, other types or shapes): {_count(plain)}.")
+        notes.append(f"Not tiled (embedding tables, other types or shapes): {count_of(plain)}.")
     return notes
 
 
 def _nothing_to_tile(f: Source, policy: Policy) -> str:
     """Why a plan has no tiles, and what to do where something can be done."""
     weights = [t for t in f.tensors.values() if is_weight(t)]
-    types = _count(Counter(t.type.name for t in weights)) or "it has none"
+    types = count_of(Counter(t.type.name for t in weights)) or "it has none"
     if not any(fits_tiles(t) and has_values(t.type) for t in weights):
         return (
             f"{f.path} has no matrix that can become tiles ({types}): embeddings never do, others do where both "
@@ -267,17 +294,17 @@ def pack(
         targets = plan(f, policy)
         if not any(t.tiled is not None for t in targets):
             raise GGUFError(_nothing_to_tile(f, policy))
-        of_inputs = [_weights_of(t, importance) for t in targets]
-        unweighted = sum(t.quantizes and x is None for t, x in zip(targets, of_inputs, strict=True))
-        if importance is not None and 0 < unweighted == sum(t.quantizes for t in targets):
+        of_inputs = [None if importance is None else _weights_of(t, importance) for t in targets]
+        quantized = [x for t, x in zip(targets, of_inputs, strict=True) if t.quantizes]
+        unknown = sum(x is None for x in quantized) if importance is not None else 0
+        if 0 < unknown == len(quantized):
             raise GGUFError(f"the importance matrix knows none of the tensors of {f.path} that are to be quantized")
-        scales = "imatrix" if importance is not None else "search" if search else "nearest"
         prepared: Mapping[str, Prepared] = {}
-        if calibration is not None:
-            scales = "calibrate"
-            if not dry_run:
-                w.check_output(dst, f.paths, overwrite)
-                prepared = stack.enter_context(calibrated(f, dst, targets, calibration, threads))
+        if calibration is not None and not dry_run:
+            w.check_output(dst, f.paths, overwrite)
+            prepared = stack.enter_context(calibrated(f, dst, targets, calibration, threads))
+        weighed = "calibrate" if calibration is not None else "imatrix" if importance is not None else None
+        scales = weighed or ("search" if search else "nearest")
         makers = [
             Maker(t, search=scales != "nearest", weights=x, prepared=prepared.get(t.name))
             for t, x in zip(targets, of_inputs, strict=True)
@@ -290,25 +317,14 @@ def pack(
                 digests = run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
                 out.seek(0)
                 out.write(write.head(digests)[0])
-    notes = _notes(makers, unweighted if importance is not None else 0, write.difference)
-    left_out = uncalibrated(makers) if prepared else None
-    return Report(
-        path=dst,
-        size=size,
-        n_tensors=len(targets),
-        n_tiled=sum(t.tiled is not None for t in targets),
-        n_requantized=sum(t.type != t.source.type for t in targets),
-        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
-        lossless=write.lossless,
-        same_contents=write.same_contents,
-        notes=(*notes, *([left_out] if left_out else [])),
-        tensors=tuple(x.report for x in makers),
-        written=not dry_run,
-    )
+    notes = _notes(makers, unknown, write.difference)
+    if prepared:
+        notes += uncalibrated(makers)
+    return report_of(dst, size, makers, notes, write.lossless, write.same_contents, written=not dry_run)
 
 
-def _weights_of(t: Target, importance: Importance | None) -> Floats | None:
-    if importance is None or not t.quantizes:
+def _weights_of(t: Target, importance: Importance) -> Floats | None:
+    if not t.quantizes:
         return None
     found = importance_of(importance, replace(t.source, name=t.name))
     return found if found is not None else importance_of(importance, t.source)

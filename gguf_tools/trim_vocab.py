@@ -13,6 +13,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -173,10 +174,6 @@ def _per_token(f: Source, n: int) -> set[str]:
     return cut
 
 
-def _shape(t: TensorInfo, n_kept: int) -> tuple[int, ...]:
-    return (*t.ne[:-1], n_kept)
-
-
 def _copy(f: Source, t: TensorInfo, out: BinaryIO, at: int, rows: npt.NDArray[np.bool_] | None) -> Iterator[int]:
     """Copy a tensor's bytes, or of its entries for each token only those in ``rows``; yields bytes read."""
     entry = 1 if rows is None else t.nbytes // t.ne[-1]
@@ -242,25 +239,13 @@ def trim_vocab(
         cut = _per_token(f, n)
         if any(name.startswith("blk.") for name in f.tensors):  # else a table of embeddings alone
             require_loadable(f.paths[0])
-        tokenizer = Tokenizer(f.paths[0])
-        try:
+        with closing(Tokenizer(f.paths[0])) as tokenizer:
             counted = _count(tokenizer, corpus, progress)
-            special = {*v.essential(drop_unused), *(i for kv in f.kv.values() if (i := _special_id(kv, n)) is not None)}
-            used = {i for i, count in counted.counts.items() if count >= min_count} - special
-            listed: set[int] = set()
-            if keep_tokens is not None:
-                lines = Path(keep_tokens).read_text("utf-8-sig", "surrogateescape").split("\n")
-                listed = {*keep_list(v, lines, str(keep_tokens))} - special - used
-            kept = close(v, special | used | listed, MULTIPLE)
-            if len(kept.tokens) >= n:
-                raise GGUFError(f"{f.path}: all {n} tokens are needed: nothing to drop")
-            changed = _renumber(f, v, kept)
-            records = [r for r in replaced(f, changed) if not _is_key(r, HF_JSON)]
-            names = [
-                (t.name, t.type, _shape(t, len(kept.tokens)) if t.name in cut else t.ne) for t in f.tensors.values()
-            ]
-            head, offsets, size = w.header(f.version, records, names, f.alignment)
-            notes = _notes(f, counted)
+            chosen = _choose(f, v, counted, min_count, keep_tokens, drop_unused)
+            kept, n_kept = chosen.kept, len(chosen.kept.tokens)
+            records = [r for r in replaced(f, _renumber(f, v, kept)) if not _is_key(r, HF_JSON)]
+            shapes = [(t.name, t.type, (*t.ne[:-1], n_kept) if t.name in cut else t.ne) for t in f.tensors.values()]
+            head, offsets, size = w.header(f.version, records, shapes, f.alignment)
             after = 0
             if not dry_run:
                 sources = [*f.paths, *map(Path, corpus)]
@@ -268,31 +253,58 @@ def trim_vocab(
                     _write(f, out, head, offsets, kept, n, cut, progress)
                     f.require_unchanged()
                     after = _check(out, tokenizer, counted, kept, n)
-        finally:
-            tokenizer.close()
-    before = sum(len(ids) for _, ids in counted.sample)
-    total = sum(counted.counts.values())
-    covered = sum(count for i, count in counted.counts.items() if i in set(kept.tokens))
+    total, tokens = counted.counts.total(), set(kept.tokens)
     return TrimReport(
         path=None if dry_run else Path(dst),
         source_size=f.size,
         size=size,
         n_vocab=n,
-        n_kept=len(kept.tokens),
-        kept_special=len(special),
-        kept_corpus=len(used),
-        kept_listed=len(listed),
+        n_kept=n_kept,
+        kept_special=chosen.special,
+        kept_corpus=chosen.corpus,
+        kept_listed=chosen.listed,
         kept_intermediate=kept.intermediate,
         kept_filled=kept.filled,
         n_merges=len(v.merges),
         n_merges_kept=len(kept.merges),
         corpus_bytes=counted.n_bytes,
         corpus_tokens=total,
-        corpus_covered=covered / total if total else 1.0,
-        checked_tokens=before,
+        corpus_covered=sum(count for i, count in counted.counts.items() if i in tokens) / total if total else 1.0,
+        checked_tokens=sum(len(ids) for _, ids in counted.sample),
         checked_tokens_after=after,
-        notes=tuple(notes),
+        notes=tuple(_notes(f, counted)),
     )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Tokens to keep, and how many of them for which reason."""
+
+    kept: Kept
+    special: int
+    corpus: int
+    listed: int
+
+
+def _choose(
+    f: Source,
+    v: Vocabulary,
+    counted: _Counted,
+    min_count: int,
+    keep_tokens: str | os.PathLike[str] | None,
+    drop_unused: bool,
+) -> _Chosen:
+    n = len(v.tokens)
+    special = {*v.essential(drop_unused), *(i for kv in f.kv.values() if (i := _special_id(kv, n)) is not None)}
+    used = {i for i, count in counted.counts.items() if count >= min_count} - special
+    listed: set[int] = set()
+    if keep_tokens is not None:
+        lines = Path(keep_tokens).read_text("utf-8-sig", "surrogateescape").split("\n")
+        listed = {*keep_list(v, lines, str(keep_tokens))} - special - used
+    kept = close(v, special | used | listed, MULTIPLE)
+    if len(kept.tokens) >= n:
+        raise GGUFError(f"{f.path}: all {n} tokens are needed: nothing to drop")
+    return _Chosen(kept, len(special), len(used), len(listed))
 
 
 def _is_key(record: bytes, key: str) -> bool:
@@ -337,8 +349,8 @@ def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n
     """
     new = np.full(n, -1, np.int32)
     new[kept.tokens] = np.arange(len(kept.tokens), dtype=np.int32)
-    trimmed, after = Tokenizer(f"/proc/self/fd/{out.fileno()}"), 0
-    try:
+    after = 0
+    with closing(Tokenizer(f"/proc/self/fd/{out.fileno()}")) as trimmed:
         for piece, ids in counted.sample:
             got = trimmed(piece)
             after += len(got)
@@ -351,8 +363,6 @@ def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n
                 raise GGUFError(
                     "the trimmed tokenizer cuts the corpus differently from the source's: nothing was written"
                 )
-    finally:
-        trimmed.close()
     return after
 
 
