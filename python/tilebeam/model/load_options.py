@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from tilebeam.checks import is_whole
+from tilebeam.checks import is_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.native.choices import Executor
 
@@ -184,5 +184,5 @@ def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
 def _within(name: str, value: object, low: int, high: int, *, none: bool = False) -> None:
     if none and value is None:
         return
-    if not is_whole(value) or not low <= cast(int, value) <= high:
+    if not is_integer(value) or not low <= cast(int, value) <= high:
         raise TilebeamError(f"{name} must be a whole number from {low} to {high}, not {value!r}.")

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.sampling_params import SamplingParams
@@ -304,7 +304,7 @@ class Algorithm(ABC, Generic[Result]):
         Raises:
             TilebeamError: by the iterator: as `run`; the number of the prompt is in the error's notes.
         """
-        whole("at_once", at_once)
+        checked_integer("at_once", at_once)
         if sampling is None or isinstance(sampling, SamplingParams):
             pairs = zip(prompts, repeat(sampling))
         else:
@@ -356,7 +356,7 @@ def checked_budget(budget: int) -> int:
     Raises:
         TilebeamError: it is no whole number of at least 1.
     """
-    return whole("budget", budget)
+    return checked_integer("budget", budget)
 
 
 def sampling_for(

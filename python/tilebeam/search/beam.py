@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import ProgressHook
 from tilebeam.sampling_params import SamplingParams
@@ -113,8 +113,8 @@ class _StepSearch(Algorithm[StepResult]):
         max_step_tokens: int = MAX_STEP_TOKENS,
         lookahead: int = LOOKAHEAD,
     ) -> None:
-        self.beam_width = whole("beam_width", beam_width)
-        self.max_steps = whole("max_steps", max_steps)
+        self.beam_width = checked_integer("beam_width", beam_width)
+        self.max_steps = checked_integer("max_steps", max_steps)
         self._expander = StepExpander(scorer, step_stop, max_step_tokens, lookahead)
 
     def run(
