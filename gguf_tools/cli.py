@@ -23,7 +23,7 @@ from .errors import GGUFError
 from .heat_map import heat_map as draw_heat_map
 from .heat_map import relative_errors
 from .help_text import App
-from .imatrix import load_imatrix
+from .imatrix_file import load_imatrix
 from .inspection import inspect as inspect_file
 from .inspection import table
 from .option_groups import grouped

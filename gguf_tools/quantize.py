@@ -95,7 +95,7 @@ def quantize_rows(
         rows: float32 (N, K), K a multiple of 32; a part of a matrix has N % 32 == 0, but the last one.
         search: choose every FP16 scale, its sign too, for the smallest (weighted) sum of squared errors; never worse
             than round to nearest on any group of 32 weights. Without it, ggml's round to nearest.
-        weights: importance of each of the K inputs, float32 (K,), e.g. from :func:`tilebeam.gguf.imatrix.load_imatrix`.
+        weights: importance of each of the K inputs, float32 (K,), e.g. from :func:`tilebeam.gguf.load_imatrix`.
             The search minimises the error weighted with it.
         threads: worker threads; one per usable core if None. The C code runs without the GIL.
         error: the error is added to it, weighted and not.

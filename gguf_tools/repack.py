@@ -22,7 +22,7 @@ from . import gguf_write as w
 from .calibration import Calibration, Prepared, calibrated
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
-from .imatrix import importance_of
+from .imatrix_file import importance_of
 from .model_check import require_model
 from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum

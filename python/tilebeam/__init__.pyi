@@ -1,10 +1,10 @@
 from ._version import __version__ as __version__
-from .answers.choice import choice as choice
 from .answers.extract import after as after
 from .answers.extract import boxed as boxed
 from .answers.extract import last_number as last_number
 from .answers.extract import regex as regex
-from .answers.math import MathAnswer as MathAnswer
+from .answers.formulas import MathAnswer as MathAnswer
+from .answers.letters import choice as choice
 from .answers.normalize import normalize_answer as normalize_answer
 from .engine.reading import Reading as Reading
 from .engine.streams import AsyncStream as AsyncStream
@@ -18,7 +18,7 @@ from .model.chat_prompt import ChatPrompt as ChatPrompt
 from .model.lm import LM as LM
 from .model.loader import load as load
 from .model.progress_bar import ProgressBar as ProgressBar
-from .native.stock import register as register
+from .native.register import register as register
 from .outputs import CompletionOutput as CompletionOutput
 from .outputs import Delta as Delta
 from .outputs import Likelihood as Likelihood

@@ -194,7 +194,7 @@ def check_complete(outputs: Sequence[RequestOutput]) -> None:
 
 
 @dataclass(frozen=True)
-class Figures:
+class EngineFigures:
     """What a model is doing now, for those who watch it.
 
     Attributes:

@@ -28,8 +28,8 @@ from tilebeam import (
     last_number,
 )
 from tilebeam.answers.extract import equality_of
+from tilebeam.answers.extractors import extractor
 from tilebeam.answers.normalize import merged, plain_math
-from tilebeam.answers.registry import extractor
 
 needs_math = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify (the extra math)")
 
@@ -163,7 +163,7 @@ def test_votes_and_shares_go_by_the_extractors_equality() -> None:
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilebeam.answers.math.find_spec", lambda _: None)
+    monkeypatch.setattr("tilebeam.answers.formulas.find_spec", lambda _: None)
     with pytest.raises(TilebeamError, match=re.escape("pip install 'tilebeam[math]'")):
         extractor("math")
 

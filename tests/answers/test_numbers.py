@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tilebeam import after, boxed, choice, normalize_answer, regex
 from tilebeam.answers import numbers
 from tilebeam.answers.extract import Extractor, equality_of
+from tilebeam.answers.extractors import extractor
 from tilebeam.answers.normalize import faithful_math, plain_math
-from tilebeam.answers.registry import extractor
 
 HERE = Path(__file__).parent
 

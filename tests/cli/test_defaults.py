@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 import tilebeam
 from tilebeam import SamplingParams
-from tilebeam.answers.registry import extractor
+from tilebeam.answers.extractors import extractor
 from tilebeam.cli.main import app
 from tilebeam.cli.options import SpeculationOptions
 from tilebeam.model.load_options import LoadOptions

@@ -18,7 +18,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize, source_type
 from tilebeam.gguf import GGUFError, Policy, Rule, bounds, cli, contents, ggml_values, gguf_write, weights
-from tilebeam.gguf.imatrix import Sums, save_imatrix
+from tilebeam.gguf.imatrix_file import Sums, save_imatrix
 from typer.testing import CliRunner
 
 Q = gguf.GGMLQuantizationType

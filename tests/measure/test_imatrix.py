@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam.gguf.errors import GGUFError
 from tilebeam.gguf.gguf_file import GGUFFile, TensorInfo
-from tilebeam.gguf.imatrix import Sums, importance_of, load_imatrix, save_imatrix
+from tilebeam.gguf.imatrix_file import Sums, importance_of, load_imatrix, save_imatrix
 from tilebeam.gguf.trim_vocab_llama import Tokenizer
 
 from bench.lib.synth import preset, write_model

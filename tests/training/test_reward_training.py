@@ -28,8 +28,8 @@ from tilebeam.scoring.reward_heads import Head, load_head
 from tilebeam.text_state import Feature, width
 from tilebeam.training import fitting, quality
 from tilebeam.training.collection import FEATURES, Collection, CollectionSetting
-from tilebeam.training.options import FitOptions, features_of
-from tilebeam.training.report import report_of_fit, write
+from tilebeam.training.fit_options import FitOptions, features_of
+from tilebeam.training.head_report import report_of_fit, write
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model

@@ -16,7 +16,7 @@ from tilebeam.cli import console
 from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import BACKENDS, Backend, default_threads
-from tilebeam.native.choices import Executor
+from tilebeam.native.npu_options import Executor
 
 if TYPE_CHECKING:
     from tilebeam.measure.benchmark import Row

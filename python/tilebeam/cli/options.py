@@ -18,7 +18,7 @@ from tilebeam.cli.prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.option_groups import grouped as grouped
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
-from tilebeam.native.choices import Executor
+from tilebeam.native.npu_options import Executor
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.text_files import unescaped
 

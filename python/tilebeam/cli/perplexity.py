@@ -18,7 +18,7 @@ from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target
 from tilebeam.model.load_options import Backend, LoadOptions, default_threads
-from tilebeam.native.choices import Numerics, Softmax
+from tilebeam.native.npu_options import Numerics, Softmax
 from tilebeam.text_files import read_corpus
 
 if TYPE_CHECKING:

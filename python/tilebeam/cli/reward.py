@@ -22,7 +22,7 @@ from tilebeam.evaluation.options import TaskOptions
 from tilebeam.gguf.help_text import App
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.text_files import unescaped
-from tilebeam.training.options import AUTO, SAMPLES, STEPS, FitOptions, features_of
+from tilebeam.training.fit_options import AUTO, SAMPLES, STEPS, FitOptions, features_of
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.log import Record
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.scoring.reward_heads import Head
     from tilebeam.training.collection import Collection, CollectionSetting
-    from tilebeam.training.report import Report
+    from tilebeam.training.head_report import HeadReport
 
 _task = partial(typer.Option, rich_help_panel="Task")
 _fit_option = partial(typer.Option, rich_help_panel="Fit")
@@ -192,7 +192,7 @@ def rate(
     collected = _collected(model, problems, out, loaded.layer, lambda lm: OwnReward(lm, loaded))
     with collected as (_, collection, records, about):
         from tilebeam.training.fitting import gathered, inputs
-        from tilebeam.training.report import report
+        from tilebeam.training.head_report import report
 
         held = gathered(records, [0] * len(records))
         scores = loaded(inputs(collection.states(), held.rows, loaded.features))
@@ -249,11 +249,11 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
 
 def _fit(
     lm: LM, collection: Collection, records: list[Record], options: FitOptions, about: dict[str, Any]
-) -> tuple[Report, Head]:
+) -> tuple[HeadReport, Head]:
     """The report, and the head."""
     from tilebeam.scoring.own_reward import OwnReward, maker_of
     from tilebeam.training.fitting import fit, samples_of
-    from tilebeam.training.report import report_of_fit
+    from tilebeam.training.head_report import report_of_fit
 
     samples = samples_of(records, options.seed)
     with console.bar("fit") as bar:
@@ -270,9 +270,9 @@ def _fit(
     return report_of_fit(fitted, samples, options.seed, about), fitted.head
 
 
-def _finish(found: Report, stem: Path, written: list[Path], as_json: bool) -> None:
+def _finish(found: HeadReport, stem: Path, written: list[Path], as_json: bool) -> None:
     """Write the report and show it."""
-    from tilebeam.training.report import write
+    from tilebeam.training.head_report import write
 
     files = [*written, *write(found, stem)]
     if as_json:

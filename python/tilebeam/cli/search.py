@@ -500,7 +500,7 @@ def _opened(
 
 
 def _extractor(name: str) -> Extractor:
-    from tilebeam.answers.registry import extractor
+    from tilebeam.answers.extractors import extractor
 
     try:
         return extractor(name)

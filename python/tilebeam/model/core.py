@@ -22,7 +22,7 @@ from tilebeam.model.chat_template import ChatTemplates
 from tilebeam.model.filling import gap_prompt
 from tilebeam.model.load_options import Backend
 from tilebeam.native.llama import Context, Model, errors_in, log_router
-from tilebeam.outputs import Figures
+from tilebeam.outputs import EngineFigures
 
 Prompt = str | Sequence[int] | ChatPrompt
 
@@ -284,7 +284,7 @@ class Core:
         """Why decoding failed for good, so that the model can only be closed; None: it did not."""
         return self._engine.broken
 
-    def figures(self) -> Figures:
+    def figures(self) -> EngineFigures:
         """What the model is doing now. Never waits."""
         return self._engine.figures()
 

@@ -13,7 +13,7 @@ from typing import Literal, cast, get_args
 
 from tilebeam.checks import is_integer
 from tilebeam.errors import TilebeamError
-from tilebeam.native.choices import Executor
+from tilebeam.native.npu_options import Executor
 
 # Where a model can run; "auto" is what `tilebeam.model.device_choice` makes of the file.
 Backend = Literal["npu", "cpu"]

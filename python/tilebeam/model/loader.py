@@ -25,11 +25,11 @@ from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.same_bits import reads_alike
 from tilebeam.native import releases
-from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
-from tilebeam.native.stock import own_load
+from tilebeam.native.npu_options import Executor
+from tilebeam.native.register import own_load
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

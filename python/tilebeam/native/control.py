@@ -18,7 +18,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext.cdef import declarations
 from tilebeam.errors import TilebeamError
 from tilebeam.native import paths as _paths
-from tilebeam.native.choices import Executor, Numerics, Softmax
+from tilebeam.native.npu_options import Executor, Numerics, Softmax
 from tilebeam.native.plugin import Registry, register
 
 _STATES = {0: "none", 1: "alive", 2: "dead"}

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
-from tilebeam.outputs import Delta, Figures, RequestOutput, Usage
+from tilebeam.outputs import Delta, EngineFigures, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import chat, echo
 from tilebeam.server import responses as formats
@@ -109,7 +109,7 @@ class Service:
     def snapshot(self) -> Snapshot:
         """The figures of this moment."""
         lm, host = self.host.newest, self.host
-        now = Figures(0, 0, self.gate.slots, 0, 0, {}) if lm is None else lm.figures()
+        now = EngineFigures(0, 0, self.gate.slots, 0, 0, {}) if lm is None else lm.figures()
         return Snapshot(host.health()[0] == 200, host.state == "ready", host.restarts, self.gate.load, now)
 
     async def close(self) -> None:

@@ -34,7 +34,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.scorers import log_probability
 from tilebeam.text_state import Feature, TextState, width
-from tilebeam.training.options import SAMPLES, STEPS
+from tilebeam.training.fit_options import SAMPLES, STEPS
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

@@ -23,7 +23,7 @@ from tilebeam.evaluation.log import Record
 from tilebeam.scoring.reward_heads import Head, sigmoid
 from tilebeam.text_state import NARROW, Feature, width
 from tilebeam.training.collection import FEATURES
-from tilebeam.training.options import FitOptions
+from tilebeam.training.fit_options import FitOptions
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

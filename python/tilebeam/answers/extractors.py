@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from tilebeam.answers.choice import choice
 from tilebeam.answers.code import code
 from tilebeam.answers.extract import Extractor, boxed, last_number, marked_number, regex, whole_text
-from tilebeam.answers.math import MathAnswer
+from tilebeam.answers.formulas import MathAnswer
+from tilebeam.answers.letters import choice
 from tilebeam.errors import TilebeamError
 
 _BY_NAME: dict[str, Extractor] = {
