@@ -101,7 +101,9 @@ class Engine:
         scheduler, cells = self.scheduler, self.kv.limits.n_cells
         running = len(scheduler.running)
         waiting = sum(len(lane.queue) + len(lane.running) for lane in scheduler.lanes.all) - running
-        return EngineFigures(running, max(0, waiting), scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches))
+        return EngineFigures(
+            running, max(0, waiting), scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches)
+        )
 
     def cancel(self, request: Request) -> None:
         """End what is not finished of a request as "aborted", and free its cells."""
