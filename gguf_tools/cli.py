@@ -90,7 +90,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """What becomes of each tensor."""
+    """Options that decide what becomes of each tensor."""
 
     preset: Annotated[
         Preset | None,
@@ -177,7 +177,7 @@ class CalibrationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions:
-    """How a file is written, and what is said of it."""
+    """Options of writing a file and of reporting it."""
 
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite OUT if it exists.")] = False
     as_json: AsJson = False
@@ -200,13 +200,13 @@ class ResultOptions:
 
 
 def _part(what: str, show: Shown | None) -> Progress | None:
-    """The progress of one part, on a bar of its own."""
+    """Return the progress hook of one part, on a bar of its own."""
     return None if show is None else lambda done, total: show(what, done, total)
 
 
 @contextlib.contextmanager
 def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar of one part."""
+    """Show a progress bar of one part."""
     with byte_bars(quiet) as show:
         yield _part(what, show)
 

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def device_of(f: Source, t: TensorInfo) -> str:
-    """Where a tensor is used when the model is loaded with all layers on the device: "NPU", "CPU" or "CPU, NPU".
+    """Tell where a tensor is used when the model is loaded with all layers on the device: "NPU", "CPU" or "CPU, NPU".
 
     The CPU looks embeddings up, and multiplies with types that are not tiled. Of tied embeddings the device makes
     itself an output matrix. Vectors, kernels and the tables of a layer, which are not multiplied by, are floats on the
@@ -37,7 +37,7 @@ def device_of(f: Source, t: TensorInfo) -> str:
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a GGUF, ordinary or repacked, holds, ready for JSON.
+    """Describe a GGUF, ordinary or repacked, ready for JSON.
 
     Returns:
         ``path``, ``size``, ``version``, ``alignment``, ``architecture`` (the real one), ``repacked`` (None, or the
@@ -118,7 +118,7 @@ def _grouping(layout: str | None) -> str | None:
 
 
 def table(info: dict[str, Any]) -> Group:
-    """What :func:`inspect` gave, for a terminal."""
+    """Make a table for a terminal of what :func:`inspect` gave."""
     lines = [
         f"{info['path']}: {info['size'] / MIB:.1f} MiB, GGUF version {info['version']}, architecture "
         f"{info['architecture']}, alignment {info['alignment']}"
@@ -163,7 +163,7 @@ _PLACES = {
 
 
 def matrix_table(groups: Iterable[MatrixGroup]) -> Table:
-    """The weight matrices of a model by type, and where they run, for a terminal."""
+    """Make a table for a terminal of a model's weight matrices by type, and where they run."""
     rows = Table(box=None, pad_edge=False)
     rows.add_column("type", no_wrap=True)
     rows.add_column("matrices", justify="right", no_wrap=True)

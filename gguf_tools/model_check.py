@@ -115,7 +115,8 @@ def _check_heads(m: _Metadata) -> None:
 
 
 def _check_vocabulary(f: Source, each: bool) -> None:
-    """Lists that do not belong together are read past their end, and tokens that occur twice are asserted not to.
+    """Check the vocabulary: lists that do not belong together are read past their end, and tokens that occur twice are
+    asserted not to.
 
     ``each``: look at every token, which takes longest.
     """

@@ -42,7 +42,7 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def _options(group: Any) -> list[inspect.Parameter]:
-    """The options of a group and of the groups in it."""
+    """List the options of a group and of the groups in it."""
     hints = get_type_hints(group, include_extras=True)
     found: list[inspect.Parameter] = []
     for field in dataclasses.fields(group):
@@ -57,7 +57,7 @@ def _options(group: Any) -> list[inspect.Parameter]:
 
 
 def _filled(group: Any, given: dict[str, Any]) -> Any:
-    """The group, made of the options that are given, which are taken away."""
+    """Make the group of the options that are given, which are taken away."""
     hints = get_type_hints(group, include_extras=True)
     values = {
         f.name: _filled(hints[f.name], given) if dataclasses.is_dataclass(hints[f.name]) else given.pop(f.name)

@@ -25,7 +25,7 @@ PIECE = 1 << 18  # weights that one thread quantizes at a time, about
 
 @dataclass
 class ErrorSum:
-    """What quantizing cost: sums over weights x stored as y. Threads may add to one object.
+    """The error of quantizing: sums over weights x stored as y. Threads may add to one object.
 
     ``weighted`` sums multiply each term by the importance of its input (1 where there is none).
     """
@@ -64,7 +64,7 @@ class ErrorSum:
 
 
 def check_weights(weights: Floats | None, k: int) -> Floats | None:
-    """Importance of a matrix' K inputs as the C code takes it.
+    """Convert the importance of a matrix' K inputs to what the C code takes.
 
     Raises:
         ValueError: not K finite numbers of at least 0.

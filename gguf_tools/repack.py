@@ -51,7 +51,7 @@ Importance = Mapping[str, Floats]
 
 @dataclass(frozen=True)
 class TensorReport:
-    """What became of a tensor. ``error``: root mean square over the values' own, None where nothing was rounded."""
+    """The fate of a tensor. ``error``: root mean square over the values' own, None where nothing was rounded."""
 
     name: str
     ne: tuple[int, ...]
@@ -63,7 +63,7 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a file: sizes in bytes; ``notes`` are sentences the user should read.
+    """The result of packing or unpacking: sizes in bytes; ``notes`` are sentences the user should read.
 
     ``lossless``: unpacking gives the source's very bytes. ``same_contents``: metadata and tensors are the source's bit
     for bit, though perhaps not its padding.
@@ -139,7 +139,7 @@ class Maker:
 
     @property
     def report(self) -> TensorReport:
-        """What became of the tensor, once its job is done; the error is relative, root mean square."""
+        """The tensor's report, once its job is done; the error is relative, root mean square."""
         t = self.target
         error = self.error.relative_rms if t.quantizes and self.error.count else None
         return TensorReport(t.name, t.source.ne, t.source.type.name.lower(), t.label, t.nbytes, error)
@@ -155,7 +155,7 @@ def tool_version() -> str:
 
 
 def require_ordinary(f: Source) -> None:
-    """Raises GGUFError if the file is repacked already, or is empty."""
+    """Raise GGUFError if the file is repacked already, or is empty."""
     if f.architecture == m.ARCHITECTURE or any(key.startswith(m.PREFIX) for key in f.kv):
         raise GGUFError(f"{f.path} is repacked already; unpack it first")
     if not f.tensors:
@@ -168,7 +168,7 @@ def count_of(types: Counter[str]) -> str:
 
 
 def added_error(makers: Sequence[Maker]) -> str:
-    """How much quantizing again changed the values, over all tensors together; nothing before they are made."""
+    """Say how much quantizing again changed the values, over all tensors together; nothing before they are made."""
     total = ErrorSum()
     for maker in makers:
         e = maker.error
@@ -381,7 +381,7 @@ class _Writer:
 
 
 def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType | None) -> list[bytes]:
-    """The source's records with another architecture, alignment and key of the number of layers, in the same order."""
+    """Give the source's records another architecture, alignment and key of the number of layers, in the same order."""
     changed = {
         "general.architecture": w.kv_text("general.architecture", m.ARCHITECTURE),
         "general.alignment": w.kv_u32("general.alignment", alignment),
@@ -395,13 +395,13 @@ def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType |
 
 
 def replaced(f: Source, changed: dict[str, bytes]) -> list[bytes]:
-    """A file's records with some replaced in place, or appended where the key is new."""
+    """Replace some of a file's records in place, or append them where the key is new."""
     records = [changed.get(key, kv.raw) for key, kv in f.kv.items()]
     return records + [record for key, record in changed.items() if key not in f.kv]
 
 
 def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
-    """The records of a repacked file's source."""
+    """Return the records of a repacked file's source."""
     changed = {"general.architecture": w.kv_text("general.architecture", manifest.architecture)}
     if manifest.source_alignment:
         changed["general.alignment"] = w.kv_u32("general.alignment", manifest.source_alignment)
@@ -418,7 +418,7 @@ def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
 
 
 def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) -> list[Job]:
-    """What each tensor of a repacked file becomes when it is unpacked.
+    """Plan what each tensor of a repacked file becomes when it is unpacked.
 
     Without ``all_tensors`` only those are unpacked whose digest is that of their plain blocks.
     """
@@ -446,7 +446,7 @@ def source_digest(f: GGUFFile, manifest: m.Manifest, digests: Sequence[bytes]) -
 
 
 def check_digests(f: GGUFFile, manifest: m.Manifest, digests: list[bytes]) -> None:
-    """Raises GGUFError if a tensor's bytes are not those that were written."""
+    """Raise GGUFError if a tensor's bytes are not those that were written."""
     for name, got in zip(f.tensors, digests, strict=True):
         if got.hex() != manifest.tensor_sha256[name]:
             raise GGUFError(f"{f.path} is damaged: the bytes of tensor {name!r} are not those that were written")

@@ -47,7 +47,7 @@ PER_TOKEN_ENDS = (".nextn.embed_tokens.weight", ".nextn.shared_head_head.weight"
 
 @dataclass(frozen=True)
 class TrimReport:
-    """What became of a vocabulary: sizes in bytes, tokens by why they were kept, and the corpus before and after."""
+    """The result of trimming: sizes in bytes, tokens by why they were kept, and the corpus before and after."""
 
     path: Path | None  # None: nothing was written
     source_size: int
@@ -70,7 +70,7 @@ class TrimReport:
 
 
 def corpus_pieces(paths: Sequence[str | os.PathLike[str]]) -> Iterator[bytes]:
-    """The text of files in pieces that end at the ends of lines; bytes that are not UTF-8 replaced."""
+    """Read the text of files in pieces that end at the ends of lines; bytes that are not UTF-8 replaced."""
     for path in paths:
         with Path(path).open("rb") as f:
             while piece := f.read(CORPUS_PIECE):
@@ -106,7 +106,7 @@ def _count(tokenizer: Tokenizer, paths: Sequence[str | os.PathLike[str]], progre
 
 
 def _select(kv: KeyValue, keep: Sequence[int]) -> bytes:
-    """An array's record with only some of its elements."""
+    """Make an array's record with only some of its elements."""
     kind, count, at = array_parts(kv)
     head = kv.raw[: kv.body] + struct.pack("<IQ", kind, len(keep))
     if kind == STRING:
@@ -118,7 +118,7 @@ def _select(kv: KeyValue, keep: Sequence[int]) -> bytes:
 
 
 def _renumber(f: Source, v: Vocabulary, kept: Kept) -> dict[str, bytes]:
-    """New records for all metadata that has a token's number or one entry for each token."""
+    """Make new records for all metadata that has a token's number or one entry for each token."""
     n = len(v.tokens)
     new = {old: i for i, old in enumerate(kept.tokens)}
     changed: dict[str, bytes] = {}
@@ -138,14 +138,15 @@ def _renumber(f: Source, v: Vocabulary, kept: Kept) -> dict[str, bytes]:
 
 
 def _scalar(kv: KeyValue, value: int) -> bytes:
-    """An integer's record with another value."""
+    """Make an integer's record with another value."""
     if kv.type == UINT32:
         return w.kv_u32(kv.key, value)
     return kv.raw[: kv.body] + value.to_bytes(len(kv.raw) - kv.body, "little", signed=True)
 
 
 def _special_id(kv: KeyValue, n: int) -> int | None:
-    """The token that a key such as tokenizer.ggml.eos_token_id names; None of other keys, and where it is no token."""
+    """Return the token that a key such as tokenizer.ggml.eos_token_id names; None of other keys, and where it is no
+    token."""
     if not (kv.key.startswith(PREFIX) and kv.key.endswith("_token_id") and kv.type in INTEGERS):
         return None
     value = int(kv.value)
@@ -342,7 +343,8 @@ def _write(
 
 
 def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n: int) -> int:
-    """The corpus through the trimmed tokenizer: the same text must come back, and the same tokens where all are kept.
+    """Send the corpus through the trimmed tokenizer: the same text must come back, and the same tokens where all are
+    kept.
 
     Returns:
         How many tokens it takes.
@@ -367,6 +369,6 @@ def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n
 
 
 def as_json(report: TrimReport) -> dict[str, Any]:
-    """A report for scripts."""
+    """Convert a report for scripts."""
     out: dict[str, Any] = {**report.__dict__, "path": None if report.path is None else str(report.path)}
     return {**out, "notes": list(report.notes)}

@@ -16,7 +16,7 @@ from tilebeam.errors import TilebeamError
 
 @dataclass(frozen=True)
 class Place:
-    """Where the driver runs, so that its processes on other machines find what it finds.
+    """The driver's folder and module path, so that its processes on other machines find what it finds.
 
     Attributes:
         folder: relative paths start here.
@@ -28,7 +28,7 @@ class Place:
 
     @staticmethod
     def here() -> Place:
-        """This process's."""
+        """Return this process's."""
         return Place(os.getcwd(), tuple(os.path.abspath(p) for p in sys.path))
 
     def enter(self) -> None:

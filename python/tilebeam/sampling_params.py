@@ -1,4 +1,4 @@
-"""How tokens are drawn: one small dataclass, checked before anything runs, and the C sampler chain made from it."""
+"""Sampling parameters: one small dataclass, checked before anything runs, and the C sampler chain made from it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _RANDOM_SEED = 0xFFFFFFFF
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """What tells its JSON schema: a class of pydantic's."""
+    """A class of pydantic's, or another that gives its JSON schema."""
 
     def model_json_schema(self) -> Mapping[str, Any]:
-        """The schema."""
+        """Return the schema."""
         ...
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What to generate for one prompt.
+    """Parameters of generation for one prompt.
 
     Attributes:
         n: samples per prompt; they share the prompt's KV cells.
@@ -136,21 +136,21 @@ class SamplingParams:
 
     @property
     def constrained(self) -> bool:
-        """Whether the text has to match a grammar, a schema or a regular expression."""
+        """True if the text has to match a grammar, a schema or a regular expression."""
         return self.grammar is not None or self.json_schema is not None or self.regex is not None
 
     @property
     def penalizes(self) -> bool:
-        """Whether any of the repetition penalties is on."""
+        """True if any of the repetition penalties is on."""
         on = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return on and self.penalty_last_n > 0
 
     def resolved(self) -> SamplingParams:
-        """The same, with a seed."""
+        """Return the same with a seed."""
         return self if self.seed is not None else replace(self, seed=secrets.randbelow(_RANDOM_SEED))
 
     def sample_seed(self, index: int) -> int:
-        """The seed of sample ``index``; distinct for up to ``2**32 - 1`` samples."""
+        """Return the seed of sample ``index``; distinct for up to ``2**32 - 1`` samples."""
         if self.seed is None:
             raise TilebeamError("SamplingParams: no seed to derive from; call resolved() first.")
         return (self.seed + index) % _RANDOM_SEED

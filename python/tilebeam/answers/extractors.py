@@ -21,8 +21,8 @@ _BY_NAME: dict[str, Extractor] = {
 
 
 def extractor(name: str) -> Extractor:
-    """An extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed", "code",
-    "math" (`tilebeam.MathAnswer`), or a regular expression whose first group (if it has one) is the answer.
+    """Return an extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed",
+    "code", "math" (`tilebeam.MathAnswer`), or a regular expression whose first group (if it has one) is the answer.
 
     Raises:
         TilebeamError: it is no name, and no expression either.

@@ -105,7 +105,7 @@ Sequences = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where and how models run."""
+    """Options of the device and of how models run on it."""
 
     device: DeviceOption = LoadOptions.device
     threads: Threads = LoadOptions.threads
@@ -117,14 +117,15 @@ class RunOptions:
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:
-        """The same for a second model on another device; what only the NPU has is left out on the CPU."""
+        """Return the same for a second model on another device; options that only the NPU has are left out on the
+        CPU."""
         if device == "cpu":
             run = replace(self, executor=None, devices=None, memory_limit=None, deterministic=False)
             return replace(run, device=device)
         return replace(self, device=device)
 
     def arguments(self) -> dict[str, Any]:
-        """What they are to `tilebeam.load`.
+        """Return them as arguments of `tilebeam.load`.
 
         Raises:
             TilebeamError: the CPU backend is asked for, and something that only the NPU has.
@@ -189,7 +190,7 @@ class SpeculationOptions:
     no_speculation: NoSpeculation = False
 
     def arguments(self) -> dict[str, Any]:
-        """What they are to `tilebeam.load`."""
+        """Return them as arguments of `tilebeam.load`."""
         return {"draft": None, "lookup": False} if self.no_speculation else {"draft": self.draft, "lookup": self.lookup}
 
 
@@ -205,7 +206,7 @@ class ModelOptions:
     parallel: Sequences = LoadOptions.n_seq_max
 
     def load(self, sequences: int, *, hidden_layer: int | None = LoadOptions.hidden_layer) -> LM:
-        """The model, with slots for so many sequences, but no more than were asked for; says what it loaded.
+        """Load the model, with slots for so many sequences, but no more than were asked for; print what was loaded.
 
         Args:
             hidden_layer: see `tilebeam.load`.
@@ -252,7 +253,7 @@ class PromptOptions:
     chat: Chat = False
 
     def read(self) -> list[str]:
-        """The prompts, without the chat template.
+        """Read the prompts, without the chat template.
 
         Raises:
             TilebeamError: as `tilebeam.cli.prompts.prompts`.
@@ -281,7 +282,7 @@ Seed = Annotated[int | None, drawing_option("-s", "--seed", min=0, help="Repeat 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
-    """How a token is drawn."""
+    """Options of drawing a token."""
 
     temp: Temp = SamplingParams.temperature
     top_p: TopP = SamplingParams.top_p
@@ -289,20 +290,20 @@ class TokenOptions:
     min_p: MinP = SamplingParams.min_p
 
     def fields(self) -> dict[str, Any]:
-        """What they are to `SamplingParams`."""
+        """Return them as fields of `SamplingParams`."""
         return {"temperature": self.temp, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How a text is drawn."""
+    """Options of drawing a text."""
 
     tokens: TokenOptions
     n_predict: NPredict = SamplingParams.max_tokens
     stop: Stop = None
 
     def fields(self, escape: bool = True) -> dict[str, Any]:
-        """What they are to `SamplingParams`.
+        """Return them as fields of `SamplingParams`.
 
         Args:
             escape: expand escapes in stop strings.
@@ -313,13 +314,13 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How samples are drawn."""
+    """Options of drawing samples."""
 
     text: TextOptions
     seed: Seed = None
 
     def params(self, n: int = 1, escape: bool = True) -> SamplingParams:
-        """What they mean, with a seed.
+        """Return them as `SamplingParams`, with a seed.
 
         Args:
             n: samples per prompt.

@@ -77,7 +77,7 @@ class SampleOptions:
     step_stop: StepStop = STEP_STOP_TEXT
 
     def open(self) -> tuple[TaskOptions, Task]:
-        """The task."""
+        """Open the task."""
         from tilebeam.evaluation.tasks import open_task
         from tilebeam.evaluation.tasks.choice import ChoiceTask
 
@@ -95,7 +95,7 @@ class SampleOptions:
         return options, task
 
     def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:
-        """What the samples and their states depend on."""
+        """Describe all that the samples and their states depend on."""
         from tilebeam._version import __version__
         from tilebeam.gguf.fingerprint import fingerprint
         from tilebeam.training.collection import CollectionSetting
@@ -213,7 +213,8 @@ def _collected(
     layer: int | None,
     check: Callable[[LM], object] = lambda _: None,
 ) -> Iterator[tuple[LM, Collection, list[Record], dict[str, Any]]]:
-    """The model, all samples, the records of the problems that were asked for, and what a report says of them.
+    """Collect samples; yields the model, all samples, the records of the problems that were asked for, and facts for
+    the report.
 
     Args:
         beside: where samples are kept, unless the options say.
@@ -250,7 +251,7 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
 def _fit(
     lm: LM, collection: Collection, records: list[Record], options: FitOptions, about: dict[str, Any]
 ) -> tuple[HeadReport, Head]:
-    """The report, and the head."""
+    """Fit a head; return the report and the head."""
     from tilebeam.scoring.own_reward import OwnReward, maker_of
     from tilebeam.training.fitting import fit, samples_of
     from tilebeam.training.head_report import report_of_fit

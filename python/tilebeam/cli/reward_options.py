@@ -87,7 +87,7 @@ class RewardModelOptions:
     aggregate: Aggregate = AGGREGATION
 
     def read(self) -> RewardSpec | None:
-        """The reward model that they describe, None if they name none.
+        """Return the reward model that they describe, None if they name none.
 
         Raises:
             TilebeamError: they cannot work, as far as the files tell.
@@ -132,7 +132,7 @@ def _labels(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def open_scorer(spec: RewardSpec, lm: LM | None = None, **options: Any) -> Iterator[RewardModel | OwnReward]:
-    """The reward model, loaded; closed afterwards. Says what it loaded.
+    """Load the reward model, print what was loaded, and close it afterwards.
 
     Args:
         spec: which.

@@ -58,7 +58,7 @@ _steps = partial(typer.Option, rich_help_panel="Steps")
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """What all searches take."""
+    """Options of all searches."""
 
     model: ModelOptions
     prompts: PromptOptions
@@ -114,7 +114,7 @@ class WholeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What a step is."""
+    """Options of a step."""
 
     max_steps: Annotated[
         int, _steps("--max-steps", min=1, help="Most rounds; texts that have not ended by then are cut.")
@@ -130,7 +130,7 @@ class StepOptions:
     ] = MAX_STEP_TOKENS
 
     def arguments(self) -> dict[str, Any]:
-        """What they are to the algorithms."""
+        """Return them as arguments of the algorithms."""
         return {
             "max_steps": self.max_steps,
             "step_stop": unescaped(self.step_stop),
@@ -140,7 +140,7 @@ class StepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamOptions:
-    """How beams go on."""
+    """Options of searches that keep beams."""
 
     steps: StepOptions
     beam_width: Annotated[int, _steps("--beam-width", min=1, help="M, continuations of each survivor.")] = BEAM_WIDTH
@@ -149,7 +149,7 @@ class BeamOptions:
     ] = LOOKAHEAD
 
     def arguments(self) -> dict[str, Any]:
-        """What they are to the algorithms."""
+        """Return them as arguments of the algorithms."""
         return {"beam_width": self.beam_width, "lookahead": self.lookahead}
 
 
@@ -416,7 +416,7 @@ class _Search:
     stack: ExitStack
 
     def reward(self, spec: RewardSpec, step_stop: str) -> Scorer:
-        """The reward model, loaded."""
+        """Load the reward model."""
         model = self.options.model
         return self.stack.enter_context(
             open_scorer(
@@ -431,7 +431,7 @@ class _Search:
         )
 
     def judge(self, judge: JudgeOptions) -> Scorer:
-        """The judge; a model of its own is loaded."""
+        """Make the judge; load a model of its own if it has one."""
         from tilebeam.scoring.judge import LLMJudge
 
         lm, model = self.lm, self.options.model
@@ -481,7 +481,7 @@ class _Search:
 def _opened(
     name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, str], str] | None = None
 ) -> Iterator[_Search]:
-    """Loads the model once the prompts are read.
+    """Load the model once the prompts are read.
 
     Args:
         rates: the reward model of the search, which is not opened yet.

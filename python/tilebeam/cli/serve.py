@@ -98,7 +98,7 @@ class ModelsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AddressOptions:
-    """Where the server listens."""
+    """The address that the server listens on."""
 
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every one.")] = Settings.host
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = Settings.port
@@ -106,7 +106,7 @@ class AddressOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """How chats become prompts, and texts become messages."""
+    """Options of chats: their prompts, and the messages that texts become."""
 
     chat_template: Annotated[
         str | None,
@@ -146,7 +146,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """Which KV cells are kept, and for how long."""
+    """Options of the KV cells that are kept."""
 
     cache_prompt: Annotated[
         bool,
@@ -192,7 +192,7 @@ class CacheOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """What the server does at most, and how long it waits."""
+    """Limits of the server, and how long it waits."""
 
     models_max: Annotated[
         int | None,
@@ -268,7 +268,7 @@ class AccessOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultOptions:
-    """How texts are drawn whose requests do not say."""
+    """Defaults of requests that do not say how texts are drawn."""
 
     n_predict: Annotated[
         int | None,

@@ -45,7 +45,7 @@ def prompt_of(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
-    """The prompt of a chat, up to where the assistant speaks.
+    """Make the prompt of a chat, up to where the assistant speaks.
 
     Args:
         vocab, templates: the model's.
@@ -131,8 +131,8 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _continued(vocab: Vocab, prompt: ChatPrompt, said: str) -> ChatPrompt:
-    """A prompt and what was said behind it already. They are tokenized as one text where the prompt's tokens are those
-    of its text and nothing said looks like a control token; else apart."""
+    """Append to a prompt what was said behind it already. They are tokenized as one text where the prompt's tokens are
+    those of its text and nothing said looks like a control token; else one by one."""
     text = prompt.text + said
     if not _has_control(vocab, said) and vocab.tokenize(prompt.text, True, True) == prompt.token_ids:
         return ChatPrompt(text, vocab.tokenize(text, True, True))
@@ -149,8 +149,8 @@ def _controls(vocab: Vocab, ids: Sequence[int]) -> list[int]:
 
 
 def _pieces(render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[str, list[str] | None]:
-    """The template with marks for messages that say something, and its own text before, between and behind them; None:
-    the template does more with a message than to copy it."""
+    """Split the template into marks for messages that say something, and its own text before, between and behind them;
+    None: the template does more with a message than to copy it."""
     secret = secrets.token_hex(12)
     text = render([f"m{secret}n{i}m" if content else "" for i, content in enumerate(contents)])
     found = [int(number) for number in re.findall(rf"m{secret}n(\d+)m", text)]

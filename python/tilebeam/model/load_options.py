@@ -1,4 +1,4 @@
-"""How a model is loaded: the arguments of `tilebeam.load` with their defaults, and the checks that need no file.
+"""The arguments of `tilebeam.load` with their defaults, and the checks that need no file.
 
 Commands take their choices and defaults from here, so importing this needs neither numpy nor a native library.
 """
@@ -52,7 +52,7 @@ class LoadOptions:
     verbose: bool = False
 
     def checked(self) -> CheckedOptions:
-        """The same, complete.
+        """Complete and check them.
 
         Raises:
             TilebeamError: an argument, or a variable that stands for it, is out of range; names it.

@@ -20,7 +20,7 @@ MOST_OUTPUT = 10_000
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a program. All texts are the program's own words, as long as they may be.
+    """The outcome of a program. All texts are the program's own words, as long as they may be.
 
     Attributes:
         output: what it printed on stdout.

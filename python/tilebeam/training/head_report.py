@@ -1,4 +1,4 @@
-"""What a head is worth on problems that it did not learn from: figures, Markdown, a plot."""
+"""The worth of a head on problems that it did not learn from: figures, Markdown, a plot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HeadReport:
         return found
 
     def markdown(self) -> Iterator[str]:
-        """The lines of the report."""
+        """Write the lines of the report."""
         f = self.facts
         yield f"# Reward head of {f['model']}"
         yield ""
@@ -148,7 +148,7 @@ def write(found: HeadReport, stem: Path) -> list[Path]:
 
 
 def _name_lines(axes: Any, ends: list[float]) -> None:
-    """The methods' names right of where their lines end, apart from each other."""
+    """Write the methods' names right of where their lines end, at a distance from each other."""
     low, high = axes.get_ylim()
     above = low - (high - low)
     for i in sorted(range(len(ends)), key=lambda i: ends[i]):
@@ -165,7 +165,7 @@ def _name_lines(axes: Any, ends: list[float]) -> None:
 
 
 def _draw(found: HeadReport, stem: Path) -> list[Path]:
-    """How well scores are probabilities, and what each budget brings."""
+    """Draw how well scores are probabilities, and what each budget brings."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
