@@ -173,7 +173,7 @@ def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="module")
 def math_answer() -> Iterator[tilebeam.MathAnswer]:
-    from tilebeam.answers import math as module
+    from tilebeam.answers import formulas as module
 
     yield tilebeam.MathAnswer(timeout=2)
     module._WORKER.close()
@@ -240,7 +240,7 @@ def test_math_answers_in_many_threads(math_answer: tilebeam.MathAnswer) -> None:
 
 @needs_math
 def test_a_lost_process_is_replaced(math_answer: tilebeam.MathAnswer) -> None:
-    from tilebeam.answers import math as module
+    from tilebeam.answers import formulas as module
 
     assert math_answer.equal("1/16", "0.0625") is True
     process = module._WORKER._process

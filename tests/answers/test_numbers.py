@@ -137,7 +137,7 @@ def test_numbers_in_every_style_are_read_back(number: tuple[str, Fraction]) -> N
 
 @pytest.fixture(scope="module")
 def math_answer() -> Iterator[tilebeam.MathAnswer]:
-    from tilebeam.answers import math as module
+    from tilebeam.answers import formulas as module
 
     yield tilebeam.MathAnswer()
     module._WORKER.close()

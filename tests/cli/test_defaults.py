@@ -18,7 +18,7 @@ from tilebeam.answers.extractors import extractor
 from tilebeam.cli.main import app
 from tilebeam.cli.options import SpeculationOptions
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.native import choices, control
+from tilebeam.native import control, npu_options
 from tilebeam.scoring.choices import STEP_STOP, ScorerName
 from tilebeam.scoring.registry import named_scorer
 from tilebeam.search import registry
@@ -158,13 +158,13 @@ def test_a_default_stands_in_one_place() -> None:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert tuple(control.NUMERICS) == get_args(choices.Numerics)
-    assert tuple(control.SOFTMAX) == get_args(choices.Softmax)
+    assert tuple(control.NUMERICS) == get_args(npu_options.Numerics)
+    assert tuple(control.SOFTMAX) == get_args(npu_options.Softmax)
     for name in get_args(ScorerName):
         if name != "judge":  # needs a model
             assert named_scorer(name)
     for command, flag, values in (
-        ("generate", "--executor", get_args(choices.Executor)),
+        ("generate", "--executor", get_args(npu_options.Executor)),
         ("best-of-n", "--scorer", get_args(ScorerName)),
         ("vote", "--weighting", ("plain", "logprob", "reward", "judge")),
     ):
