@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from gguf_kit import blocks, only_files, write_gguf
+from gguf_kit import blocks, only_files, write_gguf, writer
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import GGUFError, gguf_write, stream, whole_file
 from tilebeam.gguf.trim_vocab import trim_vocab
@@ -27,15 +27,11 @@ MIB = 1 << 20
 
 def medium(path: Path, matrices: int = 24) -> Path:
     """A model whose packing takes long enough to be interrupted anywhere."""
-    w = gguf.GGUFWriter(path, "llama")
-    w.add_block_count(matrices)
-    data = blocks(Q.Q8_0, 256, 1024, 1)
-    for i in range(matrices):
-        w.add_tensor(f"blk.{i}.attn_q.weight", data, raw_dtype=Q.Q8_0)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(path) as w:
+        w.add_block_count(matrices)
+        data = blocks(Q.Q8_0, 256, 1024, 1)
+        for i in range(matrices):
+            w.add_tensor(f"blk.{i}.attn_q.weight", data, raw_dtype=Q.Q8_0)
     return path
 
 

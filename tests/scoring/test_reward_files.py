@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_kit
 import numpy as np
 import pytest
 import tilebeam
@@ -298,16 +299,12 @@ def test_any_header_is_read_or_refused(header: Any) -> None:
 def test_a_head_file_with_other_facts_is_refused(tmp_path: Path) -> None:
     for key, value in (("output", 3), ("label", "x"), ("preset", 7)):
         path = tmp_path / f"{key}.gguf"
-        writer = gguf.GGUFWriter(path, "tilebeam-reward-head")
-        if isinstance(value, int):
-            writer.add_uint32(f"reward.{key}", value)
-        else:
-            writer.add_string(f"reward.{key}", value)
-        writer.add_tensor("0.weight", np.ones((1, 8), F32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with gguf_kit.writer(path, "tilebeam-reward-head") as writer:
+            if isinstance(value, int):
+                writer.add_uint32(f"reward.{key}", value)
+            else:
+                writer.add_string(f"reward.{key}", value)
+            writer.add_tensor("0.weight", np.ones((1, 8), F32))
         with pytest.raises(TilebeamError, match=rf"reward\.{key} is"):
             load_head(path)
 
@@ -427,23 +424,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_metadata(source: Path, target: Path, facts: dict[str, str]) -> None:
     """A copy of a model that says what it is."""
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "qwen3")
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        kind = field.types[0]
-        if kind == gguf.GGUFValueType.ARRAY:
-            writer.add_array(key, field.contents())
-        else:
-            writer.add_key_value(key, field.contents(), kind)
-    for key, value in facts.items():
-        writer.add_string(f"reward.{key}", value)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_kit.writer(target, "qwen3") as writer:
+        for key, field in reader.fields.items():
+            if key.startswith("GGUF.") or key == "general.architecture":
+                continue
+            kind = field.types[0]
+            if kind == gguf.GGUFValueType.ARRAY:
+                writer.add_array(key, field.contents())
+            else:
+                writer.add_key_value(key, field.contents(), kind)
+        for key, value in facts.items():
+            writer.add_string(f"reward.{key}", value)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
 
 
 STEPS = [["the first is it\n", "the last is it\n"]]

@@ -275,22 +275,8 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def flags(folder: Path, out: Path, items: int = 30) -> list[str]:
-    found = [
-        "reward",
-        "train",
-        "-m",
-        folder / "m.gguf",
-        "--device",
-        "cpu",
-        "-t",
-        1,
-        "-c",
-        512,
-        "-np",
-        4,
-        "--samples",
-        3,
-    ]
+    found = ["reward", "train", "-m", folder / "m.gguf", "--device", "cpu", "-t", 1, "-c", 512, "-np", 4]
+    found += ["--samples", 3]
     found += ["--task", f"jsonl:{folder}/items.jsonl", "--items", items, "--checker", f"{folder}/even.py:check"]
     found += ["-n", 12, "--extract", "text", "--step-stop", "7", "--features", "mean,length", "-o", out, "--json"]
     return [str(part) for part in found]
