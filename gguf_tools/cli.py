@@ -59,8 +59,7 @@ Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.",
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=64, help="Worker threads.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]
 Search = Annotated[
-    bool,
-    typer.Option("--search", help="Choose every scale for the smallest squared error, not by the largest weight."),
+    bool, typer.Option("--search", help="Choose every scale for the smallest squared error, not by the largest weight.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 

@@ -29,17 +29,7 @@ from .quantize import ErrorSum
 from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Job, Piece, Progress, run, write_at
-from .weights import (
-    FLOAT_TYPES,
-    Floats,
-    Rounding,
-    fits_tiles,
-    has_values,
-    is_weight,
-    make_rows,
-    to_float,
-    unpack_rows,
-)
+from .weights import FLOAT_TYPES, Floats, Rounding, fits_tiles, has_values, is_weight, make_rows, to_float, unpack_rows
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
@@ -87,12 +77,7 @@ class Maker:
     """Makes a target's bytes, piece by piece, and sums up the error."""
 
     def __init__(
-        self,
-        target: Target,
-        *,
-        search: bool = False,
-        weights: Floats | None = None,
-        prepared: Prepared | None = None,
+        self, target: Target, *, search: bool = False, weights: Floats | None = None, prepared: Prepared | None = None
     ) -> None:
         """``weights``: importance of the inputs, (M, K) for a stack of M matrices; ``prepared``: its tiles, if made."""
         self.target = target

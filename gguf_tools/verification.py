@@ -144,12 +144,7 @@ class _Comparison:
 
 
 def _check_against(
-    f: GGUFFile,
-    manifest: m.Manifest,
-    src: Source,
-    result: Verified,
-    threads: int | None,
-    progress: Progress | None,
+    f: GGUFFile, manifest: m.Manifest, src: Source, result: Verified, threads: int | None, progress: Progress | None
 ) -> Verified:
     require_ordinary(src)
     own = [(t.name, t.ne) for t in f.tensors.values() if t.name not in manifest.added]

@@ -197,16 +197,8 @@ class TestWithMathVerify:
             (r"\boxed{\text{east}}", r"\boxed{\text{seat}}", False),
             (r"\boxed{\text{east}}", r"\boxed{east}", True),
             # each has the product of the other's numbers
-            (
-                r"\boxed{\begin{pmatrix} 2 \\ 6 \end{pmatrix}}",
-                r"\boxed{\begin{pmatrix} 3 \\ 4 \end{pmatrix}}",
-                False,
-            ),
-            (
-                r"\boxed{\begin{pmatrix} 2 \\ 6 \end{pmatrix}}",
-                r"\boxed{\begin{pmatrix} 2\\6 \end{pmatrix}}",
-                True,
-            ),
+            (r"\boxed{\begin{pmatrix} 2 \\ 6 \end{pmatrix}}", r"\boxed{\begin{pmatrix} 3 \\ 4 \end{pmatrix}}", False),
+            (r"\boxed{\begin{pmatrix} 2 \\ 6 \end{pmatrix}}", r"\boxed{\begin{pmatrix} 2\\6 \end{pmatrix}}", True),
         ],
     )
     def test_equality_is_that_of_the_boxes(self, math_answer: tilebeam.MathAnswer, a: str, b: str, same: bool) -> None:

@@ -73,11 +73,7 @@ def test_help_lists_every_flag(command: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_help_names_all_commands_and_needs_no_native_library(tmp_path: Path) -> None:
     environment = os.environ | {"TILEBEAM_LIB_DIR": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, "-m", "tilebeam", "--help"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
+        [sys.executable, "-m", "tilebeam", "--help"], capture_output=True, text=True, env=environment, check=True
     )
     for command in COMMANDS:
         assert command in ran.stdout

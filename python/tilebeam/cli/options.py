@@ -217,12 +217,7 @@ class ModelOptions:
         slots = min(self.parallel, sequences)
         with console.loading(str(self.model)):
             lm = load(
-                self.model,
-                n_ctx=self.ctx_size,
-                n_seq_max=slots,
-                lora=lora,
-                hidden_layer=hidden_layer,
-                **arguments,
+                self.model, n_ctx=self.ctx_size, n_seq_max=slots, lora=lora, hidden_layer=hidden_layer, **arguments
             )
         console.err().print(console.about(lm), style="dim")
         return lm

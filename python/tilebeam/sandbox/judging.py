@@ -45,13 +45,7 @@ class Verdict:
 
 
 def run_tests(
-    program: str,
-    function: str,
-    tests: Sequence[Test],
-    *,
-    setup: str = "",
-    seconds: int = SECONDS,
-    unsafe: bool = False,
+    program: str, function: str, tests: Sequence[Test], *, setup: str = "", seconds: int = SECONDS, unsafe: bool = False
 ) -> Verdict:
     """Run a program and ask its function what tests ask. May be called from many threads.
 
