@@ -66,21 +66,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
             "version": f.version,
             "alignment": f.alignment,
             "architecture": manifest.architecture if manifest else f.architecture,
-            "repacked": None
-            if manifest is None
-            else {
-                "layout_version": manifest.layout_version,
-                "tool_version": manifest.tool_version,
-                "source_alignment": manifest.source_alignment,
-                "lossless": manifest.lossless,
-                "same_contents": manifest.same_contents,
-                "scales": manifest.scales,
-                "added": list(manifest.added),
-                "n_tiled": len(manifest.tensors),
-                "source_sha256": manifest.source_sha256,
-                "data_sha256": manifest.data_sha256,
-                "meta_sha256": manifest.meta_sha256,
-            },
+            "repacked": None if manifest is None else _facts(manifest),
             "metadata": {key: _brief(kv) for key, kv in f.kv.items()},
             "matrices": [asdict(group) for group in groups],
             "device_share": device_share(groups),
@@ -99,6 +85,13 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
                 for t in f.tensors.values()
             ],
         }
+
+
+def _facts(manifest: m.Manifest) -> dict[str, Any]:
+    """Select of a manifest what is not said elsewhere, ready for JSON."""
+    as_it_is = "layout_version tool_version source_alignment lossless same_contents scales source_sha256 data_sha256"
+    facts = {name: getattr(manifest, name) for name in (*as_it_is.split(), "meta_sha256")}
+    return facts | {"added": list(manifest.added), "n_tiled": len(manifest.tensors)}
 
 
 def _brief(kv: KeyValue) -> Any:

@@ -151,7 +151,7 @@ def test_a_default_stands_in_one_place() -> None:
         for name in names:  # `bench` takes lists
             assert {file for file, n in found if n == name and file != "cli/bench.py"} == {home}, name
     # On the command line the same numbers have llama.cpp's names.
-    flags = ("temp", "top_p", "top_k", "parallel", "device", "cache_type_k", "beam_width", "max_steps", "n_samples")
+    flags = ("temp", "top_p", "top_k", "parallel", "device", "type_k", "beam_width", "max_steps", "n_samples")
     own = [(file, name) for file, name in found if file.startswith("cli/") and name in flags]
     # Samples of `generate` and `trace`, which are no candidates, and the lists of `bench`.
     assert set(own) <= {("cli/generate.py", "n_samples"), ("cli/trace.py", "n_samples"), ("cli/bench.py", "device")}

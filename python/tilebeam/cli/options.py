@@ -112,8 +112,8 @@ class RunOptions:
     executor: ExecutorOption = LoadOptions.executor
     devices: Devices = LoadOptions.devices
     memory_limit: MemoryLimit = None
-    cache_type_k: CacheTypeK = LoadOptions.type_k
-    cache_type_v: CacheTypeV = LoadOptions.type_v
+    type_k: CacheTypeK = LoadOptions.type_k
+    type_v: CacheTypeV = LoadOptions.type_v
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:
@@ -134,16 +134,7 @@ class RunOptions:
         npu_only["--deterministic"] = self.deterministic or None
         if self.device == "cpu" and (given := [name for name, value in npu_only.items() if value is not None]):
             raise TilebeamError(f"{', '.join(given)}: for the NPU only, which --device cpu leaves aside.")
-        return {
-            "device": self.device,
-            "threads": self.threads,
-            "executor": self.executor,
-            "devices": self.devices,
-            "memory_limit": self.memory_limit.split(",") if self.memory_limit else None,
-            "type_k": self.cache_type_k,
-            "type_v": self.cache_type_v,
-            "deterministic": self.deterministic,
-        }
+        return vars(self) | {"memory_limit": self.memory_limit.split(",") if self.memory_limit else None}
 
 
 @dataclass(frozen=True, kw_only=True)
