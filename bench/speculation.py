@@ -95,20 +95,16 @@ class Prompts:
         texts = self._files.get(task)
         return texts[i % len(texts)] if texts is not None else guessing_tasks.own(task, i)
 
-    def text(self, task: str, i: int) -> str:
-        """A prompt."""
-        text = self.asked(task, i)
-        try:
-            return self._lm.apply_chat_template([{"role": "user", "content": text}])
-        except TilebeamError:
-            return text
-
     def ids(self, task: str, i: int) -> list[int]:
         """The tokens of a prompt."""
         if task == "noise":
             drawn = np.random.default_rng(i).integers(0, self._lm.n_vocab, 2 * _NOISE).tolist()
             return [t for t in drawn if not self._lm.is_control(t)][:_NOISE]
-        return self._lm.tokenize(self.text(task, i))
+        text = self.asked(task, i)
+        try:
+            return self._lm.chat_prompt([{"role": "user", "content": text}]).ids
+        except TilebeamError:
+            return self._lm.tokenize(text)
 
 
 class Sides:

@@ -41,7 +41,7 @@ QUICK = (
     "sandbox",
     "search/test_algorithms.py",
     "search/test_methods.py",
-    "server/test_placement.py",
+    "server/test_routing.py",
     "session/test_session.py",
 )
 _HERE = Path(__file__).parent

@@ -112,6 +112,7 @@ class SynthConfig:
     swa: int = 128  # gemma3: sliding window, 0 = none
     swa_pattern: int = 3  # gemma3: every swa_pattern-th layer is global
     labels: tuple[str, ...] = ()  # qwen3: a classifier over them (cls.output), pooling type RANK, as rerankers have
+    controls: tuple[str, ...] = ()  # control tokens besides <s> and </s>: those of a chat template
     rms_eps: float = 1e-6
     seed: int = 1
 
@@ -143,7 +144,7 @@ class SynthConfig:
             raise ValueError(f"{self.arch} has no classifier in llama.cpp: choose qwen3")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd")
-        minimum = len(_vocabulary_head())
+        minimum = len(_vocabulary_head()) + len(self.controls)
         if self.n_vocab < minimum:
             raise ValueError(f"n_vocab {self.n_vocab} is below {minimum}, the size of the fixed part")
         for t in tensors(self):
@@ -415,7 +416,7 @@ def _write_metadata(w: gguf.GGUFWriter, cfg: SynthConfig, name: str) -> None:
     if cfg.labels:
         w.add_pooling_type(gguf.PoolingType.RANK)
         w.add_classifier_output_labels(list(cfg.labels))
-    pieces = _vocabulary_head()
+    pieces = _vocabulary_head() + [(text, gguf.TokenType.CONTROL) for text in cfg.controls]
     pieces += [(f"\u2581t{i}", gguf.TokenType.NORMAL) for i in range(len(pieces), cfg.n_vocab)]
     # Longer pieces first: the score is the merge priority.
     add_vocabulary(w, pieces, [float(len(text)) if kind is gguf.TokenType.NORMAL else 0.0 for text, kind in pieces])

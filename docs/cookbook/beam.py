@@ -7,7 +7,7 @@ import tilebeam
 QUESTION = "Weng earns $12 an hour for babysitting. Yesterday, she did 50 minutes of it. How much did she earn?"
 
 with tilebeam.load(sys.argv[1], n_seq_max=16) as lm, tilebeam.load_reward_model(sys.argv[2]) as prm:
-    prompt = lm.apply_chat_template([{"role": "user", "content": QUESTION}])
+    prompt = lm.chat_prompt([{"role": "user", "content": QUESTION}])
     params = tilebeam.SamplingParams(max_tokens=300, temperature=0.8, seed=1)
     # Of 16 partial texts the 4 that the reward model likes best are continued, each in 4 ways.
     search = tilebeam.BeamSearch(prm, beam_width=4, max_steps=12)

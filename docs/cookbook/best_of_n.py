@@ -11,9 +11,9 @@ QUESTION = "A robe takes 2 bolts of blue fiber and half that much white fiber. H
 
 head = tilebeam.load_head(sys.argv[2])
 with tilebeam.load(sys.argv[1], n_seq_max=16, hidden_layer=head.layer) as lm:
-    prompt = lm.apply_chat_template([{"role": "user", "content": QUESTION}])
+    prompt = lm.chat_prompt([{"role": "user", "content": QUESTION}])
     params = tilebeam.SamplingParams(max_tokens=200, temperature=0.8, seed=1)
-    best = tilebeam.BestOfN(tilebeam.OwnReward(lm, head)).infer(lm, prompt, budget=16, sampling=params)
-    print(best.the_one.text)
-    print("scores:", " ".join(f"{score:.2f}" for score in sorted(best.scores, reverse=True)))
-    print("tokens decoded to rate them:", best.usage.scored_tokens)
+    found = tilebeam.BestOfN(tilebeam.OwnReward(lm, head)).infer(lm, prompt, budget=16, sampling=params)
+    print(found.best.text)
+    print("scores:", " ".join(f"{score:.2f}" for score in sorted(found.scores, reverse=True)))
+    print("tokens decoded to rate them:", found.usage.scored_tokens)

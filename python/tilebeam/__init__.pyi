@@ -14,7 +14,6 @@ from .errors import PlacementWarning as PlacementWarning
 from .errors import SearchCancelled as SearchCancelled
 from .errors import StateWarning as StateWarning
 from .errors import TilebeamError as TilebeamError
-from .model.chat_prompt import ChatPrompt as ChatPrompt
 from .model.lm import LM as LM
 from .model.loader import load as load
 from .model.progress_bar import ProgressBar as ProgressBar
@@ -25,6 +24,7 @@ from .outputs import Likelihood as Likelihood
 from .outputs import Progress as Progress
 from .outputs import RequestOutput as RequestOutput
 from .outputs import Usage as Usage
+from .prompt import Prompt as Prompt
 from .sampling_params import SamplingParams as SamplingParams
 from .scoring.code_examples import CodeExamples as CodeExamples
 from .scoring.judge import LLMJudge as LLMJudge

@@ -12,7 +12,43 @@ from tilebeam.errors import SearchCancelled
 if TYPE_CHECKING:
     from tilebeam.text_state import TextState
 
-FinishReason = Literal["stop", "length", "aborted"]
+FinishReason = Literal["stop", "length", "aborted", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a function that a model wrote in a chat.
+
+    Attributes:
+        id: of the call; a message with its result names it.
+        name: of the function.
+        arguments: a JSON text, an object's unless the answer was cut.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Describe it as OpenAI's API does."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """The beginning of a call of a function, or more of its arguments.
+
+    Attributes:
+        call: its number among the answer's calls.
+        arguments: what its arguments grow by.
+        name: the function, where the call begins; else None.
+        id: of the call, where it begins; else None.
+    """
+
+    call: int
+    arguments: str = ""
+    name: str | None = None
+    id: str | None = None
 
 
 @dataclass
@@ -75,8 +111,8 @@ class CompletionOutput:
         index: its number among the prompt's samples.
         text: what was generated, cut before a stop string. Bytes that are no UTF-8 show as U+FFFD.
         token_ids: all sampled tokens, also those behind the cut and a closing end-of-generation token.
-        finish_reason: "stop" (end of generation or a stop string), "length" (max_tokens, or the context is full) or
-            "aborted" (cancelled).
+        finish_reason: "stop" (end of generation or a stop string), "length" (max_tokens, or the context is full),
+            "aborted" (cancelled), or "tool_calls" (a chat's answer that calls functions, complete).
         seed: what its tokens were drawn with.
         stop_reason: the stop string that ended it, None if something else did.
         cumulative_logprob: sum of ``logprobs``; None unless asked for.
@@ -85,6 +121,8 @@ class CompletionOutput:
             likeliest first; None unless asked for.
         hidden: what its tokens' hidden states add up to; None unless asked for.
         hidden_steps: the same where each step ended; None unless asked for.
+        reasoning: of a chat's answer what the model thought, which `text` does not hold; None: nothing.
+        tool_calls: of a chat's answer the calls of functions, which `text` does not hold either.
     """
 
     index: int
@@ -98,10 +136,25 @@ class CompletionOutput:
     top_logprobs: list[dict[int, float]] | None = None
     hidden: TextState | None = field(default=None, repr=False, compare=False)
     hidden_steps: list[TextState] | None = field(default=None, repr=False, compare=False)
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: all but hidden states."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__ if not name.startswith("hidden")}
+        """For JSON: all but hidden states; thoughts and calls where there are any."""
+        apart = ("hidden", "hidden_steps", "reasoning", "tool_calls")
+        told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in apart}
+        thoughts = {} if self.reasoning is None else {"reasoning": self.reasoning}
+        return told | thoughts | ({"tool_calls": [c.as_dict() for c in self.tool_calls]} if self.tool_calls else {})
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Return a chat's answer as the message of the assistant, which the next turn's messages hold."""
+        told: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning is not None:
+            told["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            told["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        return told
 
 
 @dataclass(frozen=True)
@@ -116,6 +169,8 @@ class Delta:
         finish_reason: why the sample ended, None while it goes on. Exactly one delta of each sample has it, its last.
         stop_reason: the stop string that ended it.
         top_logprobs: see `CompletionOutput`, for the new tokens.
+        reasoning: in a chat, what the thoughts grew by, which are no part of the text.
+        tool_calls: in a chat, what calls of functions grew by.
     """
 
     index: int
@@ -125,6 +180,8 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
     top_logprobs: list[dict[int, float]] | None = None
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCallDelta] = ()
 
 
 @dataclass

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tilebeam import (
     CompletionOutput,
     Majority,
+    Prompt,
     SamplingParams,
     SelfConsistency,
     TilebeamError,
@@ -151,9 +152,9 @@ def test_votes_and_shares_go_by_the_extractors_equality() -> None:
     assert Majority(Parity()).score("p", candidates) == [2 / 6, 3 / 6, 3 / 6, 2 / 6, 3 / 6, 0]
 
     class Says:
-        def generate(self, prompts: list[str], sampling: list[SamplingParams], **_: object) -> list[object]:
+        def generate(self, prompts: list[Prompt], sampling: list[SamplingParams], **_: object) -> list[object]:
             usage = tilebeam.Usage(prompt_tokens=1, completion_tokens=6)
-            return [tilebeam.RequestOutput(prompts[0], [1], candidates, usage, sampling[0].seed or 0)]
+            return [tilebeam.RequestOutput(prompts[0].text, [1], candidates, usage, sampling[0].seed or 0)]
 
     result = SelfConsistency(Parity()).infer(Says(), "p", budget=6)  # type: ignore[call-overload]
     assert (result.answer, result.votes) == ("2", {"2": 3.0, "1": 2.0})
@@ -275,10 +276,10 @@ def test_math_votes() -> None:
     class Says:
         texts = (r"\boxed{0.5}", r"\boxed{3}", r"\boxed{\frac{1}{2}}", r"so it is 2/4", "none", r"\boxed{3}")
 
-        def generate(self, prompts: list[str], sampling: list[SamplingParams], **_: object) -> list[object]:
+        def generate(self, prompts: list[Prompt], sampling: list[SamplingParams], **_: object) -> list[object]:
             usage = tilebeam.Usage(prompt_tokens=1, completion_tokens=6)
             outputs = [CompletionOutput(i, t, [1], "stop", i) for i, t in enumerate(self.texts)]
-            return [tilebeam.RequestOutput(prompts[0], [1], outputs, usage, sampling[0].seed or 0)]
+            return [tilebeam.RequestOutput(prompts[0].text, [1], outputs, usage, sampling[0].seed or 0)]
 
     result = methods.create("vote", extract="math").infer(Says(), "p", budget=6)  # type: ignore[call-overload]
     assert (result.answer, result.votes) == ("0.5", {"0.5": 3.0, "3": 2.0})

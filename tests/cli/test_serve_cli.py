@@ -135,14 +135,15 @@ def test_a_second_signal_does_not_wait(start: Callable[..., Process]) -> None:
 STUCK = """
 import sys
 from tilebeam.cli.main import main
-from tilebeam.server import chat, main as process
+from tilebeam.server import main as process
+from tilebeam.server.openai import chat_completions as chat
 
 def stuck(*_):
     print("stuck", flush=True)
     while True:
         pass
 
-chat.prompt_of = stuck
+chat.prepared = stuck
 process._LAST_WORDS = process._CLOSING = 1
 sys.exit(main())
 """

@@ -75,6 +75,11 @@ def test_a_batch_goes_on_where_it_stopped(run: Run, folder: Path) -> None:
     assert run("batch", "model.gguf", "questions.jsonl", "out.jsonl") == ""
 
 
+def test_a_function_is_called(run: Run) -> None:
+    first = run("tools", "model.gguf").splitlines()[0]
+    assert re.match(r'forecast \{ ?"city":.*"days": ?[1-7]\} -> .*: rain for [1-7] days', first)
+
+
 def test_json_and_a_label(run: Run) -> None:
     found = run("json_schema", "model.gguf").splitlines()
     assert re.fullmatch(r"\{'name': .+, 'year': \d{4}, 'kind': '(person|place|event)'\}", found[0])
@@ -125,4 +130,4 @@ def test_the_page_shows_each_program(program: Path) -> None:
 
 
 def test_there_are_ten() -> None:
-    assert len(PROGRAMS) == 10
+    assert len(PROGRAMS) == 11

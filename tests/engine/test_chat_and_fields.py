@@ -57,7 +57,7 @@ def test_unknown_fields_and_bad_values_are_named(lm: LM) -> None:
 
 def test_a_chat_is_the_template_and_generate(lm: LM) -> None:
     output = lm.chat(TURNS, template="chatml", max_tokens=8, seed=5)
-    text = lm.apply_chat_template(TURNS, template="chatml")
+    text = lm.chat_prompt(TURNS, template="chatml").text
     assert output.prompt == text
     assert output.prompt_token_ids == lm.tokenize(text)
     assert output.outputs[0].text == texts(lm, text, max_tokens=8, seed=5)[0]

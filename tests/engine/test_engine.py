@@ -481,7 +481,7 @@ def test_facts(lm: LM) -> None:
     assert lm.tokenize("x")[0] == lm.bos
     assert lm.device in repr(lm)
     with pytest.raises(TilebeamError, match="no chat template"):
-        lm.apply_chat_template([{"role": "user", "content": "hi"}])
+        lm.chat_prompt([{"role": "user", "content": "hi"}])
 
 
 def test_a_model_is_not_carried_elsewhere(lm: LM) -> None:

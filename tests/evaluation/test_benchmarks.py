@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from eval_kit import lines
-from tilebeam import CompletionOutput, TilebeamError
+from tilebeam import CompletionOutput, Prompt, TilebeamError
 from tilebeam.cli.main import app
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.options import TaskOptions
@@ -51,14 +51,14 @@ ADDING = {
 class Marks:
     """A model whose chat template shows who said what."""
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
-        return "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        return Prompt("".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]")
 
 
 class Base:
     """A model without one."""
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:  # noqa: ARG002
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:  # noqa: ARG002
         raise TilebeamError("This model has no chat template.")
 
 
@@ -76,7 +76,7 @@ class TestGsm8k:
 
     def test_a_question_goes_through_the_chat_template(self, options: TaskOptions) -> None:
         task = open_task(options)
-        prompt = task.prompt(task.items[0], Marks())
+        prompt = task.prompt(task.items[0], Marks()).text
         assert prompt.startswith("[user]Janet has 16 ducks and sells 7. How many are left?\n\nPlease reason")
         assert r"\boxed{}" in prompt
         assert prompt.endswith("[assistant]")
@@ -89,7 +89,7 @@ class TestGsm8k:
     def test_without_a_template_it_is_plain_text_with_a_stop(self, options: TaskOptions, tmp_path: Path) -> None:
         train = lines(tmp_path / "train.jsonl", *TRAIN)
         task = open_task(replace(options, chat=False, shots=2, shots_file=str(train), prefix="Sums.\n"))
-        assert task.prompt(task.items[0], Base()) == (
+        assert task.prompt(task.items[0], Base()).text == (
             "Sums.\nQuestion: 0 + 0?\nAnswer: 0\n#### 0\n\nQuestion: 1 + 1?\nAnswer: 2\n#### 2\n\n"
             "Question: Janet has 16 ducks and sells 7. How many are left?\nAnswer:"
         )
@@ -99,7 +99,10 @@ class TestGsm8k:
         train = str(lines(tmp_path / "train.jsonl", *TRAIN))
         task = open_task(replace(options, shots=1, shots_file=train, template="{question}", prefix="Sums.\n"))
         asked = "Janet has 16 ducks and sells 7. How many are left?"
-        assert task.prompt(task.items[0], Marks()) == f"[user]Sums.\n0 + 0?[assistant]0\n#### 0[user]{asked}[assistant]"
+        assert (
+            task.prompt(task.items[0], Marks()).text
+            == f"[user]Sums.\n0 + 0?[assistant]0\n#### 0[user]{asked}[assistant]"
+        )
         assert len(open_task(replace(options, shots_file=train)).shots) == 8
         with_examples = [replace(options, shots_file=train, chat=c, shots=n) for c in (False, True) for n in (1, 2)]
         assert len({open_task(o).digest for o in with_examples}) == 4
@@ -173,10 +176,10 @@ class TestMath:
             ("1", "1/2"),
         ]
         assert task.items[0].data["subject"] == "Precalculus"
-        assert task.prompt(task.items[1], Marks()).startswith("[user]Halve 1.\n\nPlease reason")
+        assert task.prompt(task.items[1], Marks()).text.startswith("[user]Halve 1.\n\nPlease reason")
         train = lines(tmp_path / "train.jsonl", {"problem": "1+1", "solution": r"$\boxed{2}$", "answer": "2"})
         base = open_task(replace(options, chat=False, shots=1, shots_file=str(train)))
-        assert base.prompt(base.items[1], Base()) == (
+        assert base.prompt(base.items[1], Base()).text == (
             "Problem:\n1+1\n\nSolution:\n$\\boxed{2}$\n\nProblem:\nHalve 1.\n\nSolution:"
         )
         with pytest.raises(TilebeamError, match="no box in its solution"):
@@ -210,7 +213,7 @@ class TestHumanEval:
     def test_programs_are_asked_for_and_judged_by_hidden_tests(self, options: TaskOptions) -> None:
         task = open_task(options)
         (item,) = task.items
-        prompt = task.prompt(item, Marks())
+        prompt = task.prompt(item, Marks()).text
         assert item.id == "HumanEval/900"
         assert prompt.endswith(f"```python\n{ADDING['prompt'].strip()}\n```[assistant]")
         assert "candidate" not in prompt
@@ -221,7 +224,7 @@ class TestHumanEval:
     def test_a_base_model_goes_on_where_the_prompt_ends(self, options: TaskOptions) -> None:
         task = open_task(replace(options, chat=False))
         (item,) = task.items
-        assert task.prompt(item, Base()) == ADDING["prompt"]
+        assert task.prompt(item, Base()).text == ADDING["prompt"]
         assert "\ndef " in task.defaults.stop
         assert task.verdict(item, "    return sum(x)\n") == 1
         assert task.verdict(item, "    return 3\n") == 0

@@ -21,7 +21,7 @@ import pytest
 import tilebeam
 from eval_kit import lines
 from html_kit import Page
-from tilebeam import LM, Likelihood, TilebeamError
+from tilebeam import LM, Likelihood, Prompt, TilebeamError
 from tilebeam.cli import main as cli
 from tilebeam.evaluation import choices
 from tilebeam.evaluation.options import TaskOptions
@@ -68,8 +68,8 @@ SKY = {"question": "The sky is", "choices": ["blue", "a very old door"], "answer
 class Marks:
     """A model whose chat template shows who said what."""
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
-        return "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        return Prompt("".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]")
 
 
 def opened(kind: str, path: Path, **more: Any) -> ChoiceTask:

@@ -17,7 +17,7 @@ import engine_kit
 import numpy as np
 import pytest
 import tilebeam
-from tilebeam import LM, SamplingParams, TilebeamError
+from tilebeam import LM, Prompt, SamplingParams, TilebeamError
 
 from bench.lib.synth import preset, write_model
 
@@ -148,8 +148,8 @@ def test_a_message_to_be_continued_is_left_open(lm: LM) -> None:
 
         def __del__(self) -> None: ...
 
-        def apply_chat_template(self, messages: Any, **options: Any) -> str:
-            return lm.apply_chat_template(messages, template=CHAT, **options)
+        def chat_prompt(self, messages: Any, **options: Any) -> Prompt:
+            return lm.chat_prompt(messages, template=CHAT, **options)
 
     model = TilebeamModel(Chats())
     history = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is"}]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from eval_kit import lines
-from tilebeam import CompletionOutput, RequestOutput, TilebeamError, Usage
+from tilebeam import CompletionOutput, Prompt, RequestOutput, TilebeamError, Usage
 from tilebeam.evaluation.config import ModelFile, Setting, Unit
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
@@ -61,8 +61,8 @@ class _Writes:
 
     n_seq_max, n_ctx = 4, 1000
 
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> str:
-        return messages[-1]["content"]
+    def chat_prompt(self, messages: list[dict[str, str]]) -> Prompt:
+        return Prompt(messages[-1]["content"])
 
     def tokenize(self, text: str, **_: bool) -> list[int]:
         return [ord(c) for c in text]
@@ -80,7 +80,7 @@ class _Writes:
     def generate(self, prompts: Any, sampling: Any, *, progress: Any = None, on_sample: Any = None) -> Any:
         assert progress is not None
         params = sampling[0]
-        ids = self.tokenize(prompts[0]) if isinstance(prompts[0], str) else list(prompts[0])
+        ids = prompts[0].tokens(self) if isinstance(prompts[0], Prompt) else list(prompts[0])
         so_far = self.detokenize(ids)
         text = "```python\nprint(2 + 3)\n```\n"
         stop: str | None = MARK

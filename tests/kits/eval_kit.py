@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import tilebeam
-from tilebeam import CompletionOutput, RequestOutput, SamplingParams, Usage
+from tilebeam import CompletionOutput, Prompt, RequestOutput, SamplingParams, Usage
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks.base import Task
@@ -67,7 +67,7 @@ class Scripted:
         if progress is not None:
             progress(tilebeam.Progress())
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        prompts = [p if isinstance(p, str) else self.detokenize(p) for p in prompts]
+        prompts = [self.detokenize(p) if isinstance(p, list) else Prompt.of(p).text for p in prompts]
         results = []
         for prompt, p in zip(prompts, params, strict=True):
             outputs = []

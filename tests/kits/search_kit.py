@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilebeam import CompletionOutput, Progress, Rating, RequestOutput, SamplingParams, StepScorer, Usage
+from tilebeam import CompletionOutput, Progress, Prompt, Rating, RequestOutput, SamplingParams, StepScorer, Usage
 
 END = 0
 PIECES = ["", "a", "b", "1", "2", "\n", "\n\n", "1\n", "#", " "]
@@ -85,14 +85,14 @@ class ScriptedLM:
 
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Sequence[Prompt] | Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams],
         *,
         progress: Any = None,
         on_sample: Any = None,
     ) -> list[RequestOutput]:
         many = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        ids = [self.tokenize(p) if isinstance(p, str) else list(p) for p in prompts]
+        ids = [p.tokens(self) if isinstance(p, Prompt) else list(p) for p in prompts]
         assert all(0 < len(i) < self.n_ctx for i in ids), "a prompt without room for a token"
         self.requests += ids
         self.calls.append([(self.detokenize(i), p) for i, p in zip(ids, many, strict=True)])
@@ -140,14 +140,14 @@ class ScriptedPRM(StepScorer):
         self.world = world
         self.rated = 0
 
-    def score_of(self, prompt: str, steps: Sequence[str]) -> float:
+    def score_of(self, prompt: str | Prompt, steps: Sequence[str]) -> float:
         """Of the last of these steps."""
-        return random.Random(f"{self.world} {prompt} {list(steps)}").randrange(9) / 8
+        return random.Random(f"{self.world} {Prompt.of(prompt).text} {list(steps)}").randrange(9) / 8
 
-    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+    def score_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
         return [rating.scores for rating in self.rate_steps(prompts, solutions)]
 
-    def rate_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Rating]:
+    def rate_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[Rating]:
         """A step costs a token."""
         assert len(prompts) == len(solutions)
         self.rated += sum(map(len, solutions))

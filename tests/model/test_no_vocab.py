@@ -67,6 +67,6 @@ def test_tokens_are_generated(lm: LM, paths: dict[str, Path]) -> None:
 def test_texts_are_refused(lm: LM, ask: Callable[[LM], object]) -> None:
     with pytest.raises(TilebeamError, match="has no tokenizer"):
         ask(lm)
-    with pytest.raises(TilebeamError, match="no chat template"):
-        lm.apply_chat_template([{"role": "user", "content": "hi"}])
+    with pytest.raises(TilebeamError, match="has no tokenizer"):
+        lm.chat_prompt([{"role": "user", "content": "hi"}])
     assert lm.generate([IDS], SamplingParams(max_tokens=2))[0].outputs[0].token_ids

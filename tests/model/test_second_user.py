@@ -145,7 +145,7 @@ def test_processes_and_their_memory(model: Path) -> None:
     """The NPU's, that of chat templates, that of programs, and this one."""
     with tilebeam.load(model, **OPTIONS) as lm:
         lm.generate(SECRET, max_tokens=2)
-        assert lm.apply_chat_template([{"role": "user", "content": SECRET}], template="{{ messages }}")
+        assert lm.chat_prompt([{"role": "user", "content": SECRET}], template="{{ messages }}").text
         question = f'def f(x):\n    """{SECRET}\n    >>> f(1)\n    1\n    """\n'
         with contextlib.suppress(tilebeam.TilebeamError):  # where programs cannot be confined
             CodeExamples().score(question, [CompletionOutput(0, "    return x", [], "stop", 1)])

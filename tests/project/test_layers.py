@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "tilebeam"
 ORDER = (
-    *("_ext", "gguf", "base", "grammars", "native", "sandbox", "engine", "model", "answers", "scoring", "search"),
-    *("pages", "measure", "evaluation", "training", "server", "cli"),
+    *("_ext", "gguf", "base", "grammars", "native", "sandbox", "engine", "chat", "model", "answers", "scoring"),
+    *("search", "pages", "measure", "evaluation", "training", "server", "cli"),
 )
 # The lazy face of the package and `python -m tilebeam` may name anything.
 FACES = ("tilebeam", "tilebeam.__main__")

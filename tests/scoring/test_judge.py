@@ -15,6 +15,7 @@ from tilebeam import (
     BestOfN,
     CompletionOutput,
     LLMJudge,
+    Prompt,
     Rating,
     Reading,
     RequestOutput,
@@ -63,13 +64,14 @@ def test_a_verdict_is_the_probability_of_its_first_token(lm: tilebeam.LM) -> Non
 
 
 def test_a_judge_weighs_votes_and_its_tokens_are_accounted_for(lm: tilebeam.LM) -> None:
-    judge = LLMJudge(lm, good="1", bad="2", question=lambda prompt: prompt.upper())
+    judge = LLMJudge(lm, good="1", bad="2")
     params = SamplingParams(seed=1, max_tokens=6)
     best = BestOfN(judge).infer(lm, ["what", "why"], 4, sampling=params)
     assert all(r.usage.scored_tokens > 0 and r.usage.scoring_seconds > 0 for r in best)
     vote = SelfConsistency(lambda text: text[:1] or None, weighting="reward", scorer=judge)
     assert vote.infer(lm, "what", 4, sampling=params).scores == pytest.approx(best[0].scores, abs=1e-5)
-    assert judge._ask("what", "x").count("WHAT") == 1
+    asked = [judge.score(Prompt("<user> what", question=q), candidates("x")) for q in (None, "what")]
+    assert asked[0] != asked[1] == judge.score("what", candidates("x"))  # it is shown the question
 
 
 def test_costs_are_those_of_the_call_in_whatever_thread(lm: tilebeam.LM) -> None:
@@ -118,17 +120,20 @@ class Writes:
     replies: list[str]
     asked: list[tuple[str, SamplingParams]] = field(default_factory=list)
 
-    def generate(self, prompts: Sequence[str], sampling: SamplingParams) -> list[RequestOutput]:
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[RequestOutput]:
         results = []
         for prompt in prompts:
-            self.asked.append((prompt, sampling))
+            self.asked.append((prompt.text, sampling))
             outputs = [CompletionOutput(i, self.replies.pop(0), [1, 2], "stop", i) for i in range(sampling.n)]
             usage = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=2 * sampling.n, recomputed_tokens=1)
-            results.append(RequestOutput(prompt, [1], outputs, usage, 0))
+            results.append(RequestOutput(prompt.text, [1], outputs, usage, 0))
         return results
 
-    def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> str:
-        return f"<{messages[0]['content']}>"
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> Prompt:
+        return Prompt(f"<{messages[0]['content']}>")
+
+    def filled_prompt(self, template: str, values: dict[str, str]) -> Prompt:
+        return Prompt(template.format_map(values))
 
     def read(self, *_: object) -> list[Reading]:
         raise AssertionError

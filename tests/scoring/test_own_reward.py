@@ -115,7 +115,7 @@ class _Repeated(StepScorer):
         super().__init__(step_stop=STEP)
         self._said = iter(said)
 
-    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:  # noqa: ARG002
+    def score_steps(self, prompts: Sequence[Any], solutions: Sequence[Sequence[str]]) -> list[list[float]]:  # noqa: ARG002
         return [rating.scores for rating in next(self._said)]
 
 
@@ -302,12 +302,12 @@ def test_behind_the_server(path: Path, lm: LM, tmp_path: Path) -> None:
     """Requests that search with the reward model get the head."""
     pytest.importorskip("fastapi")
     from tilebeam.server.requests import Search
-    from tilebeam.server.searches import Questions, algorithm_of
+    from tilebeam.server.searches import algorithm_of
     from tilebeam.server.served_model import ServedModel
 
     save_head(tmp_path / "h.gguf", head_of(lm))
     load = {"device": "cpu", "threads": 1, "n_ctx": 1024, "n_seq_max": 4}
-    loaded = ServedModel(("m",), str(path), load, RewardSpec(None, head=tmp_path / "h.gguf"), STEP).open(Questions())
+    loaded = ServedModel(("m",), str(path), load, RewardSpec(None, head=tmp_path / "h.gguf"), STEP).open()
     with loaded.resources:
         asked = Search(method="beam", scorer="reward", budget=4, beam_width=2, max_steps=2, step_stop=STEP)
         [result] = algorithm_of(asked, loaded.scorer).run(loaded.lm, [PROMPT], 4, sampling=PARAMS)

@@ -22,6 +22,7 @@ from tilebeam import (
     CompletionOutput,
     Head,
     HeadReward,
+    Prompt,
     RewardFormat,
     RewardModel,
     TilebeamError,
@@ -524,8 +525,8 @@ def shown(tokens: Sequence[int]) -> str:
 
 def test_a_layout_is_the_text_that_the_model_was_trained_on() -> None:
     form = RewardFormat(head="<x>user {prompt}<x>\n", first=" {step}", step="\n{step}", tag=" ки", strip="\n")
-    layout = Layout(Letters(), form, question=str.upper)  # type: ignore[arg-type]
-    tokens = layout.head("what? <x>") + layout.step("one\n", True) + layout.tag
+    layout = Layout(Letters(), form)  # type: ignore[arg-type]
+    tokens = layout.head(Prompt("<x>", question="WHAT? <X>")) + layout.step("one\n", True) + layout.tag
     tokens += layout.step("\ntwo <x>\n", False) + layout.tag
     # The placeholders' control tokens are spelled out, so 2 appears for the format's own only.
     assert shown(tokens) == "<s> <x>user WHAT? <X><x>\n one ки\ntwo <x> ки".replace("<s> <x>", "<s><x>")
@@ -536,6 +537,7 @@ def test_a_plain_prompt_is_taken_as_the_model_takes_it() -> None:
     layout = Layout(Letters(), RewardFormat(tag="?"))  # type: ignore[arg-type]
     assert shown(layout.head("<x>hi")) == "<s><x>hi"
     assert layout.head("<x>hi")[1] == 2
+    assert layout.head(Prompt("a", question="<x>hi"))[1] != 2  # a user's
     bos = Layout(Letters(prefix=False), RewardFormat(head="{prompt}\n", tag="\n", bos=True))  # type: ignore[arg-type]
     assert bos.head("hi") == [1, *map(ord, "hi\n")]  # not twice
 

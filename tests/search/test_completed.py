@@ -52,9 +52,9 @@ class Waiting(ScriptedLM):
         self.cancelled: list[str] = []
 
     def generate(self, prompts: Any, sampling: Any, *, progress: Any = None, on_sample: Any = None) -> Any:
-        assert self.go[prompts[0]].wait(60)
+        assert self.go[prompts[0].text].wait(60)
         if progress(Progress()) is False:
-            self.cancelled.append(prompts[0])
+            self.cancelled.append(prompts[0].text)
         return super().generate(prompts, sampling, on_sample=on_sample)
 
 

@@ -145,7 +145,7 @@ class Misbehaving(StepScorer):
         super().__init__()
         self.what = what
 
-    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:  # noqa: ARG002
+    def score_steps(self, prompts: Sequence[Any], solutions: Sequence[Sequence[str]]) -> list[list[float]]:  # noqa: ARG002
         if self.what == "few":
             return [[0.5] * len(s) for s in solutions][:-1]
         if self.what == "short":

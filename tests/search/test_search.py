@@ -18,6 +18,7 @@ from tilebeam import (
     CompletionOutput,
     LogProb,
     Majority,
+    Prompt,
     RequestOutput,
     SamplingParams,
     Scorer,
@@ -40,18 +41,18 @@ class Scripted:
     calls: list[tuple[list[str], SamplingParams]] = field(default_factory=list)
 
     def generate(
-        self, prompts: Sequence[str], params: Sequence[SamplingParams], *, progress: Any = None
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: Any = None
     ) -> list[RequestOutput]:
-        self.calls.append((list(prompts), params[0]))
+        self.calls.append(([p.text for p in prompts], params[0]))
         results = []
         for prompt, sampling in zip(prompts, params, strict=True):
             outputs = []
-            for i, (text, logprob) in enumerate(self.script[prompt][: sampling.n]):
+            for i, (text, logprob) in enumerate(self.script[prompt.text][: sampling.n]):
                 n = max(1, len(text.split()))
                 total = logprob * n if sampling.logprobs else None
                 outputs.append(CompletionOutput(i, text, [0] * n, "stop", i, total))
             usage = Usage(prompt_tokens=3, completion_tokens=sum(len(o.token_ids) for o in outputs))
-            results.append(RequestOutput(prompt, [1, 2, 3], outputs, usage, 0))
+            results.append(RequestOutput(prompt.text, [1, 2, 3], outputs, usage, 0))
         if progress is not None and progress(tilebeam.Progress()) is False:
             results[0].outputs[-1].finish_reason = "aborted"
         return results
@@ -160,8 +161,8 @@ def test_misbehaving_scorers_are_named() -> None:
     lm = Scripted({"p": [("1", 0)] * 2})
 
     class Short(Scorer):
-        def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
-            return [float(len(prompt))] * (len(candidates) - 1)
+        def score(self, prompt: Any, candidates: Sequence[CompletionOutput]) -> list[float]:
+            return [float(len(prompt.text))] * (len(candidates) - 1)
 
     with pytest.raises(TilebeamError, match="Short returned 1 scores where 2"):
         BestOfN(Short()).infer(lm, "p", budget=2)
@@ -169,7 +170,7 @@ def test_misbehaving_scorers_are_named() -> None:
         BestOfN(lambda *_: float("nan")).infer(lm, "p", budget=2)
 
     class Nothing(Scorer):
-        def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+        def score(self, prompt: Any, candidates: Sequence[CompletionOutput]) -> list[float]:
             return [None for _ in candidates if prompt]  # type: ignore[misc]
 
     def unsure(*_: str) -> None:

@@ -86,7 +86,7 @@ class Points(StepScorer):
         super().__init__(**options)
         self.points = points
 
-    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+    def score_steps(self, prompts: Sequence[Any], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
         assert len(prompts) == len(solutions)
         return [
             [

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-from tilebeam import CompletionOutput, Progress, RequestOutput, SamplingParams, TilebeamError, ToolReasoning, Usage
+from tilebeam import (
+    CompletionOutput,
+    Progress,
+    Prompt,
+    RequestOutput,
+    SamplingParams,
+    TilebeamError,
+    ToolReasoning,
+    Usage,
+)
 from tilebeam.errors import SearchCancelled
 from tilebeam.search.tool_reasoning import MARK, MOST_OUTPUT, ToolGenerator, last_program, ran_program, shown
 
@@ -51,7 +60,7 @@ class TypedLM:
     def generate(self, prompts, sampling, *, progress=None, on_sample=None) -> list[RequestOutput]:
         results = []
         for number, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
-            ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+            ids = list(prompt) if isinstance(prompt, list) else Prompt.of(prompt).tokens(self)
             self.asked.append(ids)
             self.limits.append(params.max_tokens)
             outputs = []

@@ -15,8 +15,8 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 
 from gguf_kit import with_metadata
 from server_kit import CHAT, HI, TEXT, Running, running, until
+from tilebeam.chat import rendering
 from tilebeam.gguf import gguf_write
-from tilebeam.model import rendering
 
 CHATS = 8  # more than the event loop has threads on a small machine
 ENDLESS = "{% set n = range(99999) %}" + "{% for i in n %}" * 3 + "{% endfor %}" * 3

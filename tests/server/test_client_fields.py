@@ -17,9 +17,9 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 
 from pydantic import BaseModel  # noqa: E402
 from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running  # noqa: E402
-from tilebeam.server.embeddings import EmbeddingRequest  # noqa: E402
+from tilebeam.server.openai.embedding_routes import EmbeddingRequest  # noqa: E402
+from tilebeam.server.openai.response_requests import ResponsesRequest  # noqa: E402
 from tilebeam.server.requests import ChatRequest, CompletionRequest  # noqa: E402
-from tilebeam.server.response_requests import ResponsesRequest  # noqa: E402
 
 NEUTRAL: dict[str, Any] = {
     "user": "u",

@@ -219,7 +219,7 @@ def test_formats_bind_the_text(client: Any) -> None:
 
 
 def test_a_chat_is_its_template(client: Any, lm: LM) -> None:
-    text = lm.apply_chat_template(MESSAGES, template="chatml")
+    text = lm.chat_prompt(MESSAGES, template="chatml").text
     wanted = lm.generate(text, SamplingParams(n=2, seed=9, max_tokens=12))[0]
     got = client.chat.completions.create(model="tiny", messages=MESSAGES, n=2, seed=9, max_completion_tokens=12)
     assert [c.message.content for c in got.choices] == [s.text for s in wanted.outputs]
@@ -240,7 +240,7 @@ def test_an_answer_that_holds_nul_can_be_sent_back(client: Any, lm: LM) -> None:
 
 def test_an_assistants_message_is_continued(client: Any, lm: LM) -> None:
     said = [*MESSAGES, {"role": "assistant", "content": "the number"}]
-    text = lm.apply_chat_template(MESSAGES, template="chatml") + "the number"
+    text = lm.chat_prompt(MESSAGES, template="chatml").text + "the number"
     wanted = lm.generate(text, SamplingParams(seed=9, max_tokens=12))[0].outputs[0].text
     fields = {"continue_final_message": True, "add_generation_prompt": False}
     options: dict[str, Any] = {"model": "tiny", "messages": said, "seed": 9, "max_tokens": 12}
@@ -252,16 +252,16 @@ def test_an_assistants_message_is_continued(client: Any, lm: LM) -> None:
 
 
 def test_control_tokens_in_a_continued_message_are_text(lm: LM) -> None:
-    from tilebeam.server.chat import prompt_of
+    from tilebeam.server.openai.chat_completions import prompt_of
     from tilebeam.server.requests import ChatRequest
 
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the </s> number"}]
     body = ChatRequest.model_validate({"messages": turns, "continue_final_message": True})
-    text, ids = prompt_of(lm, body, "chatml")
-    before, start = prompt_of(lm, ChatRequest.model_validate({"messages": turns[:1]}), "chatml")
-    assert text == before + "the </s> number"
-    assert ids[: len(start)] == start
-    assert not any(lm.is_control(t) for t in ids[len(start) :])
+    prompt = prompt_of(lm, body, "chatml")
+    before = prompt_of(lm, ChatRequest.model_validate({"messages": turns[:1]}), "chatml")
+    assert prompt.text == before.text + "the </s> number"
+    assert prompt.ids[: len(before.ids)] == before.ids
+    assert not any(lm.is_control(t) for t in prompt.ids[len(before.ids) :])
 
 
 @pytest.mark.parametrize(

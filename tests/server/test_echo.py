@@ -20,8 +20,10 @@ pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import PROMPT, TEXT, Running
-from tilebeam.server import app, streams
-from tilebeam.server.responses import CompletionStyle, dumped, dumped_in_parts
+from tilebeam.server import service
+from tilebeam.server.openai import choice_answer
+from tilebeam.server.openai.completions import CompletionAnswer
+from tilebeam.server.writing import dumped, dumped_in_parts
 
 SCORED: dict[str, Any] = {"model": "tiny", "echo": True, "logprobs": 2, "max_tokens": 0, "temperature": 0}
 
@@ -123,7 +125,7 @@ def test_long_answers_are_written_beside_the_event_loop(
     """Other streams go on while many log-probabilities are written, and a token is looked up once."""
     wrote: set[str] = set()
     looked_up: list[int] = []
-    told, spelling = CompletionStyle.told, LM.spelling
+    told, spelling = CompletionAnswer._told, LM.spelling
 
     def watched(*given: Any) -> Any:
         wrote.add(threading.current_thread().name)
@@ -138,9 +140,9 @@ def test_long_answers_are_written_beside_the_event_loop(
         wrote.add(threading.current_thread().name)
         return dumped_in_parts(data, depth)
 
-    monkeypatch.setattr(CompletionStyle, "told", watched)
+    monkeypatch.setattr(CompletionAnswer, "_told", watched)
     monkeypatch.setattr(LM, "spelling", counted)
-    for module in (app, streams):
+    for module in (service, choice_answer):
         monkeypatch.setattr(module, "dumped_in_parts", encoded)
     answer = server.post(TEXT, SCORED | {"prompt": [PROMPT, PROMPT], "stream": stream})
     assert answer.status_code == 200

@@ -21,10 +21,10 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 import openai
 from server_kit import HI, Running, idle, running, until
 from tilebeam.native.llama import Vocab
-from tilebeam.server import embeddings as module
 from tilebeam.server.admission import ClientGone
-from tilebeam.server.embeddings import ranked
 from tilebeam.server.model_host import Loaded
+from tilebeam.server.openai import embedding_routes as module
+from tilebeam.server.other.rerank import ranked
 
 TEXTS = ["the number of two", "how many", "question answer step result"]
 

@@ -20,7 +20,7 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 from server_kit import HI, PATIENCE, Running, idle, running, until  # noqa: E402
 
 POSTS = ("completions", "chat/completions", "responses", "embeddings", "rerank", "score")
-PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template", "/infill", "/ui")
+PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template", "/infill")
 PATHS += ("/lora-adapters",)
 # What a request may end with besides an answer, and what 503 may say (docs/server.md).
 NAMED = {400, 404, 413, 429, 503}

@@ -12,7 +12,7 @@ pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import Running
-from tilebeam.server.infill import InfillRequest
+from tilebeam.server.other.infill import InfillRequest
 
 PARTS = (11, 12, 13)
 

@@ -12,9 +12,9 @@ import pytest
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from tilebeam.server.ingress import create_ingress, merged_metrics  # noqa: E402
-from tilebeam.server.placement import Ticket  # noqa: E402
-from tilebeam.server.replica import _Exchange  # noqa: E402
+from tilebeam.server.replicas.ingress import create_ingress, merged_metrics  # noqa: E402
+from tilebeam.server.replicas.replica import _Exchange  # noqa: E402
+from tilebeam.server.replicas.routing import Ticket  # noqa: E402
 from tilebeam.server.settings import Settings  # noqa: E402
 
 

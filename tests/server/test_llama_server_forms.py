@@ -14,7 +14,7 @@ pytest.importorskip("openai", reason="the openai client is not installed (extra 
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import CHAT, HI, PATIENCE, TEXT, Running
-from tilebeam.server import chat
+from tilebeam.server.openai import chat_completions as chat
 from tilebeam.server.requests import ChatRequest
 
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
@@ -60,7 +60,7 @@ def test_a_conversation_has_a_limit() -> None:
 def test_a_conversation_of_thousands_of_messages_is_read_quickly(lm: LM) -> None:
     """In time that grows with them, not with their square; with one that holds a control token, too."""
     messages = [{"role": "user", "content": f"m{i}"} for i in range(2000)]
-    _, ids = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), "chatml")
+    ids = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), "chatml").ids
     messages[7]["content"] = "</s>"
-    _, others = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), "chatml")
+    others = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), "chatml").ids
     assert ids.count(lm.eos) == others.count(lm.eos)

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import browser_kit
-import pages_kit as kit
 import pytest
 from html_kit import Page
 from tilebeam import LM, TokenReward
-from tilebeam.pages.document import policy
 
 pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
@@ -52,7 +50,6 @@ def test_a_page_needs_no_key_and_tells_nothing(lm: LM) -> None:
         assert Page(page.text).data["methods"] == ["vote", "adaptive", "best-of-n"]  # no reward model
         assert "tiny" not in page.text
         assert "secret" not in page.text
-        assert server.post("/ui", {"choices": []}).status_code == 401
         assert server.post("/", {}).status_code == 401
 
 
@@ -61,45 +58,25 @@ def test_a_page_needs_no_key_and_tells_nothing(lm: LM) -> None:
     [VOTE, {"method": "beam", "budget": 4, "beam_width": 2, "max_steps": 2, "step_stop": "e", "candidates": True}],
 )
 def test_the_page_of_an_answer(server: Running, search: Any) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 8, "seed": 3, "search": search}
+    body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 8, "seed": 3, "search": search | {"page": True}}
     answer = server.post(CHAT, body).json()
-    made = server.post("/ui", answer | {"question": "how <many>"})
-    assert made.status_code == 200, made.text
-    assert made.headers["content-disposition"].startswith("attachment")
-    assert made.headers["content-security-policy"].startswith(policy("search"))
-    page = Page(made.text)
-    assert page.texts["pre"][0] == "how <many>"
-    assert len(page.named("details")) == len(answer["choices"][0]["search"]["scores"])
+    (choice,) = answer["choices"]
+    page = Page(choice["search"]["page"])
+    assert page.texts["pre"][0] == "how many"  # the question, not the prompt with its template
+    assert len(page.named("details")) == len(choice["search"]["scores"])
     assert f"{answer['usage']['completion_tokens']:,}" in page.texts["dd"]
     assert "3" in page.texts["dd"]
+    lines = httpx.post(f"{server.url}{CHAT}", json=body | {"stream": True}, timeout=PATIENCE).text.split("\n\n")
+    told = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    (streamed,) = (c["search"]["page"] for chunk in told for c in chunk["choices"] if "page" in c.get("search", ()))
+    assert Page(streamed).texts["pre"] == page.texts["pre"]
+    assert "page" not in server.post(CHAT, body | {"search": search}).json()["choices"][0]["search"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"choices": []},
-        {"choices": [{}]},
-        {"choices": [{"search": 1}]},
-        {"choices": [{"search": {"method": "vote", "scores": [1.0]}}]},
-        {"choices": "x"},
-        {"choices": [{"search": kit.vote(3).as_dict()}], "question": ["a", "b"]},
-    ],
-)
-def test_what_is_no_answer_is_refused(server: Running, body: Any) -> None:
-    answer = server.post("/ui", body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"]
-
-
-def test_odd_figures_are_no_failure(server: Running) -> None:
-    report = json.dumps(kit.vote(3).as_dict() | {"scores": [1, 2, 3]}).replace('"scores": [1,', '"scores": [1e999,')
-    text = f'{{"choices": [{{"search": {report}}}], "usage": {{"prompt_tokens": 1e999, "completion_tokens": "x"}}}}'
-    answer = httpx.post(
-        f"{server.url}/ui", content=text, headers={"content-type": "application/json"}, timeout=PATIENCE
-    )
-    assert answer.status_code == 200, answer.text
-    assert "–" in Page(answer.text).texts["td"]
+def test_every_prompt_has_its_page(server: Running) -> None:
+    body = {"prompt": ["how <many>", "the people"], "max_tokens": 4, "seed": 3, "search": VOTE | {"page": True}}
+    choices = server.post("/v1/completions", body).json()["choices"]
+    assert [Page(choice["search"]["page"]).texts["pre"][0] for choice in choices] == body["prompt"]
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------

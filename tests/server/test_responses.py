@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +16,14 @@ pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import ANSWER, Running
+from tilebeam import SamplingParams
+from tilebeam.chat.answer_parts import Text
+from tilebeam.server.answer_events import Event, Grown, Started
 from tilebeam.server.errors import ApiError
-from tilebeam.server.response_answers import Answer, Events
-from tilebeam.server.response_requests import ResponsesRequest
-from tilebeam.server.responses import event
+from tilebeam.server.event_stream import EventStream
+from tilebeam.server.openai.response_requests import ResponsesRequest
+from tilebeam.server.openai.responses import ResponsesAnswer
+from tilebeam.server.plan import Plan, Ready
 
 TOOL: Any = {
     "type": "function",
@@ -196,21 +202,29 @@ def test_errors_before_and_within_a_stream(server: Running) -> None:
     refused = server.post(ANSWER, {"input": "a " * 3000, "stream": True})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
-    async def chat(scope: Any, receive: Any, send: Any) -> None:
-        del scope, receive
-        choice = {"index": 0, "delta": {"content": "some"}, "finish_reason": None}
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": event({"choices": [choice]}), "more_body": True})
-        error = ApiError(503, "It broke.", code="npu_failed")
-        await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
+    async def broken(*_: Any) -> AsyncGenerator[list[Event]]:
+        yield [Started(0)]
+        yield [Grown(0, [Text("some")])]
+        raise ApiError(503, "It broke.", code="npu_failed")
 
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    made = Answer(ResponsesRequest(input="a"), server.service)
-    asyncio.run(Events(chat, made)({}, None, send))  # type: ignore[arg-type]
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    body = ResponsesRequest(input="a", stream=True)
+    make = partial(ResponsesAnswer, body, SamplingParams())
+    plan = Plan(body.chat(), make, False, SamplingParams(), 1, "tiny", lambda _, params: Ready([], params))
+    service = server.service
+    stream = EventStream(service.gate, plan, service.with_model, broken)
+    asyncio.run(stream({}, receive, send))
+    kinds = [
+        line for message in sent[1:] for line in message["body"].decode().split("\n") if line.startswith("event: ")
+    ]
+    assert kinds[-2:] == ["event: response.output_text.delta", "event: error"]
     assert not sent[-1]["more_body"]
     name, data = sent[-1]["body"].decode().strip().split("\n")
     assert name == "event: error"

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tilebeam import LM
 
 pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
@@ -17,11 +15,6 @@ pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import CHAT, HI, Running, running
-from tilebeam.server.requests import ChatRequest, Tool
-from tilebeam.server.thoughts import CHANNELS, THINK, Marks, Thinking, is_open, marks_of
-from tilebeam.server.tool_families import FAMILIES
-from tilebeam.server.tool_style import AnswerReader
-from tilebeam.server.tools import ToolUse, turns_of
 
 PLAIN = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>a:"
 OPENING = PLAIN + "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
@@ -141,82 +134,3 @@ def test_responses_have_them_as_an_item(opening: Running) -> None:
         {"role": "user", "content": "so?"},
     ]
     assert client.responses.create(**options | {"input": sent}).output
-
-
-def test_thoughts_that_are_sent_back_are_told_to_the_template() -> None:
-    call = {"id": "a", "function": {"name": "now", "arguments": "{}"}}
-    said = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
-    messages = ChatRequest.model_validate({"messages": [*HI, said]}).messages
-    turns, _ = turns_of(messages, [], "{{ tools }}")
-    assert turns[1]["reasoning_content"] == "hm"
-    turns, _ = turns_of(messages, [], '{{ tools }}{% if "thinking" in message %}')
-    assert "reasoning_content" not in turns[1]
-    assert turns[1]["thinking"] == "hm"
-
-
-# --- without a model --------------------------------------------------------------------------------------------------
-
-NOW = ToolUse(FAMILIES["hermes"], [Tool.model_validate({"type": "function", "function": {"name": "now"}})], False, True)
-CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-CASES: list[tuple[Marks, bool, str, str, str, int]] = [
-    (THINK, False, "<think>\nhm\n</think>\n\nYes.", "hm", "Yes.", 0),
-    (THINK, True, "hm</think>Yes.", "hm", "Yes.", 0),
-    (THINK, True, "hm, no end ", "hm, no end", "", 0),
-    (THINK, False, "<think></think> Yes.", "", "Yes.", 0),
-    (THINK, False, "  Yes.", "", "  Yes.", 0),
-    (THINK, False, "The mark <think> begins </think> a thought.", "", "The mark <think> begins </think> a thought.", 0),
-    (THINK, False, f"<think>{CALL}</think>{CALL}", CALL, "", 1),
-    (THINK, True, f"{CALL}</think>No.", CALL, "No.", 0),
-    (THINK, False, "<thi", "", "<thi", 0),
-    # A mark again where it stands already.
-    (THINK, True, "a</think>\n\n</think>\n\nb", "a", "b", 0),
-    (THINK, False, "<think>a</think></think> </think>b", "a", "b", 0),
-    (THINK, True, "\n<think>\na</think>b", "a", "b", 0),
-    (THINK, False, "<think> <think>a</think>b", "a", "b", 0),
-    (THINK, True, "a</think></think><think>b</think></think>c", "ab", "c", 0),
-    (THINK, True, "a</think> </thi", "a", "</thi", 0),
-    (THINK, False, "</think>a", "", "</think>a", 0),
-    (THINK, True, "a</think>b</think>c", "a", "b</think>c", 0),
-    (Marks("[THINK]", "[/THINK]"), False, "[THINK]a [b] c[/THINK]d", "a [b] c", "d", 0),
-    (CHANNELS, False, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.", "hm",
-     "Yes.", 0),
-    (CHANNELS, False, "<|channel|>commentary<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Y", "",
-     "So.Y", 0),
-    (CHANNELS, False, "Yes.", "", "Yes.", 0),
-]  # fmt: skip
-
-
-def read(marks: Marks, opened: bool, pieces: list[str], apart: bool = True, cut: bool = False) -> tuple[str, str, int]:
-    reader = AnswerReader(NOW, Thinking(marks, opened, apart))
-    events = [event for piece in pieces for event in reader.feed(piece)] + reader.end(cut)
-    thoughts = "".join(event.text for event in events if event.thought)
-    return thoughts, "".join(e.text for e in events if e.call is None and not e.thought), reader.calls
-
-
-@pytest.mark.parametrize(("marks", "opened", "text", "thoughts", "said", "calls"), CASES)
-def test_thoughts_in_a_text(marks: Marks, opened: bool, text: str, thoughts: str, said: str, calls: int) -> None:
-    for size in (1, 2, 3, 7, 1000):
-        pieces = [text[i : i + size] for i in range(0, len(text), size)]
-        assert read(marks, opened, pieces) == (thoughts, said, calls)
-    kept = read(marks, opened, [text], apart=False)
-    assert (kept[0], kept[2]) == ("", calls)
-    if marks != CHANNELS and not calls:
-        assert kept[1] == text
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from(["<think>", "</think>", " ", "\n", "a", "<", CALL]), max_size=8), st.booleans())
-def test_pieces_make_no_difference(parts: list[str], opened: bool) -> None:
-    text = "".join(parts)
-    for cut in (False, True):
-        assert read(THINK, opened, list(text), cut=cut) == read(THINK, opened, [text], cut=cut)
-
-
-def test_marks_of_templates() -> None:
-    assert marks_of("chatml") == marks_of("{% if '</think>' in content %}") == THINK
-    assert marks_of("x[/THINK]").opens == "[THINK]"
-    assert marks_of("<|channel|>analysis<|message|>") == CHANNELS
-    assert is_open("<a><think>\n", None, THINK)
-    assert not is_open("<a><think>\n\n</think>\n\n", None, THINK)
-    assert is_open("<a><think>\nI", "<think>\nI", THINK)
-    assert not is_open("<think> is a mark", " is a mark", Marks("<t>", "</t>"))

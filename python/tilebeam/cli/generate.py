@@ -14,6 +14,7 @@ from tilebeam.cli.prompts import wrap
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.outputs import RequestOutput
+    from tilebeam.prompt import Prompt
     from tilebeam.sampling_params import SamplingParams
 
 
@@ -33,12 +34,12 @@ def generate(
     params = drawing.params(n_samples, what.escape)
     total = n_samples * len(texts)
     with model.load(total) as lm:
-        texts = [wrap(lm, text, what.chat) for text in texts]
+        prompts = [wrap(lm, text, what.chat) for text in texts]
         if total == 1 and not json_:
-            outputs = [_streamed(lm, texts[0], params)]
+            outputs = [_streamed(lm, prompts[0], params)]
         else:
             with console.generating("generate", total) as hook:
-                outputs = lm.generate(texts, params, progress=hook)
+                outputs = lm.generate(prompts, params, progress=hook)
             for output in outputs:
                 if json_:
                     print(json.dumps(output.as_dict() | {"device": lm.device}, indent=2 if len(outputs) == 1 else None))
@@ -49,10 +50,10 @@ def generate(
     search_view.account([output.usage for output in outputs], params.seed)
 
 
-def _streamed(lm: LM, text: str, params: SamplingParams) -> RequestOutput:
+def _streamed(lm: LM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
     """Print a prompt and its one sample while that grows."""
-    print(text, end="", flush=True)
-    with lm.stream(text, params) as stream:
+    print(prompt.text, end="", flush=True)
+    with lm.stream(prompt, params) as stream:
         for delta in stream:
             print(delta.text, end="", flush=True)
     print(flush=True)

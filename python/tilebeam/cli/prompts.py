@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.prompt import Prompt
 from tilebeam.text_files import json_lines, read_text, unescaped
 
 if TYPE_CHECKING:
@@ -52,6 +53,6 @@ def _lines(file: Path) -> list[str]:
     return found
 
 
-def wrap(lm: LM, prompt: str, chat: bool) -> str:
+def wrap(lm: LM, prompt: str, chat: bool) -> Prompt:
     """The prompt as it is, or in the model's chat template."""
-    return lm.apply_chat_template([{"role": "user", "content": prompt}]) if chat else prompt
+    return lm.chat_prompt([{"role": "user", "content": prompt}]) if chat else Prompt(prompt)

@@ -14,6 +14,7 @@ from tilebeam.cli.options import Json, RunOptions, grouped
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
+from tilebeam.prompt import Prompt
 from tilebeam.scoring.choices import HeadOutput
 from tilebeam.scoring.reward_formats import preset_of
 from tilebeam.text_files import json_lines, unescaped
@@ -56,7 +57,7 @@ def score(
         with console.bar("score") as bar:
             task = bar.add_task("texts", total=len(items), note="")
             for item in items:
-                rated = scorer.rate_text(item["prompt"], item["text"])
+                rated = scorer.rate_text(Prompt(item["prompt"], question=item["prompt"]), item["text"])
                 spent += rated.usage
                 _show(item, rated, json_)
                 bar.advance(task)

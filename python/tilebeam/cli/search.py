@@ -45,6 +45,7 @@ from tilebeam.text_files import read_text, unescaped
 if TYPE_CHECKING:
     from tilebeam.answers.extract import Extractor
     from tilebeam.model.lm import LM
+    from tilebeam.prompt import Prompt
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
@@ -342,8 +343,8 @@ def tir(
     judge.check(rates, judged=False)
     arguments = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
 
-    def asked(lm: LM, question: str) -> str:
-        return lm.apply_chat_template(conversation(question, example=example))
+    def asked(lm: LM, question: str) -> Prompt:
+        return lm.chat_prompt(conversation(question, example=example))
 
     _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
 
@@ -355,7 +356,7 @@ def _run(
     step_stop: str,
     arguments: dict[str, Any],
     otherwise: Callable[[_Search], Scorer] | None = None,
-    wrapped: Callable[[LM, str], str] | None = None,
+    wrapped: Callable[[LM, str], Prompt] | None = None,
 ) -> None:
     """Load the models, search and print.
 
@@ -402,16 +403,14 @@ class _Search:
     """A loaded model, its prompts, and what to do with them.
 
     Attributes:
-        texts: the prompts as the model sees them.
-        asked: from each of them to what the user wrote.
+        prompts: as the model sees them.
         stack: closes whatever is opened besides.
     """
 
     name: str
     options: SearchOptions
     lm: LM
-    texts: list[str]
-    asked: dict[str, str]
+    prompts: list[Prompt]
     params: SamplingParams
     stack: ExitStack
 
@@ -423,7 +422,6 @@ class _Search:
                 spec,
                 self.lm,
                 step_stop=step_stop,
-                question=lambda prompt: self.asked.get(prompt, prompt),
                 n_ctx=model.ctx_size,
                 n_seq_max=model.parallel,
                 **model.run.arguments(),
@@ -443,7 +441,6 @@ class _Search:
             verdict=judge.judge_verdict,
             template=read_text(judge.judge_template) if judge.judge_template else None,
             chat=self.options.prompts.chat if judge.judge_chat is None else judge.judge_chat,
-            question=lambda prompt: self.asked.get(prompt, prompt),
         )
 
     def run(self, arguments: dict[str, Any]) -> None:
@@ -456,8 +453,8 @@ class _Search:
         from tilebeam.search import registry as methods
 
         algorithm, budget = methods.create(self.name, **arguments), self.options.budget
-        with console.generating(self.name, budget * len(self.texts)) as hook:
-            results = algorithm.run(self.lm, self.texts, budget, sampling=self.params, progress=hook)
+        with console.generating(self.name, budget * len(self.prompts)) as hook:
+            results = algorithm.run(self.lm, self.prompts, budget, sampling=self.params, progress=hook)
         if self.options.json_:
             search_view.print_json(results, device=self.lm.device)
         else:
@@ -472,14 +469,14 @@ class _Search:
         from tilebeam.pages.search import search_page
 
         details = {"Model": self.options.model.model.name, "Device": self.lm.device}
-        page = search_page(method, results, [self.asked.get(r.prompt, r.prompt) for r in results], details)
+        page = search_page(method, results, [p.asked for p in self.prompts], details)
         with whole_file(file) as partial:
             partial.write_text(page, encoding="utf-8")
 
 
 @contextmanager
 def _opened(
-    name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, str], str] | None = None
+    name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, str], Prompt] | None = None
 ) -> Iterator[_Search]:
     """Load the model once the prompts are read.
 
@@ -487,16 +484,16 @@ def _opened(
         rates: the reward model of the search, which is not opened yet.
         wrapped: makes a prompt of what the user wrote; None: the chat template, with --chat.
     """
-    prompts = options.prompts
-    asked = prompts.read()
+    given = options.prompts
+    asked = given.read()
     if options.html is not None:
         check_target(options.html)
-    params = options.drawing.params(escape=prompts.escape)
+    params = options.drawing.params(escape=given.escape)
     with ExitStack() as stack:
         layer = None if rates is None else rates.hidden_layer(options.model.model)
         lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
-        texts = [wrapped(lm, text) if wrapped else wrap(lm, text, prompts.chat) for text in asked]
-        yield _Search(name, options, lm, texts, dict(zip(texts, asked, strict=True)), params, stack)
+        prompts = [wrapped(lm, text) if wrapped else wrap(lm, text, given.chat) for text in asked]
+        yield _Search(name, options, lm, prompts, params, stack)
 
 
 def _extractor(name: str) -> Extractor:

@@ -136,7 +136,7 @@ class ChatOptions:
         Raises:
             TilebeamError: the template or its variables are invalid; refused now, not in every answer.
         """
-        from tilebeam.model.chat_template import check_template
+        from tilebeam.chat.chat_template import check_template
 
         variables = _variables(self.chat_template_kwargs)
         if self.chat_template is not None:
@@ -366,7 +366,7 @@ def _serve_on_cluster(address: str, served: Sequence[ServedModel], settings: Set
     if settings.port == 0:
         raise TilebeamError("--port 0: Ray Serve cannot choose a port; give one.")
     package("ray.serve", "--ray", "replicas")
-    from tilebeam.server.ray_serve import Size, serve_replicas
+    from tilebeam.server.replicas.ray_serve import Size, serve_replicas
 
     load = served[0].load
     size = Size(replicas, cpus=load["threads"] or default_threads(), slots=load["n_seq_max"], cells=load["n_ctx"])

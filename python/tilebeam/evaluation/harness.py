@@ -159,10 +159,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The prompt of a conversation; without `add_generation_prompt` its last message is one to be continued."""
-        if add_generation_prompt or not chat_history:
-            return self.lm.apply_chat_template(chat_history, add_assistant=add_generation_prompt)
-        *before, last = chat_history
-        return self.lm.apply_chat_template(before, add_assistant=True) + last["content"]
+        return self.lm.chat_prompt(chat_history, continue_final_message=not add_generation_prompt).text
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template in force, for the harness's log."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
+from tilebeam.prompt import Prompt
 from tilebeam.sandbox import need_confinement
 from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.load_reward import RewardSpec
@@ -32,7 +33,7 @@ class FunctionScorer(StepScorer):
     """A function of prompt and text, asked of a text up to each of its steps; a whole text's score is the last.
 
     Args:
-        function: gets the prompt and a text; returns a number, or True or False for 1 and 0.
+        function: gets the prompt's text and another one; returns a number, or True or False for 1 and 0.
         step_stop: what ends a step.
     """
 
@@ -40,10 +41,10 @@ class FunctionScorer(StepScorer):
         super().__init__(step_stop=step_stop)
         self._function = function
 
-    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+    def score_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
         """What the function says of the first step, the first two, and so on."""
         return [
-            [float(self._function(prompt, "".join(steps[: i + 1]))) for i in range(len(steps))]
+            [float(self._function(Prompt.of(prompt).text, "".join(steps[: i + 1]))) for i in range(len(steps))]
             for prompt, steps in zip(prompts, solutions, strict=True)
         ]
 

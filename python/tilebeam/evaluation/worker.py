@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.answers.normalize import checked_answer, merged
 from tilebeam.errors import TilebeamError
@@ -23,6 +23,7 @@ from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.measure.cost import Stopwatch
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.load_reward import RewardSpec
@@ -103,7 +104,7 @@ class Workbench:
         self._open: dict[tuple[str, str], ExitStack] = {}
         self._lms: dict[tuple[str, str], LM] = {}
         self._rewards: dict[str, RewardModel] = {}  # by device
-        self._items: dict[str, Item] = {}  # by prompt, for scorers
+        self._items: dict[str, Item] = {}  # by prompt, for the verifier
         self._roomy: set[tuple[str, str]] = set()  # models on devices whose context takes all choices
 
     # --- units ------------------------------------------------------------------------------------------------------
@@ -129,9 +130,10 @@ class Workbench:
         wanted: dict[str, Any] = {"logprobs": scoring.needs_logprobs(names)}
         wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
         params = [self._sampling(unit.seed, item, n=unit.budget, **wanted) for item in items]
-        outputs = self._source(lm).generate([self._prompt(lm, item) for item in items], params, progress=progress)
+        prompts = [self._prompt(lm, item) for item in items]
+        outputs = self._source(lm).generate(prompts, params, progress=progress)
         check_complete(outputs)
-        scores = {name: self._scores(name, unit, items, outputs) for name in names}
+        scores = {name: self._scores(name, unit, items, prompts, outputs) for name in names}
         records = []
         for i, (item, output) in enumerate(zip(items, outputs, strict=True)):
             answers = merged([self.task.extract(c.text) for c in output.outputs], self.task.equal)
@@ -172,14 +174,14 @@ class Workbench:
         return choices.score(self.task, lm, items)
 
     def _scores(
-        self, name: str, unit: Unit, items: Sequence[Item], outputs: Sequence[RequestOutput]
+        self, name: str, unit: Unit, items: Sequence[Item], prompts: Sequence[Prompt], outputs: Sequence[RequestOutput]
     ) -> list[list[float]]:
         if name == scoring.VERIFIER:  # by item: prompts may be alike
             return [
                 [self.task.verdict(item, c.text) for c in output.outputs]
                 for item, output in zip(items, outputs, strict=True)
             ]
-        ratings = rate_outputs(self._scorer(name, unit.model, unit.device), outputs)
+        ratings = rate_outputs(self._scorer(name, unit.model, unit.device), prompts, outputs)
         for output, rating in zip(outputs, ratings, strict=True):
             output.usage += rating.usage
         scores = [rating.scores for rating in ratings]
@@ -195,7 +197,7 @@ class Workbench:
         results = algorithm.run(self._source(lm), prompts, unit.budget, sampling=params, progress=progress)
         return [
             {"id": item.id}
-            | self._judged(item, result.the_one.text)
+            | self._judged(item, result.best.text)
             | {"score": result.scores[result.best_index], "candidates": len(result.candidates)}
             | _usage(result.usage)
             for item, result in zip(items, results, strict=True)
@@ -245,12 +247,14 @@ class Workbench:
     def _source(self, lm: LM) -> StepGenerator:
         """Whom samples are drawn from."""
         task = self.setting.task
-        return ToolGenerator(lm, confined(unsafe=task.unsafe_code)) if task.tir else lm
+        return cast(StepGenerator, ToolGenerator(lm, confined(unsafe=task.unsafe_code))) if task.tir else lm
 
-    def _prompt(self, lm: LM, item: Item) -> str:
-        text = self.task.prompt(item, lm)
-        self._items[text] = item
-        return text
+    def _prompt(self, lm: LM, item: Item) -> Prompt:
+        """What a model reads; a reward model without a template of its own reads the question in the task's."""
+        prompt = self.task.prompt(item, lm)
+        self._items[prompt.text] = item
+        reward = self._job.reward
+        return replace(prompt, question=item.body) if reward and reward.format.head == "{prompt}" else prompt
 
     def _algorithm(self, method: Method, scorer: str, model: str, device: str) -> Algorithm[SearchResult]:
         options: dict[str, Any] = dict(method.options)
@@ -280,17 +284,10 @@ class Workbench:
             return self._job.reward.open(self._lm(model, device), step_stop=self._job.step_stop)
         if device not in self._rewards:
             self._rewards[device] = scorer = self._job.reward.load(
-                step_stop=self._job.step_stop,
-                question=lambda prompt: self._question(device, prompt),
-                **self._load_options(device),
+                step_stop=self._job.step_stop, **self._load_options(device)
             )
             self.notify(f"{scorer.lm.description} on {device}; {scorer.about}")
         return self._rewards[device]
-
-    def _question(self, device: str, prompt: str) -> str:
-        """What the reward model reads in place of a prompt: no examples, and no chat template but its own."""
-        item = self._items[prompt]
-        return item.body if self._rewards[device].format.head == "{prompt}" else item.question
 
     def _lm(self, name: str, device: str) -> LM:
         key = name, device

@@ -11,20 +11,20 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Never, Self
 
+from tilebeam.chat.chat_prompt import filled_prompt, prompt_of
+from tilebeam.chat.chat_template import ChatTemplates
+from tilebeam.chat.tools import Tool, tools_of
 from tilebeam.engine.dispatcher import Dispatcher
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.reading import Reader
 from tilebeam.engine.turns import Turns
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
-from tilebeam.model.chat_prompt import ChatPrompt, prompt_of
-from tilebeam.model.chat_template import ChatTemplates
 from tilebeam.model.filling import gap_prompt
 from tilebeam.model.load_options import Backend
 from tilebeam.native.llama import Context, Model, errors_in, log_router
 from tilebeam.outputs import EngineFigures
-
-Prompt = str | Sequence[int] | ChatPrompt
+from tilebeam.prompt import Prompt, PromptLike
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,11 @@ class Core:
         if code != 0:
             self._engine.fail(code)
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _ids(self, prompt: PromptLike) -> list[int]:
         """Return the tokens of a prompt."""
-        if isinstance(prompt, str):
-            return self.tokenize(prompt)
-        return [int(t) for t in (prompt.token_ids if isinstance(prompt, ChatPrompt) else prompt)]
+        if isinstance(prompt, str | Prompt):
+            return Prompt.of(prompt).tokens(self)
+        return [int(t) for t in prompt]
 
     # --- text -------------------------------------------------------------------------------------------------------
 
@@ -226,22 +226,14 @@ class Core:
         with self._dispatcher.using():
             return gap_prompt(self._model.vocab, before, behind, extra, self.n_ctx - leave)
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True, template: str | None = None
-    ) -> str:
-        """Make a prompt from messages like {"role": "user", "content": "..."}.
+    def filled_prompt(self, template: str, values: Mapping[str, str]) -> Prompt:
+        """Make a prompt of a template: of "Read this: {document}" and {"document": ".."}.
 
-        Args:
-            messages: the turns.
-            add_assistant: end where the assistant speaks.
-            template: a Jinja template, or the name of one of llama.cpp's ("chatml"); None: the model's own.
-
-        Raises:
-            TilebeamError: the model has no template (a base model), the template cannot be run, or it does not take
-                these messages.
+        Control tokens that are spelled out in a value are text; those of the template count. Braces around other names
+        stay as they are.
         """
         with self._dispatcher.using():
-            return self._templates.apply(messages, add_assistant, template)
+            return filled_prompt(self._model.vocab, template, values)
 
     def chat_prompt(
         self,
@@ -249,23 +241,25 @@ class Core:
         *,
         template: str | None = None,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any] | Tool] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> ChatPrompt:
-        """Make the prompt of a conversation, for `generate`, `stream` and the like; `chat` makes and answers one.
+    ) -> Prompt:
+        """Make the prompt of a conversation, for `generate`, `stream`, searches and the like; `chat` makes and answers
+        one.
 
-        Other than `apply_chat_template` with `tokenize`, it keeps control tokens that are spelled out in a message from
-        being read as such.
+        Control tokens that are spelled out in a message are text. The prompt's question is what the user said last.
 
         Args:
             messages: the turns, like {"role": "user", "content": "..."}.
-            template: see `apply_chat_template`.
+            template: a Jinja template, or the name of one of llama.cpp's ("chatml"); None: the model's own.
             continue_final_message: the last message is the assistant's, and is continued.
-            tools: functions, as OpenAI's API describes them, that the template tells the model of.
+            tools: functions, as OpenAI's API describes them, that the model is told of: by the template, or in words if
+                it knows none.
             chat_template_kwargs: variables of the template, like {"enable_thinking": False}, which is true otherwise.
 
         Raises:
-            TilebeamError: as `apply_chat_template`.
+            TilebeamError: the model has no template (a base model), the template cannot be run, or it does not take
+                these messages.
         """
         with self._dispatcher.using():
             return prompt_of(
@@ -274,7 +268,7 @@ class Core:
                 messages,
                 template,
                 continued=continue_final_message,
-                tools=tools,
+                tools=tools_of(tools),
                 variables=chat_template_kwargs,
             )
 

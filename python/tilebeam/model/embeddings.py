@@ -13,7 +13,8 @@ from tilebeam.engine.encoder import POOLINGS, Encoder, Pooling
 from tilebeam.engine.reading import ReadHook
 from tilebeam.errors import TilebeamError
 from tilebeam.model.classifier import Classifier
-from tilebeam.model.core import Core, Prompt
+from tilebeam.model.core import Core
+from tilebeam.prompt import PromptLike
 
 Floats = npt.NDArray[np.float32]
 
@@ -50,7 +51,7 @@ class Embeddings(Core):
     @overload
     def embed(
         self,
-        texts: Sequence[Prompt],
+        texts: Sequence[PromptLike],
         *,
         pooling: Pooling | None = ...,
         normalize: bool = ...,
@@ -59,7 +60,7 @@ class Embeddings(Core):
     ) -> Floats: ...
     def embed(
         self,
-        texts: str | Sequence[Prompt],
+        texts: str | Sequence[PromptLike],
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, cast
 
@@ -12,9 +12,9 @@ from tilebeam.engine.dispatcher import Call
 from tilebeam.engine.request import Request, check_prompt, make_request
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async, run_each
 from tilebeam.errors import NpuError, TilebeamError
-from tilebeam.model.chat_prompt import ChatPrompt
-from tilebeam.model.core import Core, Prompt
+from tilebeam.model.core import Core
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
+from tilebeam.prompt import Prompt, PromptLike
 from tilebeam.sampling_params import SamplingParams, updated
 
 # `completed` submits so many times the samples that can decode together: the next ones wait in the queue.
@@ -26,7 +26,7 @@ class Generating(Core):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: ProgressHook | None = None,
@@ -58,7 +58,7 @@ class Generating(Core):
 
     async def agenerate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: ProgressHook | None = None,
@@ -75,7 +75,7 @@ class Generating(Core):
 
     def completed(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[PromptLike],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         **fields: Any,
     ) -> Iterator[tuple[int, RequestOutput]]:
@@ -99,7 +99,7 @@ class Generating(Core):
                 told, after all prompts before it are complete.
         """
         chosen = updated(sampling, fields)
-        items: Iterable[Prompt] = [prompts] if isinstance(prompts, str | ChatPrompt) else prompts
+        items: Iterable[PromptLike] = [prompts] if isinstance(prompts, str | Prompt) else prompts
         if isinstance(chosen, SamplingParams):
             pairs = zip(items, repeat(chosen))
         else:
@@ -109,7 +109,7 @@ class Generating(Core):
         calls = (self._numbered_call(i, *pair) for i, pair in enumerate(pairs))
         return run_each(self._dispatcher, calls, _AHEAD * self.n_seq_max)
 
-    def _numbered_call(self, i: int, prompt: Prompt, params: SamplingParams) -> Call:
+    def _numbered_call(self, i: int, prompt: PromptLike, params: SamplingParams) -> Call:
         call = Call(watched=True)
         try:
             call.add(self._request(prompt, params, call.progress))
@@ -119,7 +119,7 @@ class Generating(Core):
             raise TilebeamError(f"Prompt {i}: {error}") from None
         return call
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any) -> Stream:
+    def stream(self, prompt: PromptLike, sampling: SamplingParams | None = None, **fields: Any) -> Stream:
         """Generate samples for one prompt and get them as they grow.
 
         Args:
@@ -137,7 +137,7 @@ class Generating(Core):
         self._dispatcher.submit(call)
         return Stream(self, self._dispatcher, call)
 
-    def astream(self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any) -> AsyncStream:
+    def astream(self, prompt: PromptLike, sampling: SamplingParams | None = None, **fields: Any) -> AsyncStream:
         """`stream` for coroutines: to be called in one, an async iterator and context manager. The samples grow at
         once, whether it is read or not."""
         call = Call(streams=True, watched=True)
@@ -146,40 +146,10 @@ class Generating(Core):
         self._dispatcher.submit(call, background=self)
         return stream
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        sampling: SamplingParams | None = None,
-        *,
-        template: str | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        progress: ProgressHook | None = None,
-        **fields: Any,
-    ) -> RequestOutput:
-        """Answer in a conversation: the chat template and `generate`.
-
-            lm.chat([{"role": "user", "content": "Hi!"}], max_tokens=64).outputs[0].text
-
-        Args:
-            messages, template, continue_final_message, chat_template_kwargs: see `chat_prompt`.
-            sampling, progress, fields: as for `generate`.
-
-        Raises:
-            TilebeamError: as `chat_prompt` and `generate`.
-        """
-        prompt = self.chat_prompt(
-            messages,
-            template=template,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        return self.generate([prompt], sampling, progress=progress, **fields)[0]
-
     def _fill(
         self,
         call: Call,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         sampling: SamplingParams | Sequence[SamplingParams],
     ) -> None:
         """Make requests of prompts, all of them checked before any is submitted."""
@@ -192,15 +162,14 @@ class Generating(Core):
         for prompt, p in zip(items, params, strict=True):
             call.add(self._request(prompt, p, call.progress))
 
-    def _request(self, prompt: Prompt, params: SamplingParams, progress: Progress) -> Request:
+    def _request(self, prompt: PromptLike, params: SamplingParams, progress: Progress) -> Request:
         """Make a request of a prompt, checked."""
         self.check_generates()
         with self._dispatcher.using():
             vocab = self._model.vocab
-            if isinstance(prompt, ChatPrompt):
-                text, ids = prompt.text, prompt.token_ids
-            elif isinstance(prompt, str):
-                text, ids = prompt, vocab.tokenize(prompt, True, True)
+            if isinstance(prompt, str | Prompt):
+                asked = Prompt.of(prompt)
+                text, ids = asked.text, asked.tokens(self)
             else:
                 ids = [int(t) for t in prompt]
                 check_prompt(ids, self._context)
@@ -217,15 +186,15 @@ class Generating(Core):
             make_request(self._context, "", list(prompt), sampling, Progress())
 
 
-def _check_count(prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> None:
+def _check_count(prompts: Sequence[PromptLike], sampling: Sequence[SamplingParams]) -> None:
     if len(prompts) != len(sampling):
         raise TilebeamError(f"{len(prompts)} prompts but {len(sampling)} SamplingParams.")
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | ChatPrompt):
+def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    if isinstance(prompts, str | Prompt):
         return [prompts]
     items = list(prompts)
     if items and all(isinstance(item, (int, np.integer)) for item in items):
         return [cast(Sequence[int], items)]
-    return cast(list[Prompt], items)
+    return cast(list[PromptLike], items)

@@ -19,14 +19,14 @@ from tilebeam.engine.state_folder import STATE_LIMIT, StateFolder, worth_saving
 from tilebeam.errors import StateWarning, TilebeamError
 from tilebeam.gguf import GGUFError, open_gguf
 from tilebeam.gguf.fingerprint import fingerprint
-from tilebeam.model.core import Prompt
+from tilebeam.model.chatting import Chatting
 from tilebeam.model.embeddings import Embeddings
-from tilebeam.model.generating import Generating
 from tilebeam.model.reads import Reads
 from tilebeam.native.releases import installed
+from tilebeam.prompt import PromptLike
 
 
-class LM(Generating, Reads, Embeddings):
+class LM(Chatting, Reads, Embeddings):
     """A model with one context, ready to decode many sequences at a time.
 
     Use it as a context manager or call `close`. Calls of `generate` from several threads, and their streaming and
@@ -51,7 +51,7 @@ class LM(Generating, Reads, Embeddings):
         finally:
             self._keep(-1)
 
-    def save_state(self, path: str | os.PathLike[str], prompt: Prompt) -> int:
+    def save_state(self, path: str | os.PathLike[str], prompt: PromptLike) -> int:
         """Write the KV cells of a prompt to a file, for `load_state`; decodes what of it is not in the cache.
 
         Args:

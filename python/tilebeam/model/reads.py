@@ -11,10 +11,10 @@ import numpy.typing as npt
 from tilebeam.engine.likelihood import Continued, LikelihoodPlan, continued_ids, continued_text
 from tilebeam.engine.reading import ReadHook, Reading, TokenReading
 from tilebeam.errors import TilebeamError
-from tilebeam.model.chat_prompt import ChatPrompt
-from tilebeam.model.core import Core, Prompt
+from tilebeam.model.core import Core
 from tilebeam.native.llama import check_tokens
 from tilebeam.outputs import Likelihood
+from tilebeam.prompt import Prompt, PromptLike
 
 
 class Reads(Core):
@@ -53,7 +53,7 @@ class Reads(Core):
 
     def read(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptLike],
         positions: Sequence[Sequence[int]],
         tokens: Sequence[int] | None = None,
         *,
@@ -78,7 +78,7 @@ class Reads(Core):
             return self._reader.logits(turns, ids, positions, tokens, progress)
 
     def hidden(
-        self, prompts: Sequence[Prompt], positions: Sequence[Sequence[int]], *, progress: ReadHook | None = None
+        self, prompts: Sequence[PromptLike], positions: Sequence[Sequence[int]], *, progress: ReadHook | None = None
     ) -> list[Reading]:
         """Hidden states behind the final norm at given positions of texts: what a value head or classifier reads.
 
@@ -90,8 +90,8 @@ class Reads(Core):
 
     def loglikelihood(
         self,
-        prompt: Prompt,
-        continuations: Sequence[Prompt],
+        prompt: PromptLike,
+        continuations: Sequence[PromptLike],
         *,
         parse_special: bool = True,
         progress: ReadHook | None = None,
@@ -104,7 +104,7 @@ class Reads(Core):
 
     def loglikelihoods(
         self,
-        prompts: Sequence[tuple[Prompt, Sequence[Prompt]]],
+        prompts: Sequence[tuple[PromptLike, Sequence[PromptLike]]],
         *,
         parse_special: bool = True,
         progress: ReadHook | None = None,
@@ -137,7 +137,7 @@ class Reads(Core):
 
     def token_logprobs(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptLike],
         *,
         top: int = 0,
         lora: Sequence[float] | None = None,
@@ -162,11 +162,11 @@ class Reads(Core):
         with self._reading(lora) as turns:
             return self._reader.logprobs(turns, ids, places, [i[1:] for i in ids], progress, top)
 
-    def _continued(self, prompt: Prompt, continuations: Sequence[Prompt], parse_special: bool) -> Continued:
+    def _continued(self, prompt: PromptLike, continuations: Sequence[PromptLike], parse_special: bool) -> Continued:
         if isinstance(continuations, str):
             raise TilebeamError("Continuations are a list of texts, or of token ids, not one text.")
-        if isinstance(prompt, ChatPrompt):
-            prompt = prompt.token_ids
+        if isinstance(prompt, Prompt):
+            prompt = prompt.text if prompt.token_ids is None else prompt.ids
         with self._dispatcher.using():
             vocab = self._model.vocab
             texts = [c for c in continuations if isinstance(c, str)]

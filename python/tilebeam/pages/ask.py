@@ -30,7 +30,6 @@ class AskOptions:
         extractors: of answers.
         budget: candidates by default.
         most: candidates of a request.
-        max_body: bytes of a request.
     """
 
     name: str
@@ -40,7 +39,6 @@ class AskOptions:
     extractors: Sequence[str]
     budget: int
     most: int
-    max_body: int
 
 
 def ask_page(options: AskOptions) -> str:

@@ -78,7 +78,7 @@ def _section(
 
 def _answer(result: SearchResult) -> Html:
     """What was chosen, and why."""
-    chosen = result.the_one
+    chosen = result.best
     headline: Html | None = None
     reason = f"Candidate {result.best_index}, score {number(result.scores[result.best_index])}"
     if isinstance(result, VoteResult):

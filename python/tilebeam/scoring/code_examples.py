@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tilebeam.answers.code import examples, program_of, question_of
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
+from tilebeam.prompt import Prompt
 from tilebeam.sandbox import run_tests
 from tilebeam.scoring.scorers import Scorer
 
@@ -24,13 +25,13 @@ class CodeExamples(Scorer):
     def __init__(self, *, unsafe: bool = False) -> None:
         self._unsafe = unsafe
 
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
         """A share of 0 to 1 per candidate.
 
         Raises:
             TilebeamError: the prompt holds no Python function to complete, or programs cannot be confined here.
         """
-        question = question_of(prompt)
+        question = question_of(Prompt.of(prompt).text)
         if question is None:
             raise TilebeamError(
                 "The scorer examples is for Python functions, but no line of the prompt begins with def."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
@@ -12,6 +12,7 @@ import numpy as np
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage, check_complete
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.choices import VERDICT, Verdict
 from tilebeam.scoring.scorers import Rating, Scorer
@@ -30,7 +31,6 @@ NUMBER_TEMPLATE = (
     "How good is the proposed answer, from {low} (wrong) to {high} (correct and complete)? Reply with a number.\nReply:"
 )
 
-_PLACE = re.compile(r"\{(prompt|answer|low|high)\}")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -43,21 +43,20 @@ class LLMJudge(Scorer):
       (`samples`) their mean, scaled to 0..1. A reply without a number in that range does not count; a candidate
       without any reply that counts has 0.
 
-    May be used from any thread. The beginning that all its questions share is decoded once per call.
+    May be used from any thread. The beginning that all its questions share is decoded once per call. Control tokens
+    that a candidate or a question spells out are text.
 
     Args:
         lm: the judge.
         verdict: "probability" or "number".
-        template: with "{answer}", and "{prompt}" if it is to see that; {low} and {high} are the numbers' range. None:
-            one in English.
+        template: with "{answer}", and "{prompt}" if it is to see the question (`Prompt.asked`); {low} and {high} are
+            the numbers' range. None: one in English.
         chat: put the template into the model's chat template, as the user's turn.
         good, bad: spellings of the verdicts, for "probability"; of each the first token counts.
         low, high: the range of numbers.
         samples: replies per candidate, for "number".
         sampling: how replies are drawn. None: greedily if there is one, at temperature 0.7 if there are several; 64
             tokens at most; with seed 0.
-        question: from a search's prompt to what the judge is shown as {prompt}; for prompts with examples or a chat
-            template around the question.
 
     Raises:
         TilebeamError: options that do not fit, or verdicts that begin with the same token.
@@ -76,7 +75,6 @@ class LLMJudge(Scorer):
         high: float = 10,
         samples: int = 1,
         sampling: SamplingParams | None = None,
-        question: Callable[[str], str] | None = None,
     ) -> None:
         if verdict not in get_args(Verdict):
             raise TilebeamError(f'verdict must be "probability" or "number", not {verdict!r}.')
@@ -90,7 +88,6 @@ class LLMJudge(Scorer):
         self.samples = checked_integer("samples", samples)
         drawn = sampling or SamplingParams(temperature=0.0 if samples == 1 else 0.7, max_tokens=64, seed=0)
         self.sampling = replace(drawn, n=samples, logprobs=False)
-        self._question = question
         if "{answer}" not in self.template:
             raise TilebeamError('The template of a judge needs "{answer}", where the candidate stands.')
         self._labels: list[int] = []
@@ -105,41 +102,40 @@ class LLMJudge(Scorer):
             self._labels = sorted(kinds[0] - common) + sorted(kinds[1] - common)
             self._good = len(kinds[0] - common)
 
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
         """One verdict per candidate."""
         return self.rate([prompt], [candidates])[0].scores
 
-    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+    def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """One verdict per candidate of each prompt, all in one go; equal texts are judged once, at the cost of the
         first prompt that asks."""
         asked = [[self._ask(prompt, c.text) for c in group] for prompt, group in zip(prompts, groups, strict=True)]
-        different = list(dict.fromkeys(text for group in asked for text in group))
+        different = list(dict.fromkeys(question for group in asked for question in group))
         verdicts = dict(zip(different, self._judge(different) if different else [], strict=True))
-        costs = {text: cost for text, (_, cost) in verdicts.items()}
+        costs = {question: cost for question, (_, cost) in verdicts.items()}
         return [
-            Rating([verdicts[text][0] for text in group], sum((costs.pop(t, Usage()) for t in group), Usage()))
+            Rating([verdicts[q][0] for q in group], sum((costs.pop(q, Usage()) for q in group), Usage()))
             for group in asked
         ]
 
-    def _ask(self, prompt: str, answer: str) -> str:
-        """The judge's prompt."""
+    def _ask(self, prompt: str | Prompt, answer: str) -> Prompt:
+        """Make the judge's prompt."""
         values = {
-            "prompt": self._question(prompt) if self._question else prompt,
+            "prompt": Prompt.of(prompt).asked,
             "answer": answer,
             "low": f"{self.low:g}",
             "high": f"{self.high:g}",
         }
-        # In one go, so that a candidate that holds "{prompt}" is shown as it is.
-        text = _PLACE.sub(lambda place: values[place[1]], self.template)
-        return self.lm.apply_chat_template([{"role": "user", "content": text}]) if self.chat else text
+        asked = self.lm.filled_prompt(self.template, values)
+        return self.lm.chat_prompt([{"role": "user", "content": asked.text}]) if self.chat else asked
 
-    def _judge(self, texts: list[str]) -> list[tuple[float, Usage]]:
+    def _judge(self, asked: list[Prompt]) -> list[tuple[float, Usage]]:
         """Of each of the judge's prompts its verdict, and what that cost."""
-        return self._probabilities(texts) if self.verdict == "probability" else self._numbers(texts)
+        return self._probabilities(asked) if self.verdict == "probability" else self._numbers(asked)
 
-    def _probabilities(self, texts: list[str]) -> list[tuple[float, Usage]]:
+    def _probabilities(self, asked: list[Prompt]) -> list[tuple[float, Usage]]:
         found = []
-        for reading in self.lm.read(texts, [[-1]] * len(texts), self._labels):
+        for reading in self.lm.read(asked, [[-1]] * len(asked), self._labels):
             logits = reading.logits[0].astype(np.float64)
             chances = np.exp(logits - logits.max())
             length = reading.decoded_tokens + reading.cached_tokens
@@ -149,8 +145,8 @@ class LLMJudge(Scorer):
             found.append((float(chances[: self._good].sum() / chances.sum()), usage))
         return found
 
-    def _numbers(self, texts: list[str]) -> list[tuple[float, Usage]]:
-        outputs = self.lm.generate(texts, self.sampling)
+    def _numbers(self, asked: list[Prompt]) -> list[tuple[float, Usage]]:
+        outputs = self.lm.generate(asked, self.sampling)
         check_complete(outputs)
         found = []
         for output in outputs:

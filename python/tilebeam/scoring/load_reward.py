@@ -8,7 +8,7 @@ that can be wrong in the files and arguments is found before the model is loaded
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +66,11 @@ class RewardSpec:
         elif not self.own_heads:
             raise TilebeamError("A reward model is required, or a reward head of the generator's own.")
 
+    @cached_property
+    def format(self) -> RewardFormat:
+        """How a reward model wants its text, as far as files and arguments say."""
+        return RewardFormat() if self.own else _plan(self).preset.format
+
     def load(self, **options: Any) -> RewardModel:
         """`load_reward_model` with these arguments, and others as keywords."""
         assert not self.own
@@ -116,7 +121,6 @@ def load_reward_model(
     labels: Sequence[str] | None = None,
     aggregate: Aggregation = AGGREGATION,
     step_stop: str = STEP_STOP,
-    question: Callable[[str], str] | None = None,
     n_ctx: int = LoadOptions.n_ctx,
     n_seq_max: int = _SEQUENCES,
     **load: Any,
@@ -136,7 +140,6 @@ def load_reward_model(
         labels: the good and the bad label (kind "token"), one token each.
         aggregate: of the steps' scores: "last", "min", "prod" or "mean".
         step_stop: what ends a step of the texts that it will rate.
-        question: from a search's prompt to the question in it, where a chat template stands around that.
         n_ctx: as of the search's own model; the reward model gets half as many cells more, for tags.
         n_seq_max: at least; many sequences let the cells of many beams be kept, and cost little.
         load: further arguments of `tilebeam.load`: device, threads, executor ...
@@ -149,7 +152,7 @@ def load_reward_model(
 
     lm = load_model(plan.path, n_ctx=n_ctx + n_ctx // 2, n_seq_max=max(n_seq_max, _SEQUENCES), **load)
     try:
-        return plan.scorer(lm, step_stop, question)
+        return plan.scorer(lm, step_stop)
     except BaseException:
         lm.close()
         raise
@@ -166,7 +169,7 @@ class _Plan:
     aggregate: str
     about: str
 
-    def scorer(self, lm: Any, step_stop: str, question: Callable[[str], str] | None) -> RewardModel:
+    def scorer(self, lm: Any, step_stop: str) -> RewardModel:
         from tilebeam.scoring.reward_model import HeadReward, TokenReward
 
         p = self.preset
@@ -178,9 +181,9 @@ class _Plan:
         }
         scorer: RewardModel
         if self.head is None:
-            scorer = TokenReward(lm, good=p.good, bad=p.bad, template=question, **common)
+            scorer = TokenReward(lm, good=p.good, bad=p.bad, **common)
         else:
-            scorer = HeadReward(lm, self.head, question=question, **common)
+            scorer = HeadReward(lm, self.head, **common)
         scorer.about = self.about
         return scorer
 

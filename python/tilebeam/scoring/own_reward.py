@@ -12,6 +12,7 @@ import numpy as np
 
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
+from tilebeam.prompt import Prompt
 from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.scoring.reward_heads import Head, place
 from tilebeam.scoring.reward_model import StepScorer
@@ -62,14 +63,18 @@ class OwnReward(StepScorer):
         """What ends the steps whose states are wanted; "" if the end of a text is enough."""
         return "" if self.aggregate == "last" else self.step_stop
 
-    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:  # noqa: ARG002
+    def score_steps(
+        self,
+        prompts: Sequence[str | Prompt],  # noqa: ARG002
+        solutions: Sequence[Sequence[str]],  # noqa: ARG002
+    ) -> list[list[float]]:
         """Refused: a text alone has no hidden states."""
         raise TilebeamError(
             "A reward head of the generator's own rates what the model writes, not given texts; a head for those needs "
             "a reward model."
         )
 
-    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+    def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """One score per candidate of each prompt."""
         if len(prompts) != len(groups):
             raise TilebeamError(f"{len(prompts)} prompts but {len(groups)} groups of candidates.")
@@ -77,7 +82,7 @@ class OwnReward(StepScorer):
         left = iter(self.rate_states(flat))
         return [Rating([self.total(next(left).scores) for _ in group]) for group in groups]
 
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
         """One score per candidate."""
         return self.rate([prompt], [candidates])[0].scores
 

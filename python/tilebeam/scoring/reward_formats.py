@@ -6,12 +6,12 @@ tokens; what is put in their place is read as plain text, so that a solution can
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.prompt import Prompt
 from tilebeam.scoring.choices import HeadOutput, Kind
 
 if TYPE_CHECKING:
@@ -178,13 +178,11 @@ class Layout:
     Args:
         lm: the reward model.
         format: how it wants its text.
-        question: from the prompt of a search to the question in it (a chat template may stand around it).
     """
 
-    def __init__(self, lm: LM, format: RewardFormat, question: Callable[[str], str] | None = None) -> None:
+    def __init__(self, lm: LM, format: RewardFormat) -> None:
         self._lm = lm
         self._format = format
-        self._question = question or (lambda prompt: prompt)
         lead = lm.tokenize("\n", add_special=False)
         # SentencePiece vocabularies may put a space before a text; none belongs into the middle of one.
         self._lead = lead if lm.detokenize(lead).startswith(" ") else []
@@ -192,20 +190,19 @@ class Layout:
         self._head = lru_cache(maxsize=256)(self._make_head)
         self._step = lru_cache(maxsize=4096)(self._make_step)
 
-    def head(self, prompt: str) -> list[int]:
-        """Tokens before the first step."""
-        return list(self._head(prompt))
+    def head(self, prompt: str | Prompt) -> list[int]:
+        """Return the tokens before the first step: the prompt's question, as the format wants it."""
+        return list(self._head(Prompt.of(prompt)))
 
     def step(self, text: str, first: bool) -> list[int]:
         """Tokens of a step, without the tag."""
         return list(self._step(text, first))
 
-    def _make_head(self, prompt: str) -> tuple[int, ...]:
+    def _make_head(self, prompt: Prompt) -> tuple[int, ...]:
         before, after = self._format.head.split("{prompt}")
-        question = self._question(prompt)
-        lm = self._lm
-        if not before and not after:  # the prompt is the model's own text, with what control tokens it has
-            tokens = lm.tokenize(question)
+        question, lm = prompt.asked, self._lm
+        if not before and not after:  # a bare text is the model's own, with what control tokens it has
+            tokens = lm.tokenize(question, parse_special=prompt.question is None)
         elif not before:
             tokens = lm.tokenize(question, parse_special=False) + self._inside(after, control=True)
         else:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.scoring.reward_formats import Layout, RewardFormat
 from tilebeam.scoring.reward_heads import Head, sigmoid
@@ -39,7 +40,7 @@ _AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda scores: sum(scores) / len(scores),
 }
 
-_Solution = tuple[str, tuple[str, ...]]  # a prompt and steps
+_Solution = tuple[Prompt, tuple[str, ...]]  # a prompt and steps
 _Named = tuple[int, int]  # a position of a text, and the beginning of a solution that is judged there
 
 # Tokens of texts that are kept to be read together.
@@ -81,10 +82,10 @@ class StepScorer(Scorer):
         self.step_stop = step_stop
 
     @abstractmethod
-    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+    def score_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
         """Scores of every step of every solution; solution i answers prompts[i]."""
 
-    def rate_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Rating]:
+    def rate_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[Rating]:
         """`score_steps` with costs: one rating per solution."""
         return [Rating(scores) for scores in self.score_steps(prompts, solutions)]
 
@@ -102,17 +103,17 @@ class StepScorer(Scorer):
         """The aggregate of a solution's step scores; 0 for a solution without steps."""
         return float(_AGGREGATIONS[self.aggregate](scores)) if scores else 0.0
 
-    def rate_text(self, prompt: str, text: str) -> RatedText:
+    def rate_text(self, prompt: str | Prompt, text: str) -> RatedText:
         """A text with the scores of its steps; the score of the whole is that of a candidate with this text."""
         steps = split_steps(text, self.step_stop)
         (rating,) = self.rate_steps([prompt], [steps])
         return RatedText(steps, rating.scores, self.total(rating.scores), rating.usage)
 
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
         """One aggregate per candidate."""
         return self.rate([prompt], [candidates])[0].scores
 
-    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+    def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """One aggregate per candidate of each prompt, all in one go."""
         flat = [(prompt, c) for prompt, group in zip(prompts, groups, strict=True) for c in group]
         with self.session():
@@ -133,7 +134,6 @@ class RewardModel(StepScorer):
     Args:
         lm: the reward model; the search's own model or another.
         format: how it wants prompt and steps to be written.
-        question: from the search's prompt to the question in it, where a chat template stands around that.
         outcome: it rates a solution as a whole: the tag closes a text instead of standing between steps, a step's score
             is that of the solution up to it, and a candidate's is that of all of it, whatever the aggregate.
         aggregate, step_stop: see `StepScorer`.
@@ -149,7 +149,6 @@ class RewardModel(StepScorer):
         lm: LM,
         format: RewardFormat,
         *,
-        question: Callable[[str], str] | None = None,
         outcome: bool = False,
         aggregate: Aggregation = AGGREGATION,
         step_stop: str = STEP_STOP,
@@ -158,11 +157,11 @@ class RewardModel(StepScorer):
         self.lm = lm
         self.format = format
         self.outcome = outcome
-        self._layout = Layout(lm, format, question)
+        self._layout = Layout(lm, format)
         self._known: dict[int, float] = {}  # by the name of a beginning of a solution
         # Names by what goes before, the prompt or a beginning, and the step: a beginning itself as the name of each
         # would take memory that grows with the square of the steps.
-        self._beginnings: dict[tuple[str | int, str], int] = {}
+        self._beginnings: dict[tuple[Prompt | int, str], int] = {}
         self._count = itertools.count()
         self._sessions = 0
         self._counting = threading.Lock()
@@ -202,14 +201,14 @@ class RewardModel(StepScorer):
                         self._known.clear()
                         self._beginnings.clear()
 
-    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+    def score_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
         """Scores of every step."""
         return [rating.scores for rating in self.rate_steps(prompts, solutions)]
 
-    def rate_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Rating]:
+    def rate_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[Rating]:
         """Every step's score and what they cost; what is known from earlier calls of a session is not read again, and
         of equal solutions the first pays."""
-        keys = [(p, tuple(steps)) for p, steps in zip(prompts, solutions, strict=True)]
+        keys = [(Prompt.of(p), tuple(steps)) for p, steps in zip(prompts, solutions, strict=True)]
         with self.session():
             costs = self._ask(keys)
             return [
@@ -217,12 +216,12 @@ class RewardModel(StepScorer):
                 for p, steps in keys
             ]
 
-    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+    def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """One score per candidate of each prompt."""
         if not self.outcome:
             return super().rate(prompts, groups)
         keys = [
-            [(p, tuple(split_steps(c.text, self.step_stop) or [""])) for c in group]
+            [(Prompt.of(p), tuple(split_steps(c.text, self.step_stop) or [""])) for c in group]
             for p, group in zip(prompts, groups, strict=True)
         ]
         with self.session():
@@ -236,10 +235,10 @@ class RewardModel(StepScorer):
         """The aggregate; of an outcome reward model the last."""
         return float(scores[-1]) if self.outcome and scores else super().total(scores)
 
-    def _names(self, prompt: str, steps: Sequence[str]) -> list[int]:
+    def _names(self, prompt: Prompt, steps: Sequence[str]) -> list[int]:
         """Names of a solution's beginnings, shortest first; equal beginnings have the same one within a session."""
         found: list[int] = []
-        before: str | int = prompt
+        before: Prompt | int = prompt
         for step in steps:
             before = self._beginnings.setdefault((before, step), next(self._count))
             found.append(before)
@@ -279,7 +278,7 @@ class RewardModel(StepScorer):
                 self._known[name] = float(value)
             costs[key] += Usage(scored_tokens=reading.decoded_tokens, scoring_seconds=reading.seconds)
 
-    def _texts(self, prompt: str, steps: tuple[str, ...], whole: bool) -> Iterator[tuple[list[int], list[_Named]]]:
+    def _texts(self, prompt: Prompt, steps: tuple[str, ...], whole: bool) -> Iterator[tuple[list[int], list[_Named]]]:
         """Texts to read, shorter ones first, and which position of each judges what.
 
         Raises:
@@ -328,7 +327,6 @@ class TokenReward(RewardModel):
         tag: instead of the format's.
         good, bad: the labels; one token each.
         format: how prompt and steps are written; None: one after the other, each step followed by the tag.
-        template: from the search's prompt to the question (`RewardModel`'s `question`).
         outcome, aggregate, step_stop: see `RewardModel`.
 
     Raises:
@@ -343,14 +341,13 @@ class TokenReward(RewardModel):
         good: str = "+",
         bad: str = "-",
         format: RewardFormat | None = None,
-        template: Callable[[str], str] | None = None,
         outcome: bool = False,
         aggregate: Aggregation = AGGREGATION,
         step_stop: str = STEP_STOP,
     ) -> None:
         form = format or RewardFormat()
         form = form if tag is None else replace(form, tag=tag)
-        super().__init__(lm, form, question=template, outcome=outcome, aggregate=aggregate, step_stop=step_stop)
+        super().__init__(lm, form, outcome=outcome, aggregate=aggregate, step_stop=step_stop)
         if not self._layout.tag:
             raise TilebeamError("The tag has no tokens: a label is read behind a tag.")
         self._labels = [_one_token(lm, label) for label in (good, bad)]
@@ -373,7 +370,7 @@ class HeadReward(RewardModel):
         lm: the reward model.
         head: the network; see `load_head` and `classifier_of`.
         format: how prompt and steps are written.
-        question, outcome, aggregate, step_stop: see `RewardModel`.
+        outcome, aggregate, step_stop: see `RewardModel`.
 
     Raises:
         TilebeamError: the head takes other hidden states than this model has.
@@ -385,14 +382,11 @@ class HeadReward(RewardModel):
         head: Head,
         *,
         format: RewardFormat | None = None,
-        question: Callable[[str], str] | None = None,
         outcome: bool = False,
         aggregate: Aggregation = AGGREGATION,
         step_stop: str = STEP_STOP,
     ) -> None:
-        super().__init__(
-            lm, format or RewardFormat(), question=question, outcome=outcome, aggregate=aggregate, step_stop=step_stop
-        )
+        super().__init__(lm, format or RewardFormat(), outcome=outcome, aggregate=aggregate, step_stop=step_stop)
         if head.features:
             raise TilebeamError(
                 "This reward head reads what its own model wrote: give it without --prm and --orm, to the model that "

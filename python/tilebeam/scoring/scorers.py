@@ -13,6 +13,7 @@ from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
+from tilebeam.prompt import Prompt
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Rating:
 
 class Scorer(ABC):
     """Rates candidates; higher is better. A scorer without costs implements `score`, one that runs a model `rate`, too.
+
+    Searches hand on a `tilebeam.Prompt`; `Prompt.of` makes one of a text.
 
     Attributes:
         needs_logprobs: candidates must carry ``cumulative_logprob``.
@@ -51,10 +54,10 @@ class Scorer(ABC):
         return wanted | ({"hidden": True, "hidden_steps": self.hidden_steps} if self.needs_hidden else {})
 
     @abstractmethod
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
         """One score per candidate of a prompt, in their order."""
 
-    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+    def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """The candidates of several prompts: one rating per prompt. Scorers that run a model or can batch over prompts
         override it."""
         return [Rating(self.score(prompt, group)) for prompt, group in zip(prompts, groups, strict=True)]
@@ -72,7 +75,7 @@ class LogProb(Scorer):
     def __init__(self, *, per_token: bool = True) -> None:
         self.per_token = per_token
 
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
         """Mean (or sum) of the tokens' natural log-probabilities."""
         return [log_probability(c, per_token=self.per_token) for c in candidates]
 
@@ -81,20 +84,21 @@ class Verifier(Scorer):
     """A function that knows: a checker of answers, unit tests, a rule.
 
     Args:
-        check: gets the prompt and a candidate's text; returns a number, or True or False for 1 and 0.
+        check: gets the prompt's text and a candidate's; returns a number, or True or False for 1 and 0.
     """
 
     def __init__(self, check: Callable[[str, str], float | bool]) -> None:
         self.check = check
 
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
         """What the function says of each text.
 
         Raises:
             TilebeamError: it returns something that is not a number.
         """
         name = getattr(self.check, "__name__", type(self.check).__name__)
-        return [_number(self.check(prompt, c.text), f"The verifier {name}") for c in candidates]
+        text = Prompt.of(prompt).text
+        return [_number(self.check(text, c.text), f"The verifier {name}") for c in candidates]
 
 
 class Majority(Scorer):
@@ -109,7 +113,7 @@ class Majority(Scorer):
         self.extract = extract
         self.equal = equal or equality_of(extract)
 
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
         """Votes for each candidate's answer, divided by the number of candidates."""
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes = Counter(a for a in answers if a is not None)
@@ -129,14 +133,14 @@ def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:
     return candidate.cumulative_logprob / max(1, len(candidate.token_ids))
 
 
-def rate_outputs(scorer: Scorer, outputs: Sequence[RequestOutput]) -> list[Rating]:
+def rate_outputs(scorer: Scorer, prompts: Sequence[Prompt], outputs: Sequence[RequestOutput]) -> list[Rating]:
     """The candidates of several prompts: one rating per prompt, checked, with its share of the time.
 
     Raises:
         TilebeamError: as `checked_scores`, or there are more or fewer ratings than prompts.
     """
     began = time.perf_counter()
-    ratings = scorer.rate([o.prompt for o in outputs], [o.outputs for o in outputs])
+    ratings = scorer.rate(prompts, [o.outputs for o in outputs])
     if len(ratings) != len(outputs):
         raise TilebeamError(f"{type(scorer).__name__} rated {len(ratings)} of {len(outputs)} prompts.")
     scores = [checked_scores(r.scores, len(o.outputs), scorer) for r, o in zip(ratings, outputs, strict=True)]

@@ -8,7 +8,6 @@ that the leader would still lead after any number of samples is that of p > 1/2 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,23 +17,14 @@ from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, ProgressHook, Usage, check_complete
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
-from tilebeam.search.base import (
-    Algorithm,
-    SearchProgress,
-    StepGenerator,
-    Trajectory,
-    VoteResult,
-    checked_budget,
-    sampling_for,
-)
-from tilebeam.search.choices import BUDGET, CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
+from tilebeam.search.base import Algorithm, SearchCall, SearchProgress, StepGenerator, Trajectory, VoteResult
+from tilebeam.search.choices import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
 from tilebeam.search.events import EventHook, Fate, RunningVote, SearchEvent, candidate_event, tally
 from tilebeam.search.sampled import heaviest, whole_trajectories
-from tilebeam.search.steps import Beam, Branch, StepExpander, Task
+from tilebeam.search.steps import Beam, Branch, StepExpander, Task, tasks_of
 
 
 @dataclass
@@ -85,7 +75,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
     not overtake it. Without a scorer, candidates draw with the same seeds as those of `SelfConsistency`.
 
     With a scorer, candidates grow step by step, and one whose aggregate falls below ``give_up`` is given up: it has no
-    vote, but counts against the budget. `the_one` is the candidate that the scorer likes best among those with the
+    vote, but counts against the budget. The best candidate is the one that the scorer likes best among those with the
     winning answer (without a scorer: the first of them).
 
     Args:
@@ -138,25 +128,13 @@ class Adaptive(Algorithm[AdaptiveResult]):
             most = MAX_STEP_TOKENS if max_step_tokens is None else max_step_tokens
             self._expander = StepExpander(scorer, stop, most, LOOKAHEAD)
 
-    def run(
-        self,
-        lm: StepGenerator,
-        prompts: Sequence[str],
-        budget: int = BUDGET,
-        *,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        progress: ProgressHook | None = None,
-        events: EventHook | None = None,
-    ) -> list[AdaptiveResult]:
-        """See `Algorithm.run`."""
-        checked_budget(budget)
-        params = sampling_for(prompts, sampling)
-        polls: list[_Poll] = []
-        for prompt, own in zip(prompts, params, strict=True):
-            ids = lm.tokenize(prompt)
-            vote = RunningVote(self.extract, self.equal)
-            polls.append(_Poll(Task(prompt, ids, own, Usage(prompt_tokens=len(ids))), len(polls), vote))
-        tell = SearchProgress(progress, budget * len(polls))
+    def search(self, lm: StepGenerator, call: SearchCall) -> list[AdaptiveResult]:
+        """See `Algorithm`."""
+        budget, events = call.budget, call.events
+        polls = [
+            _Poll(task, number, RunningVote(self.extract, self.equal)) for number, task in enumerate(tasks_of(lm, call))
+        ]
+        tell = SearchProgress(call.progress, budget * len(polls))
         with ExitStack() as stack:
             stack.enter_context(self._expander.session(lm) if self._expander else lm.keep_prefixes())
             while open_polls := [p for p in polls if not p.settled and len(p.candidates) < budget]:
@@ -292,7 +270,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
         votes = poll.votes()
         winner = next(iter(votes), None)
         return AdaptiveResult(
-            prompt=poll.task.prompt,
+            prompt=poll.task.prompt.text,
             candidates=poll.candidates,
             scores=poll.totals,
             best_index=_best(poll, winner),

@@ -4,7 +4,7 @@
     results = algorithm.run(lm, prompts, budget=16)                  # many, which share batches
     for i, result in algorithm.completed(lm, prompts, budget=16):    # each as soon as it is complete
 
-Algorithms by name, with options checked: `tilebeam.search.registry`.
+A prompt is a text or a `tilebeam.Prompt`. Algorithms by name, with options checked: `tilebeam.search.registry`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.choices import BUDGET
 from tilebeam.search.events import EventHook
@@ -32,7 +33,7 @@ class Generator(Protocol):
 
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Sequence[Prompt] | Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams],
         *,
         progress: ProgressHook | None = None,
@@ -105,7 +106,7 @@ class SearchResult:
     """What a search found for one prompt.
 
     Attributes:
-        prompt: the prompt.
+        prompt: the prompt's text.
         candidates: the texts that were in the running to the end, in the order of their seeds. One that was given up
             half-way and still counts against the budget has the finish reason "aborted".
         scores: one per candidate: what the search chose by.
@@ -129,15 +130,17 @@ class SearchResult:
     pruned: list[Pruned] = field(default_factory=list, kw_only=True)
 
     @property
-    def the_one(self) -> CompletionOutput:
+    def best(self) -> CompletionOutput:
         """The chosen candidate."""
         return self.candidates[self.best_index]
+
+    the_one = best  # its former name
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: all of it but the single tokens' log-probabilities."""
         return {
             "prompt": self.prompt,
-            "text": self.the_one.text,
+            "text": self.best.text,
             "best_index": self.best_index,
             "scores": self.scores,
             "candidates": [replace(c, logprobs=None).as_dict() for c in self.candidates],
@@ -172,6 +175,24 @@ class VoteResult(SearchResult):
 Result = TypeVar("Result", bound=SearchResult, covariant=True)
 
 
+@dataclass(frozen=True)
+class SearchCall:
+    """What `Algorithm.run` was asked for, checked.
+
+    Attributes:
+        prompts: what to search for.
+        budget: candidates per prompt.
+        sampling: how to draw for each prompt, with a seed.
+        progress, events: see `Algorithm.run`.
+    """
+
+    prompts: list[Prompt]
+    budget: int
+    sampling: list[SamplingParams]
+    progress: ProgressHook | None
+    events: EventHook | None
+
+
 class Algorithm(ABC, Generic[Result]):
     """A way to spend more compute on prompts.
 
@@ -196,10 +217,13 @@ class Algorithm(ABC, Generic[Result]):
     name: ClassVar[str]
 
     @abstractmethod
+    def search(self, lm: StepGenerator, call: SearchCall) -> list[Result]:
+        """Search for all prompts of a call: one result per prompt, in their order."""
+
     def run(
         self,
         lm: StepGenerator,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Prompt],
         budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -210,7 +234,7 @@ class Algorithm(ABC, Generic[Result]):
 
         Args:
             lm: the model.
-            prompts: texts, as `LM.generate` takes them.
+            prompts: texts, as `LM.generate` takes them, or what `LM.chat_prompt` gives.
             budget: candidates per prompt.
             sampling: how to draw; for all prompts, or one per prompt.
             progress: called after every batch with the state of the whole search; returning False cancels it.
@@ -224,12 +248,15 @@ class Algorithm(ABC, Generic[Result]):
             SearchCancelled: by the hook.
             TilebeamError: a budget that does not fit, a scorer that misbehaves, or what `LM.generate` raises.
         """
+        checked_integer("budget", budget)
+        asked = [Prompt.of(prompt) for prompt in prompts]
+        return self.search(lm, SearchCall(asked, budget, sampling_for(asked, sampling), progress, events))
 
     @overload  # a str is a Sequence[str] too: the first signature that fits counts
     def infer(  # type: ignore[overload-overlap]
         self,
         lm: StepGenerator,
-        prompt: str,
+        prompt: str | Prompt,
         budget: int = ...,
         *,
         sampling: SamplingParams | None = ...,
@@ -240,7 +267,7 @@ class Algorithm(ABC, Generic[Result]):
     def infer(
         self,
         lm: StepGenerator,
-        prompt: Sequence[str],
+        prompt: Sequence[str | Prompt],
         budget: int = ...,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = ...,
@@ -251,7 +278,7 @@ class Algorithm(ABC, Generic[Result]):
     def infer(
         self,
         lm: StepGenerator,
-        prompt: str | Sequence[str],
+        prompt: str | Prompt | Sequence[str | Prompt],
         budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -265,7 +292,7 @@ class Algorithm(ABC, Generic[Result]):
             on_result: called with a prompt's number and its result as soon as that is complete, as `completed` has
                 them; instead of ``progress`` and ``events``.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        prompts = [prompt] if isinstance(prompt, str | Prompt) else list(prompt)
         if on_result is None:
             results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events)
         else:
@@ -276,12 +303,12 @@ class Algorithm(ABC, Generic[Result]):
                 found[i] = result
                 on_result(i, result)
             results = [found[i] for i in range(len(prompts))]
-        return results[0] if isinstance(prompt, str) else results
+        return results[0] if isinstance(prompt, str | Prompt) else results
 
     def completed(
         self,
         lm: StepGenerator,
-        prompts: Iterable[str],
+        prompts: Iterable[str | Prompt],
         budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -294,7 +321,7 @@ class Algorithm(ABC, Generic[Result]):
 
         Args:
             lm, budget, sampling: as for `run`.
-            prompts: texts, or an iterator of them.
+            prompts: as for `run`, or an iterator of them.
             at_once: searches under way at most. Slots stay in use where this times the budget is twice their number.
                 Functions that score or extract are called from that many threads.
 
@@ -313,11 +340,11 @@ class Algorithm(ABC, Generic[Result]):
         return self._completed(lm, pairs, budget, at_once)
 
     def _completed(
-        self, lm: StepGenerator, pairs: Iterator[tuple[str, SamplingParams | None]], budget: int, at_once: int
+        self, lm: StepGenerator, pairs: Iterator[tuple[str | Prompt, SamplingParams | None]], budget: int, at_once: int
     ) -> Iterator[tuple[int, Result]]:
         cancelled = threading.Event()
 
-        def search(number: int, prompt: str, sampling: SamplingParams | None) -> tuple[int, Result]:
+        def search(number: int, prompt: str | Prompt, sampling: SamplingParams | None) -> tuple[int, Result]:
             def go_on(_: Progress) -> bool:
                 return not cancelled.is_set()
 
@@ -350,17 +377,8 @@ class Algorithm(ABC, Generic[Result]):
 # --- for those who write algorithms -----------------------------------------------------------------------------------
 
 
-def checked_budget(budget: int) -> int:
-    """The budget.
-
-    Raises:
-        TilebeamError: it is no whole number of at least 1.
-    """
-    return checked_integer("budget", budget)
-
-
 def sampling_for(
-    prompts: Sequence[str], sampling: SamplingParams | Sequence[SamplingParams] | None
+    prompts: Sequence[str | Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:
     """One per prompt, each with a seed.
 

@@ -9,28 +9,17 @@ has ended competes with the others and, if it wins, holds its place without grow
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import ProgressHook
-from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
-from tilebeam.search.base import (
-    Algorithm,
-    Pruned,
-    SearchProgress,
-    SearchResult,
-    StepGenerator,
-    checked_budget,
-    sampling_for,
-)
-from tilebeam.search.choices import BEAM_WIDTH, BUDGET, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
+from tilebeam.search.base import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
+from tilebeam.search.choices import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.events import EventHook, Fate, SearchEvent, candidate_event
-from tilebeam.search.steps import Beam, Branch, StepExpander, Task
+from tilebeam.search.steps import Beam, Branch, StepExpander, Task, tasks_of
 
 
 @dataclass
@@ -71,7 +60,7 @@ def width_for(beam_width: int, budget: int) -> int:
     Raises:
         TilebeamError: the budget is no multiple of the width.
     """
-    width = min(beam_width, checked_budget(budget))
+    width = min(beam_width, checked_integer("budget", budget))
     if budget % width:
         raise TilebeamError(f"budget must be a multiple of beam_width ({width}), not {budget}.")
     return width
@@ -117,22 +106,13 @@ class _StepSearch(Algorithm[StepResult]):
         self.max_steps = checked_integer("max_steps", max_steps)
         self._expander = StepExpander(scorer, step_stop, max_step_tokens, lookahead)
 
-    def run(
-        self,
-        lm: StepGenerator,
-        prompts: Sequence[str],
-        budget: int = BUDGET,
-        *,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        progress: ProgressHook | None = None,
-        events: EventHook | None = None,
-    ) -> list[StepResult]:
-        """See `Algorithm.run`. The budget is N, a multiple of beam_width or less than it. `the_one` is the candidate
+    def search(self, lm: StepGenerator, call: SearchCall) -> list[StepResult]:
+        """See `Algorithm`. The budget is N, a multiple of beam_width or less than it. The best candidate is the one
         with the best aggregate, those that ended before those that did not."""
-        width = width_for(self.beam_width, budget)
-        tasks = [self._expander.task(lm, t, p) for t, p in zip(prompts, sampling_for(prompts, sampling), strict=True)]
+        budget, events, width = call.budget, call.events, width_for(self.beam_width, call.budget)
+        tasks = tasks_of(lm, call)
         searches = [_Search(task, [Beam()], number) for number, task in enumerate(tasks)]
-        tell = SearchProgress(progress, self.max_steps * budget * len(prompts))
+        tell = SearchProgress(call.progress, self.max_steps * budget * len(tasks))
         with self._expander.session(lm):
             for round in range(self.max_steps):
                 if not self._advance(lm, searches, round, budget, width, tell, events):
@@ -243,7 +223,7 @@ class _StepSearch(Algorithm[StepResult]):
         beams = search.pool + [b for b in search.beams if not b.done]
         totals = [self._expander.total(b) for b in beams]
         return StepResult(
-            prompt=search.task.prompt,
+            prompt=search.task.prompt.text,
             candidates=[b.candidate(i) for i, b in enumerate(beams)],
             scores=totals,
             best_index=max(range(len(beams)), key=lambda i: (beams[i].ended, totals[i], -i)),

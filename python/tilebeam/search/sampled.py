@@ -11,21 +11,19 @@ from typing import Any, ClassVar, get_args
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, check_complete
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
 from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate_outputs
 from tilebeam.search.base import (
     Algorithm,
     Generator,
     Result,
+    SearchCall,
     SearchProgress,
     SearchResult,
     Trajectory,
     VoteResult,
-    checked_budget,
-    sampling_for,
 )
-from tilebeam.search.choices import BUDGET, Weighting
+from tilebeam.search.choices import Weighting
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
 
 
@@ -35,33 +33,23 @@ class _WholeSearch(Algorithm[Result]):
     scorer: Scorer | None = None
     needs_logprobs: bool = False
 
-    def run(
-        self,
-        lm: Generator,
-        prompts: Sequence[str],
-        budget: int = BUDGET,
-        *,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        progress: ProgressHook | None = None,
-        events: EventHook | None = None,
-    ) -> list[Result]:
-        """See `Algorithm.run`; of the model, only `generate` is asked."""
-        checked_budget(budget)
+    def search(self, lm: Generator, call: SearchCall) -> list[Result]:
+        """See `Algorithm`; of the model, only `generate` is asked."""
         wanted: dict[str, Any] = {"logprobs": True} if self.needs_logprobs else {}
         wanted |= self.scorer.needs() if self.scorer is not None else {}
-        params = [replace(p, n=budget, **wanted) for p in sampling_for(prompts, sampling)]
-        if not prompts:
+        params = [replace(p, n=call.budget, **wanted) for p in call.sampling]
+        if not call.prompts:
             return []
-        hook = SearchProgress(progress, budget * len(prompts)).call(0)
-        teller = self._teller(events, len(prompts))
+        hook = SearchProgress(call.progress, call.budget * len(call.prompts)).call(0)
+        teller = self._teller(call.events, len(call.prompts))
         if teller is None:
-            outputs = lm.generate(list(prompts), params, progress=hook)
+            outputs = lm.generate(call.prompts, params, progress=hook)
         else:
-            outputs = lm.generate(list(prompts), params, progress=hook, on_sample=teller.ended)
+            outputs = lm.generate(call.prompts, params, progress=hook, on_sample=teller.ended)
         check_complete(outputs)
         scores: Sequence[list[float] | None] = [None] * len(outputs)
         if self.scorer is not None:
-            ratings = rate_outputs(self.scorer, outputs)
+            ratings = rate_outputs(self.scorer, call.prompts, outputs)
             for output, rating in zip(outputs, ratings, strict=True):
                 output.usage += rating.usage
             scores = [rating.scores for rating in ratings]
@@ -138,7 +126,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
     """Draw N candidates and let their answers vote (Wang et al., "Self-Consistency Improves Chain of Thought
     Reasoning").
 
-    The heaviest answer wins, of equals the one seen first. `the_one` is the heaviest candidate with that answer, of
+    The heaviest answer wins, of equals the one seen first. The best candidate is the heaviest with that answer, of
     equals the first; without any answer it is the heaviest candidate.
 
     Args:

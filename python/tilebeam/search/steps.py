@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, FinishReason, ProgressHook, RequestOutput, Usage, check_complete
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import checked_scores, shares
-from tilebeam.search.base import SearchProgress, StepGenerator, Trajectory
+from tilebeam.search.base import SearchCall, SearchProgress, StepGenerator, Trajectory
 
 if TYPE_CHECKING:
     from tilebeam.text_state import TextState
@@ -74,7 +75,7 @@ class Beam:
 class Task:
     """One prompt's search: its accounts, and what bounds its texts."""
 
-    prompt: str
+    prompt: Prompt
     prompt_ids: list[int]
     params: SamplingParams
     usage: Usage
@@ -89,6 +90,13 @@ class Task:
             own.cached_tokens = usage.cached_tokens
         self.usage += own
         self.calls += 1
+
+
+def tasks_of(lm: StepGenerator, call: SearchCall) -> list[Task]:
+    """Return the searches of a call's prompts."""
+    ids = [prompt.tokens(lm) for prompt in call.prompts]
+    costs = [Usage(prompt_tokens=len(tokens)) for tokens in ids]
+    return [Task(*facts) for facts in zip(call.prompts, ids, call.sampling, costs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -127,11 +135,6 @@ class StepExpander:
         """Lasts while texts grow: their cells are kept."""
         with lm.keep_prefixes(), self.scorer.session():
             yield
-
-    def task(self, lm: StepGenerator, prompt: str, params: SamplingParams) -> Task:
-        """The search of one prompt."""
-        ids = lm.tokenize(prompt)
-        return Task(prompt, ids, params, Usage(prompt_tokens=len(ids)))
 
     def expand(self, lm: StepGenerator, branches: Sequence[Branch], hook: ProgressHook | None) -> list[list[Beam]]:
         """The continuations of each branch, in the order of their seeds. They are not rated yet."""

@@ -16,7 +16,6 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, cast
 
@@ -25,11 +24,11 @@ from tilebeam.answers.normalize import Equal
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
+from tilebeam.prompt import Prompt, PromptLike
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Rating, Scorer, Verifier
-from tilebeam.search.base import Algorithm, StepGenerator, VoteResult
-from tilebeam.search.choices import BUDGET, ROUNDS
-from tilebeam.search.events import EventHook
+from tilebeam.search.base import Algorithm, SearchCall, StepGenerator, VoteResult
+from tilebeam.search.choices import ROUNDS
 from tilebeam.search.sampled import SelfConsistency, as_scorer
 
 # Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
@@ -159,28 +158,11 @@ class ToolGenerator:
         self._rounds = checked_integer("rounds", rounds)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._lm, name)
-
-    def tokenize(self, text: str) -> list[int]:
-        """See `StepGenerator`."""
-        return self._lm.tokenize(text)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """See `StepGenerator`."""
-        return self._lm.detokenize(tokens)
-
-    @property
-    def n_ctx(self) -> int:
-        """See `StepGenerator`."""
-        return self._lm.n_ctx
-
-    def keep_prefixes(self) -> AbstractContextManager[None]:
-        """See `StepGenerator`."""
-        return self._lm.keep_prefixes()
+        return getattr(self._lm, name)  # but for `generate` it is the model
 
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Sequence[str | Prompt] | Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams],
         *,
         progress: ProgressHook | None = None,
@@ -219,11 +201,11 @@ class ToolGenerator:
                 raise
 
     def _one(
-        self, number: int, prompt: str | Sequence[int], params: SamplingParams, told: _Told, pool: ThreadPoolExecutor
+        self, number: int, prompt: PromptLike, params: SamplingParams, told: _Told, pool: ThreadPoolExecutor
     ) -> RequestOutput:
         """All samples of one prompt."""
         under_way: dict[int, Future[tuple[CompletionOutput, Usage]]] = {}
-        ids = self._lm.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = Prompt.of(prompt).tokens(self._lm) if isinstance(prompt, str | Prompt) else list(prompt)
 
         def ended(_: int, first: CompletionOutput) -> None:
             if first.stop_reason == MARK:
@@ -234,7 +216,7 @@ class ToolGenerator:
         hidden = params.hidden  # those of the first part come with the result of the call
         asked = replace(params, stop=(*(params.stop or ()), MARK))
         output = self._lm.generate(
-            cast(Sequence[str], [prompt]), [asked], progress=told.hook(), on_sample=None if hidden else ended
+            cast(Sequence[Prompt], [prompt]), [asked], progress=told.hook(), on_sample=None if hidden else ended
         )[0]
         for first in output.outputs if hidden else ():
             ended(0, first)
@@ -376,19 +358,10 @@ class ToolReasoning(Algorithm[VoteResult]):
             extract, weighting="plain" if weigher is None else "reward", scorer=weigher, equal=equal
         )
 
-    def run(
-        self,
-        lm: ToolModel,  # type: ignore[override]
-        prompts: Sequence[str],
-        budget: int = BUDGET,
-        *,
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        progress: ProgressHook | None = None,
-        events: EventHook | None = None,
-    ) -> list[VoteResult]:
-        """See `Algorithm.run`."""
-        tools = ToolGenerator(lm, self._run or confined(unsafe=self._unsafe), rounds=self.rounds)
-        return self.vote.run(tools, prompts, budget, sampling=sampling, progress=progress, events=events)
+    def search(self, lm: ToolModel, call: SearchCall) -> list[VoteResult]:  # type: ignore[override]
+        """See `Algorithm`."""
+        run = self._run or confined(unsafe=self._unsafe)
+        return self.vote.search(ToolGenerator(lm, run, rounds=self.rounds), call)
 
 
 class _Weighed(Scorer):
@@ -404,10 +377,10 @@ class _Weighed(Scorer):
     def hidden_steps(self) -> str:
         return self._inner.hidden_steps
 
-    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
         return self.rate([prompt], [candidates])[0].scores
 
-    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+    def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         return [
             replace(
                 r,

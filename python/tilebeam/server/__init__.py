@@ -2,21 +2,24 @@
 
 Requests of all clients that ask for a model share its batches:
 
-    app              routes and middleware            -> models, and the modules with routes of their own
-    models           which models there are           -> service, places (how many are loaded), metrics
-    service          from a checked body to an answer -> model_host, admission (who is let in), searches, streams
-    requests, prompts, chat, tools, grammar, errors   bodies in: fields, prompts, functions, what the text must be
-    responses, echo, tool_calls, tool_style           JSON out: choices, scored prompts, calls read out of texts
-    response_requests, response_answers               /v1/responses, which is a chat in another form
-    tokens, embeddings, scores, pages, adapter_routes routes of their own
-    security, metrics, settings, main                 keys and limits, Prometheus, options, the process
-    served_model                                      what is loaded: the model and its reward model
+    app                        routes and middleware            -> models, and the modules with routes of their own
+    models                     which models there are           -> service, places (how many are loaded), metrics
+    service                    from a checked body to an answer -> model_host, admission (who is let in), answering
+    plan                       a request between body and answer; requests, prompts, grammar, errors: what bodies ask
+    answering, search_answers  work with the model, and what comes of it as answer_events
+    writing, event_stream      how answers are written and sent; the forms are in these two:
+    openai/                    completions, chat_completions, responses (a chat in another form), embedding_routes
+    other/                     infill, tokens (and /props), rerank, scores, adapter_routes
+    pages                      the page to ask on, and the pages of searches
+    security, metrics          keys and limits, Prometheus
+    settings, main             options, the process
+    served_model               what is loaded: the model and its reward model
 
-Several processes behind one address (the extra `replicas`):
+Several processes behind one address (the extra `replicas`), in replicas/:
 
-    ray_serve        runs both on Ray Serve           -> ingress, replica
-    ingress          from a request to a replica      -> placement (which one)
-    replica          the application, with a model of its own
+    ray_serve                  runs both on Ray Serve           -> ingress, replica
+    ingress                    from a request to a replica      -> routing (which one)
+    replica                    the application, with a model of its own
 
 This module imports none of the packages of the extra.
 """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,21 +19,23 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tilebeam.server.adapter_routes import add_adapter_routes
 from tilebeam.server.admission import ClientGone
-from tilebeam.server.embeddings import add_embedding_routes
 from tilebeam.server.errors import ApiError, from_exception, from_validation
-from tilebeam.server.infill import InfillRequest
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.models import Models
+from tilebeam.server.openai.chat_completions import ChatAnswer
+from tilebeam.server.openai.completions import CompletionAnswer
+from tilebeam.server.openai.embedding_routes import add_embedding_routes
+from tilebeam.server.openai.responses import add_response_routes
+from tilebeam.server.other.adapter_routes import add_adapter_routes
+from tilebeam.server.other.infill import InfillAnswer, InfillRequest
+from tilebeam.server.other.rerank import add_rerank_routes
+from tilebeam.server.other.scores import add_score_routes
+from tilebeam.server.other.tokens import add_token_routes
 from tilebeam.server.pages import add_page_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest
-from tilebeam.server.response_answers import add_response_routes
-from tilebeam.server.responses import dumped_in_parts
-from tilebeam.server.scores import add_score_routes
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 from tilebeam.server.settings import Settings
-from tilebeam.server.tokens import add_token_routes
 
 log = logging.getLogger("tilebeam.server")
 
@@ -59,6 +61,7 @@ def create_app(models: Models) -> FastAPI:
     add_token_routes(app, models)
     add_response_routes(app, models)
     add_embedding_routes(app, models)
+    add_rerank_routes(app, models)
     add_score_routes(app, models)
     add_page_routes(app, models)
     add_adapter_routes(app, models)
@@ -82,20 +85,21 @@ def add_access_rules(app: FastAPI, settings: Settings) -> None:
 
 def _routes(app: FastAPI, models: Models) -> None:
     @app.post("/v1/completions", response_model=None)
-    async def completions(body: CompletionRequest, request: Request) -> Response | dict[str, Any]:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text."""
-        return await _as_response(await models.of(body.model).complete(body, request))
+        return await models.of(body.model).complete(body, request, CompletionAnswer)
 
-    @app.post("/infill")
-    async def infill(body: InfillRequest, request: Request) -> dict[str, Any]:
+    @app.post("/infill", response_model=None)
+    async def infill(body: InfillRequest, request: Request) -> Response:
         """Write what stands between two texts, in llama-server's form."""
-        return await models.of(body.model).infill(body, request)
+        answer = partial(InfillAnswer, body)
+        return await models.of(body.model).complete(body.completion(), request, answer)
 
     @app.post("/v1/chat/completions", response_model=None)
     @app.post("/chat/completions", response_model=None, include_in_schema=False)
-    async def chat_completions(body: ChatRequest, request: Request) -> Response | dict[str, Any]:
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer in a conversation."""
-        return await _as_response(await models.of(body.model).chat(body, request))
+        return await models.of(body.model).chat(body, request, ChatAnswer)
 
     @app.get("/v1/models")
     @app.get("/models", include_in_schema=False)
@@ -123,12 +127,6 @@ def _routes(app: FastAPI, models: Models) -> None:
     async def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-async def _as_response(answer: Response | dict[str, Any]) -> Response:
-    if isinstance(answer, Response):
-        return answer
-    return Response(await asyncio.to_thread(dumped_in_parts, answer), media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import SearchCancelled
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.prompts import Prompt
-from tilebeam.server.responses import Echo, Piece, Shown
+from tilebeam.server.answer_events import Echo, Piece, Shown
+from tilebeam.server.plan import Plan
 from tilebeam.server.searches import in_thread
-from tilebeam.server.streams import Plan
 
 if TYPE_CHECKING:
     from tilebeam.engine.reading import TokenReading
@@ -46,7 +46,7 @@ async def of(
 
     def read() -> tuple[list[Echo | None], Usage]:
         ids, lora = [prompt.ids for prompt in prompts], plan.params.lora
-        readings = lm.token_logprobs(ids, top=plan.top, lora=lora, progress=hook)
+        readings = lm.token_logprobs(ids, top=plan.params.top_logprobs, lora=lora, progress=hook)
         usage = Usage(
             cached_tokens=sum(reading.cached_tokens for reading in readings),
             prefill_seconds=sum(reading.seconds for reading in readings),

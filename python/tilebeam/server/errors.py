@@ -10,6 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
+from tilebeam.chat.chat_template import MessagesRefused
+from tilebeam.chat.refused import FieldRefused
 from tilebeam.errors import NpuError, TilebeamError
 
 _TYPES = {
@@ -88,6 +90,12 @@ class ApiError(Exception):
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     """The client's mistake."""
     return ApiError(400, message, param=param, code=code)
+
+
+def refused(error: FieldRefused) -> ApiError:
+    """The client's mistake in a field of a chat."""
+    message = f"messages: {error}" if isinstance(error, MessagesRefused) else str(error)
+    return bad_request(message, param=error.param, code=error.code)
 
 
 def unavailable(message: str, *, code: str, retry_after: float | None = None) -> ApiError:

@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from tilebeam.chat.refused import grammar_of_field
 from tilebeam.grammars import constraint
-from tilebeam.grammars.combining import SchemaError
-from tilebeam.server.errors import bad_request
 from tilebeam.server.requests import Generation
 
 
 def grammar_of(body: Generation) -> str | None:
-    """The grammar that the text has to match, None for any text.
+    """Return the grammar that the text has to match, None for any text.
 
     Raises:
-        ApiError: 400, a schema that cannot be turned into one, or one beyond the limits.
+        FieldRefused: a schema that cannot be turned into one, or one beyond the limits.
     """
     for field, make, wanted in _fields(body):
         if wanted is not None:
-            return made(field, partial(make, wanted))
+            return grammar_of_field(field, partial(make, wanted))
     if body.response_format is not None and body.response_format.type == "json_object":
         return constraint.of_schema({"type": "object"})
     return None
@@ -43,23 +42,3 @@ def _fields(body: Generation) -> Iterator[tuple[str, Callable[[Any], str], Any]]
         yield "response_format.schema", constraint.of_schema, given.schema_
         yield "response_format.json_schema.schema", constraint.of_schema, schema
         yield "response_format.grammar", constraint.checked, given.grammar
-
-
-def made(param: str, make: Callable[[], str], of: str = "") -> str:
-    """What a function of `constraint` makes of a request's field.
-
-    Args:
-        param: the field.
-        make: the function.
-        of: whose field it is, for errors: " of .." or nothing.
-
-    Raises:
-        ApiError: 400, why it makes nothing of it.
-    """
-    try:
-        return make()
-    except SchemaError as error:
-        code = "unsupported_schema" if error.keyword else "invalid_value"
-        raise bad_request(f"{param}{of} cannot be turned into a grammar: {error}.", param=param, code=code) from None
-    except constraint.GrammarError as error:
-        raise bad_request(f"{param}{of}: invalid grammar: {error.what}.", param=param, code="invalid_grammar") from None

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.native import llama
+from tilebeam.prompt import Prompt
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt.
-
-    Attributes:
-        text, ids: what the model reads.
-        question: of a chat the last user's message, else the text.
-    """
-
-    text: str
-    ids: list[int]
-    question: str
 
 
 def completion_prompt(
@@ -45,9 +31,9 @@ def completion_prompt(
         check_tokens(lm, given, "prompt")
     text = given if isinstance(given, str) else lm.detokenize(given)
     if suffix is None:
-        return Prompt(text, lm.tokenize(given) if isinstance(given, str) else given, text)
+        return Prompt(text, lm.tokenize(given) if isinstance(given, str) else given)
     try:
-        return Prompt(text, lm.infill_prompt(given, suffix, extra=extra, leave=leave), text)
+        return Prompt(text, lm.infill_prompt(given, suffix, extra=extra, leave=leave))
     except TilebeamError as error:
         if lm.failure is not None:
             raise

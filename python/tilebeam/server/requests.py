@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tilebeam.chat.tools import Tool
 from tilebeam.grammars.gbnf import MAX_LENGTH as MAX_GRAMMAR
 from tilebeam.search.choices import BUDGET
-from tilebeam.server.checks import checked_choices, checked_samplers, encodable, no_zero, parsed_schema
+from tilebeam.server.field_checks import checked_choices, checked_samplers, encodable, no_zero, parsed_schema
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -102,6 +103,7 @@ class Search(BaseModel):
     budget: int = Field(BUDGET, ge=1)
     scorer: Text | None = None
     candidates: bool = False
+    page: bool = False
 
 
 class StructuredOutputs(Strict):
@@ -373,22 +375,11 @@ class Function(Strict):
         return value
 
 
-class Tool(Strict):
+class ToolField(Strict):
     """What the model may use: functions, and nothing else."""
 
     type: Literal["function"]
     function: Function
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Of its arguments: an object, without members if nothing is said."""
-        given = self.function.parameters or {"properties": {}, "additionalProperties": False}
-        return {"type": "object"} | given
-
-    def as_dict(self) -> dict[str, Any]:
-        """For templates."""
-        told = {"name": self.function.name, "description": self.function.description or ""}
-        return {"type": "function", "function": told | {"parameters": self.arguments}}
 
 
 class CalledFunction(Strict):
@@ -416,11 +407,6 @@ class ToolCall(Strict):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None  # as in a stream
-
-    def as_dict(self) -> dict[str, Any]:
-        """For templates, which want the arguments as an object."""
-        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments or "{}")}
-        return {"id": self.id, "type": "function", "function": function}
 
 
 class NamedFunction(Strict):
@@ -463,6 +449,11 @@ class Message(Strict):
         """The content as one text."""
         return joined(self.content)
 
+    def as_dict(self) -> dict[str, Any]:
+        """As the library takes it."""
+        told = self.model_dump(exclude={"annotations", "content"}, exclude_none=True)
+        return told | {"content": self.text}
+
 
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
@@ -473,7 +464,7 @@ class ChatRequest(Generation):
     max_completion_tokens: MostTokens | None = None
     reasoning_effort: Effort | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[ToolField] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     # Accepted as long as they ask for what is done anyway:
@@ -485,7 +476,7 @@ class ChatRequest(Generation):
 
     @field_validator("tools")
     @classmethod
-    def _told_apart(cls, value: list[Tool] | None) -> list[Tool] | None:
+    def _told_apart(cls, value: list[ToolField] | None) -> list[ToolField] | None:
         names = [tool.function.name for tool in value or ()]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two functions are named {twice[0]!r}")
@@ -521,6 +512,12 @@ class ChatRequest(Generation):
             told.pop("reasoning_effort", None)
             return told | {"enable_thinking": False}
         return told if self.reasoning_effort is None else told | {"reasoning_effort": self.reasoning_effort}
+
+    @property
+    def functions(self) -> list[Tool]:
+        """The functions, as the library takes them."""
+        given = [tool.function for tool in self.tools or ()]
+        return [Tool(f.name, f.description or "", f.parameters) for f in given]
 
     @property
     def calls(self) -> bool:

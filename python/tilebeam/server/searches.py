@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilebeam.errors import SearchCancelled, TilebeamError
-from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
+from tilebeam.outputs import Progress
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search import registry as methods
 from tilebeam.search.base import Algorithm, SearchResult
@@ -32,82 +31,6 @@ T = TypeVar("T")
 # A regular expression out of a request could keep a thread busy for ever.
 EXTRACTORS = ("last-number", "text", "choice", "boxed")
 _SCORERS = ("logprob", "logprob-sum", "majority")  # "examples" would run programs for a request
-
-
-class Questions:
-    """From a prompt in its chat template to the question in it, for reward models that have a template of their own.
-
-    Of searches under way only; several may ask the same.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[str, int]] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, prompt: str) -> str:
-        """The question of this prompt, or the prompt."""
-        return self._known.get(prompt, (prompt, 0))[0]
-
-    @contextmanager
-    def of(self, prompts: Mapping[str, str]) -> Iterator[None]:
-        """While this lasts, these prompts' questions are known."""
-        with self._lock:
-            for prompt, question in prompts.items():
-                self._known[prompt] = (question, self._known.get(prompt, ("", 0))[1] + 1)
-        try:
-            yield
-        finally:
-            with self._lock:
-                for prompt in prompts:
-                    question, count = self._known[prompt]
-                    if count == 1:
-                        del self._known[prompt]
-                    else:
-                        self._known[prompt] = (question, count - 1)
-
-
-class _Prompted:
-    """A model that knows the tokens of some prompts: a chat's are not those of its text, where a message spells out a
-    control token."""
-
-    def __init__(self, lm: LM, tokens: Mapping[str, list[int]]) -> None:
-        self._lm = lm
-        self._tokens = tokens
-
-    @property
-    def n_ctx(self) -> int:
-        return self._lm.n_ctx
-
-    def generate(
-        self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
-        sampling: SamplingParams | Sequence[SamplingParams],
-        *,
-        progress: ProgressHook | None = None,
-        on_sample: SampleHook | None = None,
-    ) -> list[RequestOutput]:
-        asked = [self._tokens.get(p, p) if isinstance(p, str) else p for p in prompts]
-        outputs = self._lm.generate(asked, sampling, progress=progress, on_sample=on_sample)
-        return [
-            replace(output, prompt=prompt) if isinstance(prompt, str) else output
-            for prompt, output in zip(prompts, outputs, strict=True)
-        ]
-
-    @property
-    def n_seq_max(self) -> int:
-        return self._lm.n_seq_max
-
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        known = self._tokens.get(text) if parse_special else None
-        if known is not None:
-            return list(known)
-        return self._lm.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._lm.detokenize(tokens)
-
-    def keep_prefixes(self) -> AbstractContextManager[None]:
-        return self._lm.keep_prefixes()
 
 
 def runs_programs(search: Search | None) -> bool:
@@ -177,21 +100,19 @@ class SearchPool:
 
     def __init__(self, most: int, *, programs: bool = False) -> None:
         self.programs = programs
-        self.questions = Questions()
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="tilebeam-search")
 
     async def run(
         self,
         lm: LM,
         algorithm: Algorithm[SearchResult],
-        prompts: Sequence[tuple[str, list[int], str]],
+        prompts: Sequence[Prompt],
         budget: int,
         sampling: SamplingParams,
         events: EventHook | None = None,
     ) -> list[SearchResult]:
-        """Results, one for each prompt (text, tokens, question). Cancelling ends the search after its present batch;
-        this returns only then, because the search uses the model until then. ``events`` is called in the search's
-        thread.
+        """Results, one for each prompt. Cancelling ends the search after its present batch; this returns only then,
+        because the search uses the model until then. ``events`` is called in the search's thread.
 
         Raises:
             TilebeamError: what goes wrong.
@@ -204,10 +125,7 @@ class SearchPool:
         def work() -> list[SearchResult]:
             if cancelled.is_set():
                 raise SearchCancelled("The search was cancelled.")
-            with self.questions.of({text: question for text, _, question in prompts}):
-                model = _Prompted(lm, {text: ids for text, ids, _ in prompts})
-                texts = [text for text, _, _ in prompts]
-                return algorithm.run(model, texts, budget, sampling=sampling, progress=hook, events=events)
+            return algorithm.run(lm, prompts, budget, sampling=sampling, progress=hook, events=events)
 
         return await in_thread(self._pool, work, cancelled)
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from tilebeam.model.loader import load
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.server.model_host import Loaded
 from tilebeam.server.models import Entry, Models, check_names
-from tilebeam.server.searches import Questions, SearchPool
+from tilebeam.server.searches import SearchPool
 from tilebeam.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -82,11 +81,8 @@ class ServedModel:
     cache_prompt: bool = True
     states: States | None = None
 
-    def open(self, questions: Questions) -> Loaded:
+    def open(self) -> Loaded:
         """Load them.
-
-        Args:
-            questions: of searches' prompts.
 
         Raises:
             TilebeamError: one of them cannot be loaded.
@@ -101,7 +97,7 @@ class ServedModel:
                     stack.callback(self.states.save, lm)
             scorer: RewardModel | OwnReward | None = None
             if self.reward is not None:
-                scorer = self.reward.open(lm, step_stop=self.step_stop, question=questions, **self.load)
+                scorer = self.reward.open(lm, step_stop=self.step_stop, **self.load)
                 stack.callback(scorer.close)
             return Loaded(lm, scorer, stack.pop_all())
 
@@ -113,10 +109,7 @@ def models_of(served: Sequence[ServedModel], settings: Settings) -> tuple[Models
         TilebeamError: the model cannot be loaded, or two have the same name.
     """
     searches = SearchPool(settings.max_searches, programs=settings.programs)
-    entries = [
-        Entry(one.names, one.load["n_seq_max"], partial(one.open, searches.questions), lora=one.own.get("lora", ()))
-        for one in served
-    ]
+    entries = [Entry(one.names, one.load["n_seq_max"], one.open, lora=one.own.get("lora", ())) for one in served]
     check_names([entry.names for entry in entries])
     loaded = entries[0].load() if len(entries) == 1 else None
     if loaded is not None:

@@ -30,6 +30,7 @@ from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.gguf.whole_file import naming
 from tilebeam.outputs import CompletionOutput, check_complete
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.scorers import log_probability
@@ -126,7 +127,7 @@ class Collection:
         """A record for each problem."""
         return list(self._log.records.values())
 
-    def has(self, task: Task, item: Item, prompt: str) -> bool:
+    def has(self, task: Task, item: Item, prompt: Prompt) -> bool:
         """Tell whether a problem is there.
 
         Raises:
@@ -141,7 +142,7 @@ class Collection:
         return record is not None
 
     def add(
-        self, task: Task, item: Item, prompt: str, samples: Sequence[Record], states: npt.NDArray[np.float16]
+        self, task: Task, item: Item, prompt: Prompt, samples: Sequence[Record], states: npt.NDArray[np.float16]
     ) -> None:
         """Keep a problem's samples: they are on the disk when this returns."""
         with naming(self._path):
@@ -227,5 +228,5 @@ def _kept(candidate: CompletionOutput, steps: int) -> list[TextState]:
     return [*(begun[i] for i in some), end]
 
 
-def _digest(task: Task, item: Item, prompt: str) -> str:
-    return hashlib.sha256(json.dumps([prompt, item.answer, *task.judges(item)]).encode()).hexdigest()[:16]
+def _digest(task: Task, item: Item, prompt: Prompt) -> str:
+    return hashlib.sha256(json.dumps([prompt.text, item.answer, *task.judges(item)]).encode()).hexdigest()[:16]

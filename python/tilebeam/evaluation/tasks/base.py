@@ -7,7 +7,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from tilebeam.answers.extract import Extractor, equality_of
@@ -17,6 +17,7 @@ from tilebeam.answers.normalize import normalize_answer
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.evaluation.options import TaskOptions
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.tool_reasoning import conversation
 
@@ -25,10 +26,10 @@ Message = dict[str, str]
 
 
 class ChatModel(Protocol):
-    """What a chat prompt asks of a model: `tilebeam.LM.apply_chat_template`."""
+    """What a chat prompt asks of a model: `tilebeam.LM.chat_prompt`."""
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt of these messages."""
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        """Make the prompt of these messages."""
         ...
 
 
@@ -130,16 +131,16 @@ class Task(ABC):
             return [system, *(found or example), question]
         return [*found, {"role": "user", "content": asked}]
 
-    def prompt(self, item: Item, lm: ChatModel) -> str:
-        """What a model reads.
+    def prompt(self, item: Item, lm: ChatModel) -> Prompt:
+        """What a model reads. Its question is the item's, without examples and template.
 
         Raises:
             TilebeamError: the task chats, and the model has no chat template.
         """
         if not self.chat:
-            return item.prompt
+            return Prompt(item.prompt, question=item.question)
         try:
-            return lm.apply_chat_template(self.messages(item))
+            return replace(lm.chat_prompt(self.messages(item)), question=item.question)
         except TilebeamError as error:
             raise TilebeamError(f"{error} Or evaluate it without a chat template: --no-chat.") from None
 

@@ -33,7 +33,7 @@ class ChoiceTask(FileTask):
         choices: list[str] = item.data["choices"]
         if "behind" in item.data:
             return [(item.prompt + choice, item.data["behind"]) for choice in choices]
-        prompt = self.prompt(item, lm)
+        prompt = self.prompt(item, lm).text
         space = "" if self.chat or prompt[-1:].isspace() else " "
         return [(prompt, space + scored) for scored in self.scored(item)]
 

@@ -59,7 +59,7 @@
     if (at.plain.checked) body.prompt = at.question.value;
     else body.messages = [{ role: "user", content: at.question.value }];
     for (const name of ["max_tokens", "temperature", "seed"]) body[name] = given(name);
-    body.search = { method: at.method.value, candidates: true };
+    body.search = { method: at.method.value, candidates: true, page: true };
     for (const name of ["budget", "extract", "beam_width", "max_steps"]) body.search[name] = given(name);
     return body;
   }
@@ -83,7 +83,6 @@
   class Search {
     constructor(body) {
       this.body = body;
-      this.question = at.question.value;
       this.stopper = new AbortController();
       this.began = performance.now();
       this.rows = new Map();
@@ -93,7 +92,6 @@
       this.answers = new Map(); // of candidates
       this.result = null; // the last choice
       this.usage = null;
-      this.extras = null;
     }
 
     async run() {
@@ -117,7 +115,7 @@
       if (line === "[DONE]") return;
       const chunk = JSON.parse(line);
       if (chunk.error) throw new Error(chunk.error.message);
-      if (chunk.usage) [this.usage, this.extras] = [chunk.usage, chunk.tilebeam];
+      if (chunk.usage) this.usage = chunk.usage;
       for (const choice of chunk.choices) {
         const found = choice.search;
         if (!found) continue;
@@ -225,15 +223,8 @@
     }
 
     // The page of this search, made by the server.
-    async page() {
-      const body = { question: this.question, choices: [this.result], usage: this.usage, tilebeam: this.extras };
-      const sent = JSON.stringify(body);
-      if (new Blob([sent]).size > options.max_body) {
-        throw new Error("This search is too large for the server's --max-body.");
-      }
-      const answer = await fetch("/ui", { method: "POST", headers: headers(), body: sent });
-      if (!answer.ok) throw new Error(await refusal(answer));
-      return answer.blob();
+    page() {
+      return new Blob([this.result.search.page], { type: "text/html" });
     }
   }
 
@@ -269,16 +260,11 @@
     }
   }
 
-  async function openPage() {
-    at.wrong.textContent = "";
-    try {
-      if (!saved) saved = URL.createObjectURL(await search.page());
-      at.save.href = saved;
-      at.save.hidden = false;
-      window.open(saved, "_blank");
-    } catch (error) {
-      at.wrong.textContent = error.message;
-    }
+  function openPage() {
+    if (!saved) saved = URL.createObjectURL(search.page());
+    at.save.href = saved;
+    at.save.hidden = false;
+    window.open(saved, "_blank");
   }
 
   at.ask.addEventListener("submit", ask);

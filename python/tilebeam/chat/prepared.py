@@ -1,0 +1,120 @@
+"""A chat between its messages and its answer: what the model reads, what it may write, and how that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tilebeam.chat.answer_parts import calls_in, reasoning_in, text_in
+from tilebeam.chat.answer_reader import AnswerReader
+from tilebeam.chat.refused import FieldRefused
+from tilebeam.chat.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
+from tilebeam.chat.tool_grammar import Vocabulary, forced_grammar, held_grammar
+from tilebeam.chat.tools import ToolUse
+from tilebeam.engine.streams import Stream
+from tilebeam.grammars.constraint import grammar_of
+from tilebeam.grammars.gbnf import spells
+from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, ToolCallDelta
+from tilebeam.prompt import Prompt
+from tilebeam.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """A chat that is ready to be answered; see `LM.prepare_chat`.
+
+    Attributes:
+        prompt: what the model reads.
+        params: how to sample: with the grammar of calls, and the control tokens that have to be seen.
+        use: functions that the model may call, None: none.
+        thinking: how its thoughts are read, None: they are text.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    use: ToolUse | None
+    thinking: Thinking | None
+
+    def reader(self) -> AnswerReader | None:
+        """Return a reader of one answer, None: all that is written is text."""
+        return None if self.use is None and self.thinking is None else AnswerReader(self.use, self.thinking)
+
+    def read(self, output: RequestOutput) -> RequestOutput:
+        """Return what was generated for the prompt, with thoughts and calls told apart from the texts."""
+        return replace(output, outputs=[self._read(sample) for sample in output.outputs])
+
+    def _read(self, sample: CompletionOutput) -> CompletionOutput:
+        reader = self.reader()
+        if reader is None:
+            return sample
+        parts, finish = reader.take(sample.text, sample.finish_reason)
+        return replace(
+            sample,
+            text=text_in(parts),
+            reasoning=reasoning_in(parts) or None,
+            tool_calls=calls_in(parts),
+            finish_reason=finish or sample.finish_reason,
+        )
+
+    def read_stream(self, stream: Stream) -> Iterator[Delta]:
+        """Yield a stream's deltas with thoughts and calls told apart from the texts; what is left of the stream is
+        cancelled with the iterator."""
+        readers: dict[int, AnswerReader | None] = {}
+        with stream:
+            for delta in stream:
+                reader = readers.setdefault(delta.index, self.reader())
+                if reader is None:
+                    yield delta
+                    continue
+                parts, finish = reader.take(delta.text, delta.finish_reason)
+                calls = tuple(part for part in parts if isinstance(part, ToolCallDelta))
+                text, thoughts = text_in(parts), reasoning_in(parts)
+                yield replace(delta, text=text, reasoning=thoughts, tool_calls=calls, finish_reason=finish)
+
+
+def bound(params: SamplingParams, model: Vocabulary, use: ToolUse | None, marks: Marks | None) -> SamplingParams:
+    """Return how to sample an answer whose calls and thoughts are read.
+
+    Args:
+        params: how to sample.
+        model: whose tokens they are.
+        use: functions that it may call, None: none.
+        marks: around its thoughts, None: these are not read.
+
+    Raises:
+        FieldRefused: calls and another form of the text are asked for, or no grammar can be made of the functions.
+        TilebeamError: the form that is asked for is none.
+    """
+    texts = [*(use.family.marks if use is not None else ()), *texts_of(marks)]
+    spelled = tuple({t for text in texts for t in model.tokenize(text, add_special=False) if model.is_control(t)})
+    params = replace(params, spelled=(*params.spelled, *spelled))
+    if use is None:
+        return replace(params, grammar=grammar_of(params), json_schema=None, regex=None)
+    if params.constrained:
+        message = 'grammar, json_schema or regex with tools: set tool_choice to "none".'
+        raise FieldRefused(message, param="tools", code="invalid_value")
+    use.check()
+    if use.forced:
+        return replace(params, grammar=forced_grammar(use))
+    return params if params.ignore_eos or params.min_tokens else replace(params, grammar=held_grammar(use, model))
+
+
+def thinking_of(
+    prompt: Prompt, continued: str | None, params: SamplingParams, use: ToolUse | None, marks: Marks, apart: bool
+) -> Thinking | None:
+    """Tell how an answer's thoughts are read, None: it has none. A grammar that spells no end of them leaves no room
+    for any; gpt-oss has headers beside them.
+
+    Args:
+        prompt: what the model reads.
+        continued: the message at its end that the answer goes on with, None: it begins a new one.
+        params: as `bound` made them.
+        use: functions that it may call.
+        marks: around thoughts.
+        apart: they are told apart from the text.
+    """
+    free = params.grammar is None or (use is not None and not use.forced)
+    ends = free or spells(params.grammar or "", marks.closes)
+    if not ends and marks != CHANNELS:
+        return None
+    return Thinking(marks, ends and is_open(prompt.text, continued, marks), apart)

@@ -1,0 +1,72 @@
+"""A prompt: the text that people read, the tokens that a model reads, and the question in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tilebeam.errors import TilebeamError
+
+
+class Tokenizer(Protocol):
+    """What makes tokens of texts; `tilebeam.LM` is one."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return token ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is asked: what searches, scorers, judges and tasks hand on. A plain text stands for `Prompt(text)`.
+
+    `LM.chat_prompt` makes one of a conversation, `LM.filled_prompt` one of a template.
+
+    Attributes:
+        text: what people read; it spells out the control tokens of a chat template.
+        token_ids: what the model reads, so that control tokens that a message spells out stay text. None: the tokens
+            of the text, in which such spellings count as control tokens.
+        question: what a user asked, without examples and chat template: what judges and reward models are shown. None:
+            the text.
+    """
+
+    text: str
+    token_ids: Sequence[int] | None = field(default=None, hash=False)
+    question: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_ids is not None:
+            object.__setattr__(self, "token_ids", tuple(int(t) for t in self.token_ids))
+
+    @classmethod
+    def of(cls, given: str | Prompt) -> Prompt:
+        """Return a prompt as it is, or make one of a text.
+
+        Raises:
+            TilebeamError: it is neither.
+        """
+        if isinstance(given, str):
+            return cls(given)
+        if not isinstance(given, Prompt):
+            raise TilebeamError(f"A prompt is a text or a tilebeam.Prompt, not {type(given).__name__}.")
+        return given
+
+    @property
+    def asked(self) -> str:
+        """The question; without one, the text."""
+        return self.text if self.question is None else self.question
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids of a prompt that has them, as a list."""
+        assert self.token_ids is not None
+        return list(self.token_ids)
+
+    def tokens(self, lm: Tokenizer) -> list[int]:
+        """Return what a model reads: the token ids, or those of the text."""
+        return lm.tokenize(self.text) if self.token_ids is None else self.ids
+
+
+# What a model can be given.
+PromptLike = str | Sequence[int] | Prompt

@@ -1,0 +1,193 @@
+"""From a request that is ready to the events of its answer: all at once, or as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
+from tilebeam.prompt import Prompt
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.server import echo
+from tilebeam.server.answer_events import Ended, Event, SampleEvents, Started
+from tilebeam.server.errors import ApiError, unavailable
+from tilebeam.server.metrics import ModelMetrics
+from tilebeam.server.other.infill import Filling
+from tilebeam.server.plan import Plan, Ready
+
+if TYPE_CHECKING:
+    from tilebeam.engine.streams import AsyncStream
+    from tilebeam.model.lm import LM
+
+
+async def generated(readers: ThreadPoolExecutor, lm: LM, plan: Plan, ready: Ready) -> list[Event]:
+    """Generate, and return all events.
+
+    Args:
+        readers: threads for prompts whose log-probabilities are told.
+
+    Raises:
+        TilebeamError: the model failed. ApiError: 503, it was stopped.
+    """
+    echoes, scoring = await echo.of(readers, lm, plan, ready.prompts)
+    if plan.body.draws_nothing:
+        outputs = [echo.nothing(p, plan.params, plan.body.n) for p in ready.prompts]
+    elif isinstance(plan.body, Filling) and plan.body.seconds is not None:
+        outputs = [await _within(lm, ready.prompts[0], ready.params, plan.body.seconds)]
+    else:
+        outputs = await lm.agenerate([p.ids for p in ready.prompts], ready.params)
+    if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
+        raise _stopped()
+
+    def told() -> list[Event]:  # in a thread, as there may be many log-probabilities
+        found: list[Event] = []
+        for i, (before, output) in enumerate(zip(echoes, outputs, strict=True)):
+            for j, sample in enumerate(_best(output.outputs, plan.body.n)):
+                index = i * plan.body.n + j
+                found += [Started(index, before), ready.events_of(index, lm, plan).whole(sample)]
+        return [*found, _ended(plan, outputs, scoring)]
+
+    return await asyncio.to_thread(told)
+
+
+async def streamed(
+    readers: ThreadPoolExecutor, lm: LM, plan: Plan, ready: Ready, times: StreamTimes
+) -> AsyncGenerator[list[Event]]:
+    """Generate, and yield events as they come, those that came together in one list. Closing it ends the samples.
+
+    Args:
+        readers: see `generated`.
+        times: told of tokens.
+
+    Raises:
+        TilebeamError, ApiError: see `generated`.
+    """
+    echoes, scoring = await echo.of(readers, lm, plan, ready.prompts)
+    n = plan.body.n
+    async with AsyncExitStack() as stack:
+        drawn = [] if plan.body.draws_nothing else ready.prompts
+        streams = [await stack.enter_async_context(lm.astream(p.ids, ready.params)) for p in drawn]
+        yield [Started(i * n + j, before) for i, before in enumerate(echoes) for j in range(n)]
+        samples = dict[int, SampleEvents]()
+        stopped = False
+        async for deltas in merged(streams):
+            stopped = stopped or any(delta.finish_reason == "aborted" for _, delta in deltas)
+            if stopped:
+                continue  # the reason, if there is one, comes behind
+            found: list[Event] = []
+            for i, delta in deltas:
+                index = i * n + delta.index
+                times.take(index, delta)
+                if index not in samples:
+                    samples[index] = ready.events_of(index, lm, plan)
+                if (grown := samples[index].grown(delta)) is not None:
+                    found.append(grown)
+            if found:
+                yield found
+        if stopped:
+            raise _stopped()
+        outputs = [stream.output for stream in streams]
+    if plan.body.draws_nothing:
+        outputs = [echo.nothing(p, plan.params, n) for p in ready.prompts]
+        end = Delta(0, "", [], finish_reason="length")
+        ends = (ready.events_of(index, lm, plan).grown(end) for index in range(n * len(outputs)))
+        yield [grown for grown in ends if grown is not None]
+    yield [_ended(plan, outputs, scoring)]
+
+
+def _ended(plan: Plan, outputs: Sequence[RequestOutput], scoring: Usage | None) -> Ended:
+    usage = sum((output.usage for output in outputs), Usage())
+    return Ended(echo.added(usage, scoring), plan.params.seed or 0)
+
+
+def _stopped() -> ApiError:
+    return unavailable("The model was stopped.", code="aborted", retry_after=2)
+
+
+def _best(outputs: Sequence[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """Return OpenAI's best_of: the samples with the highest log-probability per token, best first."""
+    if count >= len(outputs):
+        return list(outputs)
+    return sorted(outputs, key=lambda o: (-(o.cumulative_logprob or 0.0) / max(1, len(o.token_ids)), o.index))[:count]
+
+
+async def _within(lm: LM, prompt: Prompt, params: SamplingParams, seconds: float) -> RequestOutput:
+    """Return one sample, which ends with the first line that ends later than so many seconds after its first token, as
+    those of llama-server do."""
+    began, late = math.inf, False
+    async with lm.astream(prompt.ids, params) as stream:
+        async for delta in stream:
+            began = min(began, time.monotonic())
+            if not late and delta.finish_reason is None and "\n" in delta.text:
+                late = time.monotonic() - began > seconds
+                if late:
+                    stream.cancel()
+        output = stream.output
+    if late:
+        output.outputs = [replace(sample, finish_reason="length") for sample in output.outputs]
+    return output
+
+
+class StreamTimes:
+    """Tells the metrics how long the tokens of a stream take.
+
+    Args:
+        metrics: of the model.
+        began: when the request came, by `time.monotonic`.
+    """
+
+    def __init__(self, metrics: ModelMetrics, began: float) -> None:
+        self._metrics = metrics
+        self._began = began
+        self._first: dict[int, tuple[float, int]] = {}  # of each sample: when its first token came, tokens since
+
+    def take(self, index: int, delta: Delta) -> None:
+        """Take a delta of a choice that has come now."""
+        now = time.monotonic()
+        if delta.token_ids:
+            if not self._first:
+                self._metrics.first_token(now - self._began)
+            first, count = self._first.get(index, (now, -len(delta.token_ids)))
+            self._first[index] = (first, count + len(delta.token_ids))
+        if delta.finish_reason is not None and index in self._first:
+            first, count = self._first[index]
+            if count > 0:
+                self._metrics.token((now - first) / count)
+
+
+async def merged(streams: Sequence[AsyncStream]) -> AsyncIterator[list[tuple[int, Delta]]]:
+    """Yield the deltas of several streams with the stream's number, as they come: those that came together in one list,
+    so that they can be sent together."""
+    if len(streams) == 1:
+        async for delta in streams[0]:
+            yield [(0, d) for d in (delta, *streams[0].take())]
+        return
+    queue: asyncio.Queue[list[tuple[int, Delta]] | None] = asyncio.Queue()
+
+    async def drain(i: int, stream: AsyncStream) -> None:
+        async for delta in stream:
+            queue.put_nowait([(i, d) for d in (delta, *stream.take())])
+
+    async def drain_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for i, stream in enumerate(streams):
+                    group.create_task(drain(i, stream))
+        finally:
+            queue.put_nowait(None)
+
+    pump = asyncio.create_task(drain_all())
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+        await pump
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    finally:
+        pump.cancel()

@@ -1,0 +1,1 @@
+"""OpenAI's API: bodies of requests in, its JSON and events out."""

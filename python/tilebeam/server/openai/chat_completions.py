@@ -1,0 +1,166 @@
+"""/v1/chat/completions: from messages to what the library is asked, with errors that name the field; and how answers
+are written, with thoughts as reasoning_content, as DeepSeek and llama-server have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tilebeam.chat.answer_parts import Part, Reasoning, Text, calls_in, reasoning_in, text_in
+from tilebeam.chat.chat_template import NoTemplate
+from tilebeam.chat.prepared import PreparedChat
+from tilebeam.chat.refused import FieldRefused
+from tilebeam.errors import GrammarTooComplexError, TilebeamError
+from tilebeam.native.llama import builtin_template_names
+from tilebeam.prompt import Prompt
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.search.tool_reasoning import conversation
+from tilebeam.server.answer_events import Grown, Json, Shown, Started, token_text
+from tilebeam.server.errors import bad_request, refused
+from tilebeam.server.openai.choice_answer import ChoicesAnswer
+from tilebeam.server.requests import ChatRequest, NamedTool
+from tilebeam.server.searches import runs_programs
+from tilebeam.server.settings import Settings
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+
+
+def prompt_of(
+    lm: LM, body: ChatRequest, template: str | None = None, variables: Mapping[str, Any] | None = None
+) -> Prompt:
+    """Return the prompt of a chat, up to where the assistant speaks; see `LM.chat_prompt`.
+
+    Args:
+        template, variables: what the server was started with; the request's variables come first.
+
+    Raises:
+        ApiError: a message holds what cannot be part of one, or there is no template that fits.
+    """
+    tools = body.functions if body.calls else ()
+    with _named(lm):
+        return lm.chat_prompt(_messages(body), tools=tools, **_template_options(body, template, variables))
+
+
+def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingParams) -> PreparedChat:
+    """Make a chat ready to be answered; see `LM.prepare_chat`.
+
+    Args:
+        params: how to sample, with the grammar of the form that the request asks for.
+
+    Raises:
+        ApiError: see `prompt_of`; or its functions cannot be called.
+    """
+    choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+    with _named(lm):
+        return lm.prepare_chat(
+            _messages(body),
+            params,
+            tools=body.functions,
+            tool_choice=choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning="text" if (body.reasoning_format or settings.reasoning_format) == "none" else "apart",
+            **_template_options(body, settings.chat_template, settings.chat_template_kwargs),
+        )
+
+
+def _messages(body: ChatRequest) -> list[dict[str, Any]]:
+    """Return the messages as the library takes them."""
+    messages = [message.as_dict() for message in body.messages]
+    if runs_programs(body.search) and not any(m["role"] in ("system", "developer") for m in messages):
+        return [*conversation("")[:-1], *messages]
+    return messages
+
+
+def _template_options(body: ChatRequest, template: str | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what the prompt depends on besides its messages."""
+    # llama.cpp's own templates have no variables, nor use for an effort.
+    own = (body.chat_template_kwargs or {}) if template in builtin_template_names() else body.template_variables
+    continued = bool(body.continue_final_message)
+    chosen = {**(variables or {}), **own}
+    return {"template": template, "continue_final_message": continued, "chat_template_kwargs": chosen}
+
+
+@contextmanager
+def _named(lm: LM) -> Iterator[None]:
+    """Raise what the library says of a chat as `ApiError`."""
+    try:
+        yield
+    except FieldRefused as error:
+        raise refused(error) from None
+    except NoTemplate as error:
+        raise bad_request(f"{error} Or start the server with --chat-template.", code="no_chat_template") from None
+    except GrammarTooComplexError:
+        raise
+    except TilebeamError as error:
+        if lm.failure is not None:
+            raise
+        raise bad_request(str(error), code="invalid_value") from None
+
+
+class ChatAnswer(ChoicesAnswer):
+    """Writes messages of the assistant."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    @property
+    def _calls(self) -> bool:
+        """Whether the model may call functions."""
+        return isinstance(self._plan.body, ChatRequest) and self._plan.body.calls
+
+    def choice(self, grown: Grown, started: Started) -> Json:  # noqa: ARG002 - a chat has nothing to echo
+        """Write the message, with its thoughts and calls."""
+        content, thoughts, calls = text_in(grown.parts), reasoning_in(grown.parts), calls_in(grown.parts)
+        message: Json = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        if calls:
+            message["tool_calls"] = [call.as_dict() for call in calls]
+        logprobs = None if grown.tokens is None else self._told(grown.tokens)
+        return {"index": grown.index, "message": message, "logprobs": logprobs, "finish_reason": grown.finish}
+
+    def opening(self, started: Started) -> Json:
+        """Write who speaks."""
+        return _piece(started.index, {"role": "assistant", "content": None if self._calls else ""})
+
+    def pieces(self, grown: Grown, started: Started) -> list[Json]:  # noqa: ARG002
+        """Write a piece for each part; the last one has the finish_reason, by itself where there may be calls."""
+        found = [_piece(grown.index, _delta(part)) for part in grown.parts]
+        if not found or (grown.finish is not None and self._calls):
+            found.append(_piece(grown.index, {}))
+        found[-1]["finish_reason"] = grown.finish
+        if grown.tokens is not None:
+            found[0]["logprobs"] = self._told(grown.tokens)
+        return found
+
+    def _told(self, tokens: Sequence[Shown]) -> Json:
+        """Write an entry per token, each with its bytes; OpenAI counts no offsets in chats."""
+        content = []
+        for shown in tokens:
+            entry = _entry(self._spelling(shown.token), shown.logprob)
+            entry["top_logprobs"] = [_entry(*pair) for pair in self._entries(shown)]
+            content.append(entry)
+        return {"content": content, "refusal": None}
+
+
+def _piece(index: int, delta: Json) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _delta(part: Part) -> Json:
+    """Write what a message grew by."""
+    if isinstance(part, Text):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    if part.name is None:
+        return {"tool_calls": [{"index": part.call, "function": {"arguments": part.arguments}}]}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"tool_calls": [{"index": part.call, "id": part.id, "type": "function", "function": function}]}
+
+
+def _entry(piece: bytes, logprob: float | None) -> Json:
+    return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}

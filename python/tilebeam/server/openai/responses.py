@@ -1,0 +1,203 @@
+"""/v1/responses: how answers are written, whole and as events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from tilebeam.chat.answer_parts import Part, Reasoning, Text
+from tilebeam.outputs import ToolCallDelta, Usage
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.server.answer_events import Ended, Event, Grown, Json, Piece
+from tilebeam.server.errors import ApiError
+from tilebeam.server.event_stream import EventStream
+from tilebeam.server.models import Models
+from tilebeam.server.openai.response_requests import ResponsesRequest
+from tilebeam.server.plan import Plan
+from tilebeam.server.writing import StreamedAnswer, dumped, extras, usage_of
+
+
+def add_response_routes(app: FastAPI, models: Models) -> None:
+    """Serve this path."""
+
+    @app.post("/v1/responses", response_model=None)
+    @app.post("/responses", response_model=None, include_in_schema=False)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a text or a conversation, in the form of OpenAI's Responses API."""
+        chat = body.chat()
+        service = models.of(body.model)
+        try:
+            answer = await service.chat(chat, request, partial(ResponsesAnswer, body, service.settings.sampling))
+        except ApiError as error:
+            raise body.as_sent(error) from error
+        if isinstance(answer, EventStream):
+            answer.as_sent = body.as_sent
+        return answer
+
+
+class ResponsesAnswer(StreamedAnswer):
+    """Writes items: messages, thoughts and calls.
+
+    Args:
+        body: the request.
+        default: what holds where the request says nothing.
+        plan: the chat that it asks for.
+    """
+
+    def __init__(self, body: ResponsesRequest, default: SamplingParams, plan: Plan, _spelling: Piece) -> None:
+        self._body = body
+        self._temperature = default.temperature if body.temperature is None else body.temperature
+        self._top_p = default.top_p if body.top_p is None else body.top_p
+        self._model = plan.model
+        self._id = f"resp_{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._output: list[Json] = []
+        self._open = False  # whether the last item may grow
+        self._status = "in_progress"
+        self._number = 0  # events so far
+
+    def whole(self, events: Iterable[Event]) -> Json:
+        """Return the JSON of all items."""
+        *_, last = (told for event in events for told in self._told(event))
+        response: Json = last["response"]
+        return response
+
+    def begin(self) -> bytes:
+        """Return the events before the first item."""
+        body = self._response()
+        kinds = ("response.created", "response.in_progress")
+        return self._written({"type": kind, "response": body} for kind in kinds)
+
+    def add(self, event: Event) -> bytes:
+        """Return the events of the Responses API that an event adds."""
+        return self._written(self._told(event))
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the event that tells of an error."""
+        return self._written([{"type": "error", "code": error.code, "message": error.message, "param": error.param}])
+
+    def _written(self, events: Iterable[Json]) -> bytes:
+        text = b""
+        for event in events:
+            told = event | {"sequence_number": self._number}
+            self._number += 1
+            text += b"event: " + event["type"].encode() + b"\ndata: " + dumped(told) + b"\n\n"
+        return text
+
+    def _told(self, event: Event) -> Iterator[Json]:
+        """Yield what an event adds."""
+        if isinstance(event, Grown):
+            for part in event.parts:
+                yield from self._grown(part)
+            if event.finish is not None:
+                self._status = "incomplete" if event.finish == "length" else "completed"
+        elif isinstance(event, Ended):
+            yield from self._close_item()
+            body = self._response(event.usage)
+            yield {"type": f"response.{self._status}", "response": body | {"tilebeam": extras(event)}}
+
+    def _response(self, usage: Usage | None = None) -> Json:
+        """Write it as far as it is."""
+        body, cut = self._body, self._status == "incomplete"
+        wanted = body.text.format if body.text is not None else None
+        choice = body.tool_choice
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": self._status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": self._model,
+            "output": self._output,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": self._temperature,
+            "text": {"format": wanted.model_dump(by_alias=True, exclude_unset=True) if wanted else {"type": "text"}},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_p": self._top_p,
+            "truncation": "disabled",
+            "metadata": body.metadata or {},
+            "usage": None if usage is None else _usage(usage),
+        }
+
+    def _grown(self, part: Part) -> Iterator[Json]:
+        if isinstance(part, Text):
+            return self._text(part.text)
+        return self._thought(part.text) if isinstance(part, Reasoning) else self._call(part)
+
+    def _thought(self, text: str) -> Iterator[Json]:
+        if not self._open or self._output[-1]["type"] != "reasoning":
+            yield from self._close_item()
+            part = {"type": "reasoning_text", "text": ""}
+            item = {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning", "summary": [], "content": [part]}
+            yield self._begun(item | {"status": "in_progress"})
+        self._output[-1]["content"][0]["text"] += text
+        yield self._at("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _text(self, text: str) -> Iterator[Json]:
+        if not self._open or self._output[-1]["type"] != "message":
+            yield from self._close_item()
+            item = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
+            yield self._begun(item | {"status": "in_progress", "content": []})
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self._output[-1]["content"].append(part)
+            yield self._at("response.content_part.added", content_index=0, part=dict(part))
+        self._output[-1]["content"][0]["text"] += text
+        yield self._at("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+
+    def _call(self, part: ToolCallDelta) -> Iterator[Json]:
+        if part.name is not None:
+            yield from self._close_item()
+            item = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "call_id": part.id}
+            yield self._begun(item | {"name": part.name, "arguments": "", "status": "in_progress"})
+        if part.arguments:
+            self._output[-1]["arguments"] += part.arguments
+            yield self._at("response.function_call_arguments.delta", delta=part.arguments)
+
+    def _begun(self, item: Json) -> Json:
+        self._output.append(item)
+        self._open = True
+        return {"type": "response.output_item.added", "output_index": len(self._output) - 1, "item": deepcopy(item)}
+
+    def _close_item(self) -> Iterator[Json]:
+        if not self._open:
+            return
+        self._open = False
+        item = self._output[-1]
+        item["status"] = self._status if self._status == "incomplete" else "completed"
+        if item["type"] == "message":
+            part = item["content"][0]
+            yield self._at("response.output_text.done", content_index=0, text=part["text"], logprobs=[])
+            yield self._at("response.content_part.done", content_index=0, part=part)
+        elif item["type"] == "reasoning":
+            yield self._at("response.reasoning_text.done", content_index=0, text=item["content"][0]["text"])
+        else:
+            yield self._at("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
+        yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
+
+    def _at(self, kind: str, **fields: Any) -> Json:
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return {"type": kind} | place | fields
+
+
+def _usage(usage: Usage) -> Json:
+    told = usage_of(usage)
+    return {
+        "input_tokens": told["prompt_tokens"],
+        "input_tokens_details": told["prompt_tokens_details"],
+        "output_tokens": told["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": told["total_tokens"],
+    }

@@ -1,0 +1,104 @@
+"""A request between its body and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tilebeam.chat.answer_reader import AnswerReader
+from tilebeam.prompt import Prompt
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.server.answer_events import Piece, SampleEvents
+from tilebeam.server.requests import ChatRequest, Generation
+from tilebeam.server.writing import Answer
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, checked as far as that takes no model.
+
+    Attributes:
+        body: as it came.
+        answer: makes the writer of its answer.
+        logprobs: it tells log-probabilities.
+        params: how to sample, with a seed.
+        count: prompts.
+        model: its name in the answer.
+        prepare: makes it ready for a model; takes its time.
+        echo: the answer begins with the prompt.
+    """
+
+    body: Generation
+    answer: AnswerMaker
+    logprobs: bool
+    params: SamplingParams
+    count: int
+    model: str
+    prepare: Callable[[LM, SamplingParams], Ready]
+    echo: bool = False
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that prompts come from."""
+        return "messages" if isinstance(self.body, ChatRequest) else "prompt"
+
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities of the prompt are told."""
+        return self.echo and self.logprobs
+
+    @property
+    def samples(self) -> int:
+        """Texts that it draws."""
+        return self.body.samples * self.count
+
+
+# Makes the writer of an answer, of the request and a function that spells tokens.
+AnswerMaker = Callable[[Plan, Piece], Answer]
+
+
+def _no_reader() -> AnswerReader | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a model is asked.
+
+    Attributes:
+        prompts: what it reads.
+        params: how to sample.
+        reader: makes a reader of one answer, or None: all of it is text.
+    """
+
+    prompts: list[Prompt]
+    params: SamplingParams
+    reader: Callable[[], AnswerReader | None] = field(default=_no_reader)
+
+    def events_of(self, index: int, lm: LM, plan: Plan) -> SampleEvents:
+        """Return what makes events of a sample.
+
+        Args:
+            index: of its choice.
+            lm: the model.
+            plan: the request.
+        """
+        spelled = set(self.params.spelled)
+
+        @cache  # the same tokens are drawn again and again
+        def piece(token: int) -> bytes:
+            return lm.spelling(token) if token in spelled else lm.piece(token)
+
+        return SampleEvents(
+            index,
+            piece,
+            logprobs=plan.logprobs,
+            scored=plan.scored,
+            keeps_stop=plan.body.include_stop_str_in_output,
+            reader=self.reader(),
+        )

@@ -1,0 +1,159 @@
+"""Where requests go that begin alike, and where they go when that replica is busy."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from tilebeam.server.replicas.routing import Placement, Ticket, blocks_of, ticket_for
+
+LONG = "x".join(str(i) for i in range(2000))  # nearly 9000 characters
+SHORT = LONG[:256]
+
+
+def placed(placement: Placement[str], text: str, samples: int = 1) -> Ticket:
+    ticket = Ticket(blocks_of([text]), samples)
+    placement.choose(ticket, ["a", "b"])
+    return ticket
+
+
+def test_what_begins_alike_goes_to_one_replica() -> None:
+    placement: Placement[str] = Placement(8, 8192)
+    first = placed(placement, LONG)
+    first.close()
+    for end in ("one", "two", "three"):
+        ticket = placed(placement, LONG + end)
+        assert ticket.replica == first.replica
+        ticket.close()
+
+
+def test_others_take_turns() -> None:
+    placement: Placement[str] = Placement(8, 8192)
+    seen = []
+    for i in range(4):
+        ticket = placed(placement, f"{i}{LONG}")
+        seen.append(ticket.replica)
+        ticket.close()
+    assert seen in (["a", "b", "a", "b"], ["b", "a", "b", "a"])
+
+
+def test_a_longer_beginning_bears_more_load() -> None:
+    def first(text: str, slots: int) -> int:
+        """How many requests go to one replica before one goes to the other."""
+        placement: Placement[str] = Placement(slots, 8192)
+        names = [placed(placement, text).replica for _ in range(20)]
+        return names.index("b" if names[0] == "a" else "a")
+
+    assert first(SHORT, 4) == 1  # not worth a sample more
+    assert first(LONG[:4096], 16) == 4
+    assert first(LONG, 4) == 4  # all that a replica decodes together
+
+
+def test_samples_count_not_requests() -> None:
+    placement: Placement[str] = Placement(8, 8192)
+    many = placed(placement, "0" + LONG, samples=8)
+    few = [placed(placement, f"{i + 1}{LONG}") for i in range(8)]
+    assert {t.replica for t in few} == {"a", "b"} - {many.replica}
+    many.close()
+    assert placed(placement, "9" + LONG).replica == many.replica
+
+
+def test_a_request_that_went_elsewhere_counts_there() -> None:
+    placement: Placement[str] = Placement(8, 8192)
+    ticket = placed(placement, LONG, samples=4)
+    chosen, other = ticket.replica, ({"a", "b"} - {ticket.replica}).pop()
+    placement.moved(ticket, other)
+    assert ticket.replica == other
+    assert placed(placement, "?").replica == chosen
+    ticket.close()
+    ticket.close()
+    assert [placed(placement, "?" * i).replica for i in (2, 3)] == [other, chosen]
+
+
+def test_a_request_that_is_done_counts_nowhere() -> None:
+    """Its routing may still go on."""
+    placement: Placement[str] = Placement(8, 8192)
+    late = placed(placement, LONG, samples=8)
+    late.close()
+    placement.moved(late, "a")
+    placement.choose(late, ["b"])
+    assert placement._load == {"a": 0} or placement._load == {"b": 0}
+
+
+def test_a_body_that_nests_too_deep_has_no_prompt() -> None:
+    deep = '{"content":' * 100_000 + '""' + "}" * 100_000
+    assert list(ticket_for(f'{{"messages":[{deep}]}}'.encode()).blocks) == []
+
+
+def test_a_replica_that_is_gone_is_forgotten() -> None:
+    placement: Placement[str] = Placement(8, 8192)
+    ticket = placed(placement, LONG)
+    placement.keep({"a", "b"} - {ticket.replica})
+    ticket.close()
+    again = Ticket(blocks_of([LONG]))
+    assert placement.choose(again, ["c"]) == ["c"]
+
+
+def test_only_as_much_is_remembered_as_a_replica_keeps() -> None:
+    placement: Placement[str] = Placement(8, 64)  # 256 characters, four blocks
+    first = placed(placement, SHORT)
+    first.close()
+    placed(placement, "?" + SHORT).close()
+    placed(placement, "!" + SHORT).close()  # on the first one again, in whose cache it takes the place
+    last = placed(placement, SHORT)
+    assert last.replica != first.replica
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"prompt": LONG}, {"prompt": LONG + "more"}),
+        ({"prompt": list(range(999))}, {"prompt": [*range(999), 7]}),
+        (
+            {"messages": [{"role": "user", "content": LONG}]},
+            {"messages": [{"role": "user", "content": LONG}, {"role": "assistant", "content": "yes"}], "n": 2},
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
+            {"messages": [{"content": [{"text": LONG, "type": "text"}], "role": "user"}]},
+        ),
+        ({"instructions": "be brief", "input": LONG}, {"instructions": "be brief", "input": LONG, "temperature": 0}),
+    ],
+)
+def test_requests_that_begin_alike(before: dict[str, object], after: dict[str, object]) -> None:
+    first, second = (ticket_for(json.dumps(body).encode()).blocks for body in (before, after))
+    assert len(first) > 10
+    assert first[:-1] == second[: len(first) - 1]
+
+
+def test_functions_are_read_before_messages() -> None:
+    body = {"messages": [{"role": "user", "content": LONG}]}
+    other = ticket_for(json.dumps(body | {"tools": [{"type": "function"}]}).encode())
+    assert other.blocks[0] != ticket_for(json.dumps(body).encode()).blocks[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "samples"),
+    [
+        (b"", 1),
+        (b"[1", 1),
+        (b"[" * 100_000, 1),
+        (b"7", 1),
+        (b'{"n": "many", "prompt": {"text": 1}, "messages": 3}', 1),
+        (b'{"n": 4}', 4),
+        (b'{"n": 2, "best_of": 8}', 8),
+        (b'{"search": {"budget": 16}}', 16),
+        (b'{"prompt": ["a", "b"], "n": 3}', 6),
+        (b'{"prompt": [1, 2, 3]}', 1),
+        (b'{"n": -5}', 1),
+        (b'{"n": 1000000000}', 1024),
+    ],
+)
+def test_samples_of_a_request(body: bytes, samples: int) -> None:
+    assert ticket_for(body).samples == samples
+
+
+def test_a_ticket_travels_light() -> None:
+    ticket = Ticket(blocks_of([LONG]))
+    assert len(pickle.dumps(ticket)) < 100
