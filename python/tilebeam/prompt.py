@@ -59,8 +59,13 @@ class Prompt:
 
     @property
     def ids(self) -> list[int]:
-        """The token ids of a prompt that has them, as a list."""
-        assert self.token_ids is not None
+        """The token ids as a list.
+
+        Raises:
+            TilebeamError: the prompt is a text.
+        """
+        if self.token_ids is None:
+            raise TilebeamError("This prompt is a text without token ids: `Prompt.tokens(lm)` makes them.")
         return list(self.token_ids)
 
     def tokens(self, lm: Tokenizer) -> list[int]:

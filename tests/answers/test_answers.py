@@ -271,7 +271,7 @@ assert answer.equal("1/8", "0.125")
 
 @needs_math
 def test_math_votes() -> None:
-    from tilebeam.search import registry as methods
+    from tilebeam.search import algorithms as methods
 
     class Says:
         texts = (r"\boxed{0.5}", r"\boxed{3}", r"\boxed{\frac{1}{2}}", r"so it is 2/4", "none", r"\boxed{3}")

@@ -19,7 +19,7 @@ from cli_kit import Ran, ok
 from rich.cells import cell_len
 from tilebeam.cli import bench as bench_cli
 from tilebeam.cli import console
-from tilebeam.cli.prompts import prompts
+from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.repack import pack
 from tilebeam.measure import energy, selftest

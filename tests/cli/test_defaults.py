@@ -19,10 +19,10 @@ from tilebeam.cli.main import app
 from tilebeam.cli.options import SpeculationOptions
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import control, npu_options
-from tilebeam.scoring.choices import STEP_STOP, ScorerName
-from tilebeam.scoring.registry import named_scorer
-from tilebeam.search import registry
-from tilebeam.search.choices import EXTRACTOR
+from tilebeam.scoring.scorer_names import named_scorer
+from tilebeam.scoring.scoring_defaults import STEP_STOP, ScorerName
+from tilebeam.search import algorithms
+from tilebeam.search.search_defaults import EXTRACTOR
 from tilebeam.server.requests import Search
 from tilebeam.text_files import escaped, unescaped
 from typer.main import get_command
@@ -103,7 +103,7 @@ def test_help_shows_them() -> None:
 @pytest.mark.parametrize(("command", "method"), [("beam", "beam"), ("dvts", "dvts"), ("adaptive", "adaptive")])
 def test_searches_have_the_algorithms_defaults(command: str, method: str) -> None:
     own = {p.name: p.default for p in COMMANDS[command].params}
-    for option in registry.options(method):
+    for option in algorithms.options(method):
         if option.name in own and option.name != "extract" and option.default is not None:
             default = own[option.name]
             assert (unescaped(default) if option.name == "step_stop" else default) == option.default

@@ -18,9 +18,9 @@ from tilebeam.pages import document
 from tilebeam.pages.markup import Html, join, tag
 from tilebeam.pages.methods import method_title
 from tilebeam.pages.search import one_line, search_page
-from tilebeam.search import registry
+from tilebeam.search import algorithms
 from tilebeam.search.base import Pruned
-from tilebeam.search.reports import read_report
+from tilebeam.search.result_from_json import read_report
 
 MADE: dict[str, tuple[str, SearchResult]] = {
     "vote": ("self-consistency", kit.vote(12)),
@@ -208,7 +208,7 @@ def test_tokens_of_dropped_beams_count_once() -> None:
 
 def test_every_method_has_a_title() -> None:
     """Aliases have that of their method: requests and results call methods by either."""
-    for name in registry.names():
+    for name in algorithms.names():
         assert method_title(name) != name
         assert f"<h1>{method_title(name)}</h1>" in search_page(name, [kit.best_of(2)])
     assert method_title("vote") == method_title("self-consistency") == "Vote"

@@ -24,8 +24,8 @@ from tilebeam import (
     TilebeamError,
     Usage,
 )
-from tilebeam.scoring.registry import named_scorer
-from tilebeam.search import registry as methods
+from tilebeam.scoring.scorer_names import named_scorer
+from tilebeam.search import algorithms as methods
 
 from bench.lib.synth import preset, write_model
 

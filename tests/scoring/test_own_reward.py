@@ -20,7 +20,7 @@ from tilebeam.engine import ahead
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.own_reward import _plain, layer_for, maker_of
 from tilebeam.scoring.reward_heads import Head, load_head, save_head
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 from tilebeam.text_state import Confidence, TextState, width
 
 from bench.lib.synth import preset, write_model

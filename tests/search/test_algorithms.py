@@ -18,10 +18,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from search_kit import END, Drawn, ScriptedLM, ScriptedPRM
 from tilebeam import SamplingParams, SearchResult, VoteResult, last_number
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 from tilebeam.search.adaptive import AdaptiveResult, majority_confidence
 from tilebeam.search.beam import StepResult
-from tilebeam.search.reports import read_report
+from tilebeam.search.result_from_json import read_report
 
 PROMPTS = ["a", "b1", "2 a"]
 STOPS = st.sampled_from([(), ("#",), ("\n\n",), ("a\n",), ("b1", "2\n1"), ("\n",)])

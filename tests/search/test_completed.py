@@ -10,7 +10,7 @@ import pytest
 from search_kit import ScriptedLM, ScriptedPRM
 from tilebeam import BestOfN, LogProb, ProgressBar, SamplingParams, SearchResult, TilebeamError, last_number
 from tilebeam.outputs import Progress
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 
 PROMPTS = ["a", "b1", "2 a", "b", "1", "a b", "22"]
 SAMPLING = SamplingParams(seed=5, max_tokens=12)

@@ -171,6 +171,7 @@ def test_values_make_no_control_token_together(family: str, lm: LM) -> None:
         assert prompt.text == f"{token}, {{c}}"  # no value: as it stands
         assert [t for t in prompt.ids if lm.is_control(t)] == [lm.bos]
         assert lm.filled_prompt(f"{token}{{a}}", {"a": PLAIN}).ids == lm.tokenize(token + PLAIN)
+        assert lm.filled_prompt(f"{token}{{}}", {}).ids == lm.tokenize(token + "{}")
 
 
 @pytest.mark.parametrize("chat", [False, True])

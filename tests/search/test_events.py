@@ -9,7 +9,7 @@ import pytest
 from search_kit import ScriptedLM, ScriptedPRM
 from tilebeam import SamplingParams, SearchResult, TilebeamError, VoteResult, last_number
 from tilebeam.scoring.scorers import Verifier
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 from tilebeam.search.events import SearchEvent
 
 PROMPTS = ["a", "b1", "2 a"]

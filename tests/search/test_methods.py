@@ -21,7 +21,7 @@ from tilebeam import (
     TilebeamError,
     VoteResult,
 )
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 
 PROMPTS = ["a", "b1", "2 a"]
 

@@ -157,6 +157,40 @@ def test_sampling_options_are_kept_and_n_is_the_budget() -> None:
         BestOfN(Majority()).infer(lm, "p", budget=3, progress=lambda _: False)
 
 
+def test_a_prompt_is_handed_on_as_it_is() -> None:
+    """Its tokens to the model, its question to the scorer; results are for people."""
+    asked: list[Prompt] = []
+
+    class Asks(Scorer):
+        def score(self, prompt: Any, candidates: Sequence[CompletionOutput]) -> list[float]:
+            asked.append(prompt)
+            return [float(c.text) for c in candidates]
+
+    class Takes(Scripted):
+        def generate(self, prompts: Any, *rest: Any, **more: Any) -> list[RequestOutput]:
+            assert prompts[0] is prompt
+            return super().generate(prompts, *rest, **more)
+
+    lm = Takes({"<user> p": [("1", -1.0), ("2", -1.0)]})
+    prompt = Prompt("<user> p", [7, 8], question="p")
+    result = BestOfN(Asks()).infer(lm, prompt, budget=2)
+    assert (result.prompt, result.best.text) == ("<user> p", "2")
+    assert asked == [prompt]
+    (vote,) = SelfConsistency().run(lm, [prompt], 2)
+    assert vote.best is vote.the_one
+    with pytest.raises(TilebeamError, match=r"a text or a tilebeam\.Prompt, not list"):
+        BestOfN(LogProb()).run(lm, [[7, 8]], 2)  # type: ignore[list-item]
+
+
+def test_prompts_are_values() -> None:
+    prompt = Prompt("a", [1, 2], "b")
+    assert prompt == Prompt("a", (1, 2), "b") != Prompt("a", (1, 3), "b")
+    assert len({prompt, Prompt("a", (1, 2), "b"), Prompt("a", (1, 3), "b"), Prompt("a")}) == 3
+    assert (prompt.ids, prompt.asked, Prompt("a").asked, Prompt.of("a")) == ([1, 2], "b", "a", Prompt("a"))
+    with pytest.raises(TilebeamError, match="a text without token ids"):
+        Prompt("a").ids  # noqa: B018
+
+
 def test_misbehaving_scorers_are_named() -> None:
     lm = Scripted({"p": [("1", 0)] * 2})
 

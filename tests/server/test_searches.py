@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tilebeam
-import tilebeam.search.registry
+import tilebeam.search.algorithms
 from tilebeam import LM, BeamSearch, BestOfN, LogProb, SamplingParams, SelfConsistency, TokenReward
 from tilebeam.answers.extract import whole_text
 
@@ -48,7 +48,7 @@ def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -
     assert told.search["budget"] == 8
     told = ask(method="adaptive", budget=6, extract="text")
     options: dict[str, Any] = {"scorer": reward, "extract": "text"}
-    settled = tilebeam.search.registry.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
+    settled = tilebeam.search.algorithms.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
     assert (told.text, told.search["votes"]) == (settled.the_one.text, settled.votes)  # type: ignore[attr-defined]
 
 

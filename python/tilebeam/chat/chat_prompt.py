@@ -95,7 +95,8 @@ def _prompt(
 
 def filled_prompt(vocab: Vocab, template: str, values: Mapping[str, str]) -> Prompt:
     """Make the prompt of a template with places like {name}; see `LM.filled_prompt`."""
-    parts = re.split(rf"\{{({'|'.join(map(re.escape, values))})\}}", template)
+    names = "|".join(map(re.escape, values))
+    parts = re.split(rf"\{{({names})\}}", template) if values else [template]
     own, others = parts[::2], [values[name] for name in parts[1::2]]
     text = "".join(chain.from_iterable(zip_longest(own, others, fillvalue="")))
     return Prompt(text, _joined(vocab, text, own, others))

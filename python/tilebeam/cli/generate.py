@@ -9,7 +9,7 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.options import Json, ModelOptions, PromptOptions, SamplingOptions, grouped
-from tilebeam.cli.prompts import wrap
+from tilebeam.cli.read_prompts import wrap
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

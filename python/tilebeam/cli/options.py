@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.prompts import prompts
+from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.option_groups import grouped as grouped
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
@@ -242,7 +242,7 @@ class PromptOptions:
         """Read the prompts, without the chat template.
 
         Raises:
-            TilebeamError: as `tilebeam.cli.prompts.prompts`.
+            TilebeamError: as `tilebeam.cli.read_prompts.prompts`.
         """
         return prompts(self.prompt, self.file, self.escape)
 

@@ -243,7 +243,7 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
     from tilebeam.training.collection import collect
 
     bars = Bars()
-    done = sum(collection.has(task, item, task.prompt(item, lm)) for item in task.items)
+    done = sum(collection.has(task, item, task.prompt(item, lm).text) for item in task.items)
     with bars.phase("collect", len(task.items), done):
         collect(lm, task, collection, finished=bars.finished)
 

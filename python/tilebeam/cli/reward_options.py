@@ -21,9 +21,9 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation, Kind
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.reward_formats import KINDS, PRESETS
+from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation, Kind
 from tilebeam.text_files import escaped, unescaped
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, Step
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.prompt import Prompt
-from tilebeam.scoring.choices import HeadOutput
 from tilebeam.scoring.reward_formats import preset_of
+from tilebeam.scoring.scoring_defaults import HeadOutput
 from tilebeam.text_files import json_lines, unescaped
 
 if TYPE_CHECKING:

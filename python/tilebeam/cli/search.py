@@ -22,12 +22,12 @@ from tilebeam.cli.options import (
     UnsafeCode,
     grouped,
 )
-from tilebeam.cli.prompts import wrap
+from tilebeam.cli.read_prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target, whole_file
-from tilebeam.scoring.choices import VERDICT, ScorerName, Verdict
-from tilebeam.search.choices import (
+from tilebeam.scoring.scoring_defaults import VERDICT, ScorerName, Verdict
+from tilebeam.search.search_defaults import (
     BEAM_WIDTH,
     BUDGET,
     CONFIDENCE,
@@ -193,7 +193,7 @@ def best_of_n(
     Without a reward model: tilebeam best-of-n -m model.gguf --chat -p "Name a prime above 90." --scorer judge
     """
     from tilebeam.sandbox import need_confinement
-    from tilebeam.scoring.registry import named_scorer
+    from tilebeam.scoring.scorer_names import named_scorer
     from tilebeam.scoring.scorers import Majority
 
     rates = options.reward.read()
@@ -450,7 +450,7 @@ class _Search:
             arguments: of the algorithm.
         """
         from tilebeam.cli import search_view
-        from tilebeam.search import registry as methods
+        from tilebeam.search import algorithms as methods
 
         algorithm, budget = methods.create(self.name, **arguments), self.options.budget
         with console.generating(self.name, budget * len(self.prompts)) as hook:

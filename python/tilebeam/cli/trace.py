@@ -23,7 +23,7 @@ from tilebeam.cli.options import (
     Temp,
     grouped,
 )
-from tilebeam.cli.prompts import prompts
+from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target, whole_file
 from tilebeam.sampling_params import SamplingParams

@@ -21,7 +21,7 @@ from tilebeam.evaluation.functions import is_function_name
 from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.evaluation.tasks import KINDS
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 from tilebeam.search.tool_reasoning import ToolReasoning
 
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
@@ -51,7 +51,7 @@ class Method:
     """A search method and its options.
 
     Attributes:
-        name: as `tilebeam.search.registry` knows it, or `GREEDY`.
+        name: as `tilebeam.search.algorithms` knows it, or `GREEDY`.
         options: of the algorithm, as texts.
         spec: as the user wrote it.
         label: in reports: the name, or the spec if several methods have that name.

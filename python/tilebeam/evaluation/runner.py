@@ -35,7 +35,7 @@ from tilebeam.evaluation.worker import Job, Timed, Workbench
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.native.executor import usable_memory
 from tilebeam.outputs import Progress
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 
 # Seconds before a timed run: the workers of the model that ran before, and of its reward model, spin for a while.
 _PAUSE = 0.02

@@ -18,11 +18,11 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.prompt import Prompt
 from tilebeam.sandbox import need_confinement
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.load_reward import RewardSpec
-from tilebeam.scoring.registry import named_scorer
 from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import LogProb, Scorer, Verifier
+from tilebeam.scoring.scoring_defaults import STEP_STOP
 
 OWN = "head"
 REWARDS = ("prm", "orm", OWN)

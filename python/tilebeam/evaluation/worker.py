@@ -25,10 +25,10 @@ from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
-from tilebeam.search import registry as methods
+from tilebeam.scoring.scoring_defaults import STEP_STOP
+from tilebeam.search import algorithms as methods
 from tilebeam.search.base import Algorithm, SearchResult, StepGenerator
 from tilebeam.search.tool_reasoning import ToolGenerator, confined
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from tilebeam.pages.document import document, policy
 from tilebeam.pages.markup import Html, join, table, tag
 from tilebeam.pages.methods import method_title
-from tilebeam.search.choices import MAX_STEPS
+from tilebeam.search.search_defaults import MAX_STEPS
 
 _EXTRACTORS = {
     "last-number": "its last number",
@@ -26,7 +26,7 @@ class AskOptions:
         name: of the model, "" where only those with a key may know it.
         models: to choose from; none: there is one, or only those with a key may know them.
         key: whether requests need an API key.
-        methods: that it can run, of those that `tilebeam.search.registry` knows.
+        methods: that it can run, of those that `tilebeam.search.algorithms` knows.
         extractors: of answers.
         budget: candidates by default.
         most: candidates of a request.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilebeam.errors import TilebeamError
-from tilebeam.search.registry import canonical
+from tilebeam.search.algorithms import canonical
 
 _TITLES = {
     "best-of-n": "Best of N",

@@ -26,7 +26,7 @@ class CodeExamples(Scorer):
         self._unsafe = unsafe
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
-        """A share of 0 to 1 per candidate.
+        """Return a share of 0 to 1 per candidate.
 
         Raises:
             TilebeamError: the prompt holds no Python function to complete, or programs cannot be confined here.

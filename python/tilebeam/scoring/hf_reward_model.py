@@ -53,7 +53,7 @@ class _Tensor:
     size: int
 
     def values(self) -> npt.NDArray[np.float32]:
-        """The tensor as float32."""
+        """Return the tensor as float32."""
         if self.dtype not in _TYPES:
             raise TilebeamError(f"{self.file}: {self.name} has the type {self.dtype}; {', '.join(_TYPES)} can be read.")
         dtype = np.dtype(_TYPES[self.dtype])
@@ -77,7 +77,7 @@ def extract_head(
     output: str | None = None,
     preset: str | None = None,
 ) -> Head:
-    """The head of a published reward model.
+    """Read the head of a published reward model.
 
     Args:
         source: its folder, or one of its .safetensors files.
@@ -157,7 +157,7 @@ def _body_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _heads(tensors: list[_Tensor], name: str | None) -> dict[int, dict[str, _Tensor]]:
-    """Of the one head: layer number -> its weight and bias."""
+    """Find the one head: layer number -> its weight and bias."""
     groups: dict[str, dict[int, dict[str, _Tensor]]] = {}
     for tensor in tensors:
         if name is None:
@@ -181,7 +181,7 @@ def _heads(tensors: list[_Tensor], name: str | None) -> dict[int, dict[str, _Ten
 
 
 def _tensors(source: Path) -> list[_Tensor]:
-    """All tensors of a folder or file, in the order of their names."""
+    """List all tensors of a folder or file, in the order of their names."""
     if source.is_dir():
         files = sorted(source.glob("*.safetensors"))
         if not files:

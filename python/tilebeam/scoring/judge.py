@@ -14,8 +14,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage, check_complete
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.choices import VERDICT, Verdict
 from tilebeam.scoring.scorers import Rating, Scorer
+from tilebeam.scoring.scoring_defaults import VERDICT, Verdict
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -103,12 +103,12 @@ class LLMJudge(Scorer):
             self._good = len(kinds[0] - common)
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
-        """One verdict per candidate."""
+        """Return one verdict per candidate."""
         return self.rate([prompt], [candidates])[0].scores
 
     def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
-        """One verdict per candidate of each prompt, all in one go; equal texts are judged once, at the cost of the
-        first prompt that asks."""
+        """Return one verdict per candidate of each prompt; equal texts are judged once, at the cost of the first prompt
+        that asks."""
         asked = [[self._ask(prompt, c.text) for c in group] for prompt, group in zip(prompts, groups, strict=True)]
         different = list(dict.fromkeys(question for group in asked for question in group))
         verdicts = dict(zip(different, self._judge(different) if different else [], strict=True))
@@ -130,7 +130,7 @@ class LLMJudge(Scorer):
         return self.lm.chat_prompt([{"role": "user", "content": asked.text}]) if self.chat else asked
 
     def _judge(self, asked: list[Prompt]) -> list[tuple[float, Usage]]:
-        """Of each of the judge's prompts its verdict, and what that cost."""
+        """Return the verdict on each of the judge's prompts, and what that cost."""
         return self._probabilities(asked) if self.verdict == "probability" else self._numbers(asked)
 
     def _probabilities(self, asked: list[Prompt]) -> list[tuple[float, Usage]]:
@@ -158,7 +158,7 @@ class LLMJudge(Scorer):
         return found
 
     def _number(self, reply: str) -> float | None:
-        """The last number of a reply, scaled; None if there is none, or it lies outside."""
+        """Read the last number of a reply, scaled; None if there is none, or it lies outside."""
         numbers = _NUMBER.findall(reply)
         value = float(numbers[-1]) if numbers else None
         if value is None or not self.low <= value <= self.high:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation, Kind
 from tilebeam.scoring.reward_formats import KINDS, PRESETS, Preset, RewardFormat, preset, preset_of
+from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation, Kind
 
 # What needs numpy or the native libraries comes with the first reward model: a command's --help does without.
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class RewardSpec:
 
     @property
     def own(self) -> bool:
-        """Whether it is a head on the generator's own hidden states."""
+        """Tell whether it is a head on the generator's own hidden states."""
         return self.path is None
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ class RewardSpec:
 
     @cached_property
     def format(self) -> RewardFormat:
-        """How a reward model wants its text, as far as files and arguments say."""
+        """Return how a reward model wants its text, as far as files and arguments say."""
         return RewardFormat() if self.own else _plan(self).preset.format
 
     def load(self, **options: Any) -> RewardModel:
@@ -77,7 +77,7 @@ class RewardSpec:
         return load_reward_model(**{f.name: getattr(self, f.name) for f in fields(self)}, **options)
 
     def open(self, lm: LM, *, step_stop: str = STEP_STOP, **options: Any) -> RewardModel | OwnReward:
-        """The scorer: the generator's own head, or a reward model that is loaded with these options.
+        """Make the scorer: the generator's own head, or a reward model that is loaded with these options.
 
         Args:
             lm: the generator.
@@ -90,7 +90,7 @@ class RewardSpec:
         return OwnReward(lm, made_for(lm, self.own_heads), aggregate=self.aggregate, step_stop=step_stop)
 
     def hidden_layer(self, model: str | os.PathLike[str]) -> int | None:
-        """What `tilebeam.load` is to be told of a generator, so that its own head finds what it reads."""
+        """Return the ``hidden_layer`` that a generator is to be loaded with for its own head."""
         if not self.own:
             return None
         from tilebeam.scoring.own_reward import layer_for
@@ -218,7 +218,7 @@ def _plan(spec: RewardSpec) -> _Plan:
 
 
 def _preset_in(head: Path | None) -> str | None:
-    """The preset that a head's file names."""
+    """Read which preset a head's file names."""
     if head is None or head.suffix != ".gguf":
         return None
     from tilebeam.scoring.reward_heads import load_head
@@ -227,7 +227,7 @@ def _preset_in(head: Path | None) -> str | None:
 
 
 def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Path | None) -> Kind:
-    """The kind of a model that says neither kind nor preset, by what there is of it."""
+    """Find the kind of a model that says neither kind nor preset."""
     from tilebeam.scoring.reward_heads import load_head
 
     if facts["classifier"]:
@@ -243,7 +243,7 @@ def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Path | None
 
 
 def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | None:
-    """The head that a kind needs, None if it needs none."""
+    """Load the head that a kind needs, None if it needs none."""
     from tilebeam.scoring.reward_heads import classifier_of, load_head
 
     if kind == "token":
@@ -264,7 +264,7 @@ def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | 
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What a model's file says of itself as a reward model."""
+    """Read what a model's file says of itself as a reward model."""
     from tilebeam import gguf as gguf_tools
     from tilebeam.model.classifier import CLASSIFIER
     from tilebeam.scoring.reward_heads import PREFIX

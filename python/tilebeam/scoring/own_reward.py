@@ -13,10 +13,10 @@ import numpy as np
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
 from tilebeam.prompt import Prompt
-from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.scoring.reward_heads import Head, place
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import Rating
+from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.text_state import width
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class OwnReward(StepScorer):
 
     @property
     def hidden_steps(self) -> str:
-        """What ends the steps whose states are wanted; "" if the end of a text is enough."""
+        """Return what ends the steps whose states are wanted; "" if the end of a text is enough."""
         return "" if self.aggregate == "last" else self.step_stop
 
     def score_steps(
@@ -75,7 +75,7 @@ class OwnReward(StepScorer):
         )
 
     def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
-        """One score per candidate of each prompt."""
+        """Return one score per candidate of each prompt."""
         if len(prompts) != len(groups):
             raise TilebeamError(f"{len(prompts)} prompts but {len(groups)} groups of candidates.")
         flat = [self._states(candidate) for group in groups for candidate in group]
@@ -83,11 +83,11 @@ class OwnReward(StepScorer):
         return [Rating([self.total(next(left).scores) for _ in group]) for group in groups]
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
-        """One score per candidate."""
+        """Return one score per candidate."""
         return self.rate([prompt], [candidates])[0].scores
 
     def rate_states(self, solutions: Sequence[Sequence[TextState]]) -> list[Rating]:
-        """Scores of every step of every solution, by the states where they end."""
+        """Score every step of every solution by the states where they end."""
         flat = [state.features(self.head.features) for states in solutions for state in states]
         if not flat:
             return [Rating([]) for _ in solutions]
@@ -98,7 +98,7 @@ class OwnReward(StepScorer):
         return [Rating([next(left) for _ in states]) for states in solutions]
 
     def _states(self, candidate: CompletionOutput) -> list[TextState]:
-        """Where its steps end, the end of the text the last of them."""
+        """Return the states where its steps end, the end of the text the last of them."""
         if candidate.hidden is None:
             raise TilebeamError("A candidate has no hidden states: sample with SamplingParams(hidden=True).")
         if not self.hidden_steps:
@@ -134,7 +134,7 @@ def check_own(head: Head) -> None:
 
 
 def maker_of(lm: LM) -> dict[str, str]:
-    """What a head's file says of the model that it was made for: "name" and "shape"."""
+    """Describe a model as the file of its head does: by "name" and "shape"."""
     return {"name": lm.metadata.get("general.name", ""), "shape": _shape(lm.n_layer, lm.n_embd, lm.n_vocab)}
 
 
@@ -178,7 +178,7 @@ def _same_maker(wanted: Mapping[str, str], found: Mapping[str, str]) -> bool:
 
 
 def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None:
-    """The ``hidden_layer`` that a model is to be loaded with for the head that was made for it; None also if none was:
+    """Return the ``hidden_layer`` to load a model with for the head that was made for it; None also if none was:
     then the loaded model says so.
 
     Args:
@@ -195,7 +195,7 @@ def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None
 
 
 def made_for(lm: LM, heads: Sequence[Head]) -> Head:
-    """The head that was made for a model.
+    """Choose the head that was made for a model.
 
     Raises:
         TilebeamError: none of them was.
@@ -211,6 +211,6 @@ def made_for(lm: LM, heads: Sequence[Head]) -> Head:
 
 
 def _plain(name: str) -> str:
-    """Of a name, what does not differ between files of one model: neither how words are joined nor the format."""
+    """Keep of a name what does not differ between files of one model: neither how words are joined nor the format."""
     words = re.split(r"[^a-z0-9.]+", _FORMATS.sub("", name.lower()))
     return "".join(words)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.prompt import Prompt
-from tilebeam.scoring.choices import HeadOutput, Kind
+from tilebeam.scoring.scoring_defaults import HeadOutput, Kind
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -153,7 +153,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name.
+    """Look up a preset.
 
     Raises:
         TilebeamError: there is none.
@@ -164,7 +164,7 @@ def preset(name: str) -> Preset:
 
 
 def preset_of(model_name: str) -> str | None:
-    """The preset that a model's name tells, None if it tells none."""
+    """Guess the preset from a model's name; None if it tells none."""
     flat = model_name.lower().replace("_", "-").replace(" ", "-")
     return next((name for name, p in PRESETS.items() if any(part in flat for part in p.names)), None)
 
@@ -195,7 +195,7 @@ class Layout:
         return list(self._head(Prompt.of(prompt)))
 
     def step(self, text: str, first: bool) -> list[int]:
-        """Tokens of a step, without the tag."""
+        """Return the tokens of a step, without the tag."""
         return list(self._step(text, first))
 
     def _make_head(self, prompt: Prompt) -> tuple[int, ...]:
@@ -222,7 +222,7 @@ class Layout:
         return (*self._inside(lone, True), *self._inside(text, False), *self._inside(after, True))
 
     def _inside(self, text: str, control: bool) -> list[int]:
-        """Tokens of a text that follows other text."""
+        """Return the tokens of a text that follows other text."""
         if not text:
             return []
         if self._lead:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.model.classifier import read_classifier
-from tilebeam.scoring.choices import HeadOutput
+from tilebeam.scoring.scoring_defaults import HeadOutput
 from tilebeam.text_state import NARROW, Feature
 from tilebeam.text_state import width as width_of
 
@@ -98,7 +98,7 @@ class Head:
 
     @property
     def reads(self) -> str:
-        """What it reads of a text, in words."""
+        """Say in words what it reads of a text."""
         return ", ".join(self.features) + (f" behind {place(self.layer)}" if self.layer is not None else "")
 
     @property
@@ -107,7 +107,7 @@ class Head:
         return " -> ".join(map(str, [self.n_inputs, *(w.shape[0] for w, _ in self.layers)]))
 
     def __call__(self, hidden: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-        """Scores [n] of hidden states, or features, [n, n_inputs]."""
+        """Return scores [n] of hidden states, or features, [n, n_inputs]."""
         y = hidden.astype(np.float32)
         for i, (weight, bias) in enumerate(self.layers):
             y = (np.maximum(y, 0) if i else y) @ weight.T + bias
@@ -119,7 +119,7 @@ class Head:
 
 
 def place(layer: int | None) -> str:
-    """Where hidden states come from, in words."""
+    """Say in words where hidden states come from."""
     return FINAL if layer is None else f"layer {layer}"
 
 
@@ -135,7 +135,7 @@ def make_head(
     label: int | None = None,
     preset: str | None = None,
 ) -> Head:
-    """A head of layers as (weight, bias or None); a weight [n] is a layer with one output. `output` None: a sigmoid
+    """Make a head of layers (weight, bias or None); a weight [n] is a layer with one output. `output` None: a sigmoid
     for one output, a softmax for more."""
     layers = []
     for weight, bias in arrays:
@@ -148,7 +148,7 @@ def make_head(
 
 
 def load_head(path: str | os.PathLike[str], output: str | None = None, label: int | None = None) -> Head:
-    """The head in a .gguf, .npz or .npy file.
+    """Read the head in a .gguf, .npz or .npy file.
 
     Args:
         path: .gguf and .npz files hold arrays named 0.weight, 0.bias, 1.weight ..; a .npy file one weight.
@@ -248,7 +248,7 @@ def save_head(path: str | os.PathLike[str], head: Head) -> None:
 
 
 def classifier_of(path: str | os.PathLike[str]) -> Head:
-    """The classifier in a model's own file (cls.output, as for `llama-server --rerank`).
+    """Read the classifier in a model's own file (cls.output, as for `llama-server --rerank`).
 
     llama.cpp applies it to a sequence's last token only (pooling RANK); as a head it can be read at every step. Of
     several labels the first counts, as in llama-server. A classifier with a hidden layer of its own (cls) belongs to

@@ -23,10 +23,10 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.prompt import Prompt
-from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.scoring.reward_formats import Layout, RewardFormat
 from tilebeam.scoring.reward_heads import Head, sigmoid
 from tilebeam.scoring.scorers import Rating, Scorer
+from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation
 
 if TYPE_CHECKING:
     from tilebeam.engine.reading import Reading
@@ -48,7 +48,7 @@ _TOGETHER = 1 << 18
 
 
 def split_steps(text: str, step_stop: str = STEP_STOP) -> list[str]:
-    """The steps of a solution, each with the separator that ends it; a last step without one is a step too."""
+    """Split a solution into steps, each with the separator that ends it; a last step without one is a step too."""
     if not step_stop:
         raise TilebeamError("The separator of steps must not be empty.")
     parts = text.split(step_stop)
@@ -83,7 +83,7 @@ class StepScorer(Scorer):
 
     @abstractmethod
     def score_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Scores of every step of every solution; solution i answers prompts[i]."""
+        """Score every step of every solution; solution i answers prompts[i]."""
 
     def rate_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[Rating]:
         """`score_steps` with costs: one rating per solution."""
@@ -100,31 +100,31 @@ class StepScorer(Scorer):
         yield
 
     def total(self, scores: Sequence[float]) -> float:
-        """The aggregate of a solution's step scores; 0 for a solution without steps."""
+        """Aggregate a solution's step scores; 0 for a solution without steps."""
         return float(_AGGREGATIONS[self.aggregate](scores)) if scores else 0.0
 
     def rate_text(self, prompt: str | Prompt, text: str) -> RatedText:
-        """A text with the scores of its steps; the score of the whole is that of a candidate with this text."""
+        """Rate the steps of a text, and the whole as a candidate with this text."""
         steps = split_steps(text, self.step_stop)
         (rating,) = self.rate_steps([prompt], [steps])
         return RatedText(steps, rating.scores, self.total(rating.scores), rating.usage)
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
-        """One aggregate per candidate."""
+        """Return one aggregate per candidate."""
         return self.rate([prompt], [candidates])[0].scores
 
     def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
-        """One aggregate per candidate of each prompt, all in one go."""
+        """Return one aggregate per candidate of each prompt, all in one go."""
         flat = [(prompt, c) for prompt, group in zip(prompts, groups, strict=True) for c in group]
         with self.session():
             rated = self.rate_steps([p for p, _ in flat], [split_steps(c.text, self.step_stop) for _, c in flat])
         if len(rated) != len(flat):
             raise TilebeamError(f"{type(self).__name__} rated {len(rated)} of {len(flat)} solutions.")
         left = iter(rated)
-        return [self._whole([next(left) for _ in group]) for group in groups]
+        return [self._prompt_rating([next(left) for _ in group]) for group in groups]
 
-    def _whole(self, solutions: Sequence[Rating]) -> Rating:
-        """The rating of a prompt's candidates, out of those of their steps."""
+    def _prompt_rating(self, solutions: Sequence[Rating]) -> Rating:
+        """Make the rating of a prompt's candidates of those of their steps."""
         return Rating([self.total(r.scores) for r in solutions], sum((r.usage for r in solutions), Usage()))
 
 
@@ -180,15 +180,15 @@ class RewardModel(StepScorer):
 
     @abstractmethod
     def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:
-        """What verdicts at these positions are made of."""
+        """Read what verdicts at these positions are made of."""
 
     @abstractmethod
     def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
-        """Scores, one per position."""
+        """Return scores, one per position."""
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Keeps cells and verdicts."""
+        """Keep cells and verdicts."""
         with self.lm.keep_prefixes():
             with self._counting:
                 self._sessions += 1
@@ -202,12 +202,12 @@ class RewardModel(StepScorer):
                         self._beginnings.clear()
 
     def score_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Scores of every step."""
+        """Score every step."""
         return [rating.scores for rating in self.rate_steps(prompts, solutions)]
 
     def rate_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[Rating]:
-        """Every step's score and what they cost; what is known from earlier calls of a session is not read again, and
-        of equal solutions the first pays."""
+        """Score every step, with costs; what is known from earlier calls of a session is not read again, and of equal
+        solutions the first pays."""
         keys = [(Prompt.of(p), tuple(steps)) for p, steps in zip(prompts, solutions, strict=True)]
         with self.session():
             costs = self._ask(keys)
@@ -217,7 +217,7 @@ class RewardModel(StepScorer):
             ]
 
     def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
-        """One score per candidate of each prompt."""
+        """Return one score per candidate of each prompt."""
         if not self.outcome:
             return super().rate(prompts, groups)
         keys = [
@@ -227,12 +227,14 @@ class RewardModel(StepScorer):
         with self.session():
             costs = self._ask([key for group in keys for key in group], whole=True)
             return [
-                self._whole([Rating([self._known[self._names(*key)[-1]]], costs.pop(key, Usage())) for key in group])
+                self._prompt_rating(
+                    [Rating([self._known[self._names(*key)[-1]]], costs.pop(key, Usage())) for key in group]
+                )
                 for group in keys
             ]
 
     def total(self, scores: Sequence[float]) -> float:
-        """The aggregate; of an outcome reward model the last."""
+        """Aggregate scores; of an outcome reward model the last counts."""
         return float(scores[-1]) if self.outcome and scores else super().total(scores)
 
     def _names(self, prompt: Prompt, steps: Sequence[str]) -> list[int]:
@@ -358,7 +360,7 @@ class TokenReward(RewardModel):
         return self.lm.read(texts, positions, self._labels)
 
     def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
-        """P(good) / (P(good) + P(bad))."""
+        """Return P(good) / (P(good) + P(bad))."""
         return sigmoid(reading.logits[:, 0].astype(np.float64) - reading.logits[:, 1])
 
 
@@ -403,7 +405,7 @@ class HeadReward(RewardModel):
         return self.lm.hidden(texts, positions)
 
     def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
-        """What the head says of each hidden state."""
+        """Apply the head to each hidden state."""
         return self.head(reading.hidden)
 
 

@@ -45,7 +45,7 @@ class Scorer(ABC):
 
     @property
     def hidden_steps(self) -> str:
-        """What ends the steps whose states candidates must carry; "" for none."""
+        """Return what ends the steps whose states candidates must carry; "" for none."""
         return ""
 
     def needs(self) -> dict[str, bool | str]:
@@ -55,10 +55,10 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
-        """One score per candidate of a prompt, in their order."""
+        """Return one score per candidate of a prompt, in their order."""
 
     def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
-        """The candidates of several prompts: one rating per prompt. Scorers that run a model or can batch over prompts
+        """Rate the candidates of several prompts: one rating per prompt. Scorers that run a model or batch over prompts
         override it."""
         return [Rating(self.score(prompt, group)) for prompt, group in zip(prompts, groups, strict=True)]
 
@@ -91,7 +91,7 @@ class Verifier(Scorer):
         self.check = check
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
-        """What the function says of each text.
+        """Ask the function about each text.
 
         Raises:
             TilebeamError: it returns something that is not a number.
@@ -134,7 +134,7 @@ def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:
 
 
 def rate_outputs(scorer: Scorer, prompts: Sequence[Prompt], outputs: Sequence[RequestOutput]) -> list[Rating]:
-    """The candidates of several prompts: one rating per prompt, checked, with its share of the time.
+    """Rate the candidates of several prompts: one rating per prompt, checked, with its share of the time.
 
     Raises:
         TilebeamError: as `checked_scores`, or there are more or fewer ratings than prompts.
@@ -156,7 +156,7 @@ def shares(seconds: float, counts: Sequence[int]) -> list[float]:
 
 
 def checked_scores(scores: Sequence[float], count: int, scorer: Scorer) -> list[float]:
-    """The scores as floats.
+    """Check scores, and return them as floats.
 
     Raises:
         TilebeamError: a scorer returned another number of scores than `count`, or something that is not a number.

@@ -6,9 +6,9 @@ sampled    over whole candidates: Best-of-N, self-consistency
 beam       by steps: beam search, DVTS; steps: how texts grow step by step
 tool_reasoning   samples whose programs run
 adaptive   votes that stop once they are settled
-registry   algorithms by name, with options by keyword
+algorithms   all of them by name, with options by keyword
 events     what happens in a search, told while it runs
-tree       the steps that a search drew, those that texts share once; reports: results back from their JSON
+tree       the steps that a search drew, those that texts share once; result_from_json: results back from their JSON
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from .base import VoteResult as VoteResult
 from .beam import DVTS as DVTS
 from .beam import BeamSearch as BeamSearch
 from .beam import StepResult as StepResult
-from .choices import Weighting as Weighting
 from .sampled import BestOfN as BestOfN
 from .sampled import SelfConsistency as SelfConsistency
+from .search_defaults import Weighting as Weighting
 from .tool_reasoning import ToolReasoning as ToolReasoning

@@ -18,13 +18,13 @@ from tilebeam.answers.normalize import Equal, merged
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, check_complete
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.base import Algorithm, SearchCall, SearchProgress, StepGenerator, Trajectory, VoteResult
-from tilebeam.search.choices import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
 from tilebeam.search.events import EventHook, Fate, RunningVote, SearchEvent, candidate_event, tally
 from tilebeam.search.sampled import heaviest, whole_trajectories
-from tilebeam.search.steps import Beam, Branch, StepExpander, Task, tasks_of
+from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
+from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
 @dataclass
@@ -54,7 +54,7 @@ class AdaptiveResult(VoteResult):
 class _Poll:
     """One prompt's vote so far."""
 
-    task: Task
+    task: PromptTask
     number: int
     vote: RunningVote  # for events
     candidates: list[CompletionOutput] = field(default_factory=list)
@@ -129,8 +129,8 @@ class Adaptive(Algorithm[AdaptiveResult]):
             self._expander = StepExpander(scorer, stop, most, LOOKAHEAD)
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[AdaptiveResult]:
-        """See `Algorithm`."""
-        budget, events = call.budget, call.events
+        """See `Algorithm.search`."""
+        budget = call.budget
         polls = [
             _Poll(task, number, RunningVote(self.extract, self.equal)) for number, task in enumerate(tasks_of(lm, call))
         ]
@@ -140,36 +140,28 @@ class Adaptive(Algorithm[AdaptiveResult]):
             while open_polls := [p for p in polls if not p.settled and len(p.candidates) < budget]:
                 drawn = sum(budget if p.settled else len(p.candidates) for p in polls)
                 if self._expander:
-                    self._wave_by_steps(lm, self._expander, open_polls, budget, tell, drawn, events)
+                    self._wave_by_steps(lm, call, self._expander, open_polls, tell, drawn)
                 else:
-                    self._wave(lm, open_polls, budget, tell, drawn, events)
+                    self._wave(lm, call, open_polls, tell, drawn)
                 for poll in open_polls:
                     self._count(poll, budget)
         return [self._result(p, budget) for p in polls]
 
-    def _wave(
-        self,
-        lm: StepGenerator,
-        polls: list[_Poll],
-        budget: int,
-        tell: SearchProgress,
-        drawn: int,
-        events: EventHook | None,
-    ) -> None:
-        """A wave of whole candidates for each prompt."""
+    def _wave(self, lm: StepGenerator, call: SearchCall, polls: list[_Poll], tell: SearchProgress, drawn: int) -> None:
+        """Draw a wave of whole candidates for each prompt."""
         params = [
             replace(
                 p.task.params,
-                n=min(self.wave, budget - len(p.candidates)),
+                n=min(self.wave, call.budget - len(p.candidates)),
                 seed=p.task.params.sample_seed(len(p.candidates)),
             )
             for p in polls
         ]
         asked = [p.task.prompt_ids for p in polls]
-        if events is None:
+        if call.events is None:
             outputs = lm.generate(asked, params, progress=tell.call(drawn))
         else:
-            hook = partial(_tell_ended, events, polls)
+            hook = partial(_tell_ended, call.events, polls)
             outputs = lm.generate(asked, params, progress=tell.call(drawn), on_sample=hook)
         check_complete(outputs)
         for poll, output in zip(polls, outputs, strict=True):
@@ -183,14 +175,13 @@ class Adaptive(Algorithm[AdaptiveResult]):
     def _wave_by_steps(
         self,
         lm: StepGenerator,
+        call: SearchCall,
         expander: StepExpander,
         polls: list[_Poll],
-        budget: int,
         tell: SearchProgress,
         drawn: int,
-        events: EventHook | None,
     ) -> None:
-        """A wave of candidates for each prompt that grow until they end or look hopeless."""
+        """Draw a wave of candidates for each prompt, which grow until they end or look hopeless."""
         grown: dict[_Poll, list[Beam]] = {}
         for round in range(self.max_steps):
             branches: list[Branch] = []
@@ -199,40 +190,45 @@ class Adaptive(Algorithm[AdaptiveResult]):
                 first = len(poll.candidates)
                 # Rounds and candidates each draw with a seed of their own.
                 if round == 0:
-                    n = min(self.wave, budget - first)
+                    n = min(self.wave, call.budget - first)
                     branches.append(Branch(poll.task, Beam(), n, poll.task.params.sample_seed(first)))
                     places.append((poll, 0))
                     grown[poll] = []
                     continue
                 for i, beam in enumerate(grown[poll]):
                     if not beam.done and not self._hopeless(expander, beam):
-                        seed = poll.task.params.sample_seed(round * budget + first + i)
+                        seed = poll.task.params.sample_seed(round * call.budget + first + i)
                         branches.append(Branch(poll.task, beam, 1, seed))
                         places.append((poll, i))
             if not branches:
                 break
-            fresh: dict[Task, list[Beam]] = {}
+            fresh: dict[PromptTask, list[Beam]] = {}
             over = sum(map(len, grown.values())) - len(branches) if round else 0
             for (poll, at), beams in zip(places, expander.expand(lm, branches, tell.aside(drawn + over)), strict=True):
                 grown[poll][at : at + len(beams)] = beams
                 fresh.setdefault(poll.task, []).extend(beams)
             expander.rate(lm, fresh, tell)
-            if events is not None:
-                self._tell_steps(events, expander, polls, fresh, round + 1)
+            if call.events is not None:
+                self._tell_steps(call.events, expander, polls, fresh, round + 1)
         for poll, beams in grown.items():
             first = len(poll.candidates)
             for i, beam in enumerate(beams):
                 poll.candidates.append(beam.candidate(first + i, given_up=self._hopeless(expander, beam)))
             poll.trajectories += [beam.trajectory() for beam in beams]
             poll.totals += [expander.total(beam) for beam in beams]
-            if events is not None:
+            if call.events is not None:
                 for candidate, total in zip(poll.candidates[first:], poll.totals[first:], strict=True):
-                    _tell_candidate(events, poll, candidate, total)
+                    _tell_candidate(call.events, poll, candidate, total)
 
     def _tell_steps(
-        self, events: EventHook, expander: StepExpander, polls: list[_Poll], fresh: dict[Task, list[Beam]], round: int
+        self,
+        events: EventHook,
+        expander: StepExpander,
+        polls: list[_Poll],
+        fresh: dict[PromptTask, list[Beam]],
+        round: int,
     ) -> None:
-        """What became of a round's continuations."""
+        """Report what became of a round's continuations."""
         for poll in polls:
             for beam in fresh.get(poll.task, ()):
                 fate: Fate = "kept"
@@ -288,7 +284,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
 
 
 def _tell_ended(events: EventHook, polls: list[_Poll], which: int, sample: CompletionOutput) -> None:
-    """A candidate of a wave is complete."""
+    """Report that a candidate of a wave is complete."""
     poll = polls[which]
     _tell_candidate(events, poll, replace(sample, index=len(poll.candidates) + sample.index), 1.0)
 
@@ -302,7 +298,7 @@ def _tell_candidate(events: EventHook, poll: _Poll, candidate: CompletionOutput,
 
 
 def _best(poll: _Poll, winner: str | None) -> int:
-    """The candidate to show: with the winning answer; if there is none, rather one that was not given up."""
+    """Choose the candidate to show: with the winning answer; if there is none, rather one that was not given up."""
     if winner is not None:
         return heaviest(poll.answers, poll.totals, winner)
     kept = [c.finish_reason != "aborted" for c in poll.candidates]
@@ -319,6 +315,6 @@ def majority_confidence(leader: int, second: int) -> float:
 
 
 def _leaders(votes: dict[str, float]) -> tuple[int, int]:
-    """The votes of the two leading answers."""
+    """Return the votes of the two leading answers."""
     counts = [*map(int, votes.values()), 0, 0]
     return counts[0], counts[1]

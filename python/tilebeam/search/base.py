@@ -4,7 +4,7 @@
     results = algorithm.run(lm, prompts, budget=16)                  # many, which share batches
     for i, result in algorithm.completed(lm, prompts, budget=16):    # each as soon as it is complete
 
-A prompt is a text or a `tilebeam.Prompt`. Algorithms by name, with options checked: `tilebeam.search.registry`.
+A prompt is a text or a `tilebeam.Prompt`. Algorithms by name, with options checked: `tilebeam.search.algorithms`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.search.choices import BUDGET
 from tilebeam.search.events import EventHook
+from tilebeam.search.search_defaults import BUDGET
 
 
 class Generator(Protocol):
@@ -39,7 +39,7 @@ class Generator(Protocol):
         progress: ProgressHook | None = None,
         on_sample: SampleHook | None = None,
     ) -> list[RequestOutput]:
-        """Samples for each prompt. ``on_sample`` is given only by a search whose events are wanted."""
+        """Draw samples for each prompt. ``on_sample`` is given only by a search whose events are wanted."""
         ...
 
 
@@ -48,7 +48,7 @@ class StepGenerator(Generator, Protocol):
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of prompt and text at most."""
+        """Return how many tokens prompt and text have at most."""
         ...
 
     def tokenize(self, text: str) -> list[int]:
@@ -56,7 +56,7 @@ class StepGenerator(Generator, Protocol):
         ...
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """Their text."""
+        """Return the text of tokens."""
         ...
 
     def keep_prefixes(self) -> AbstractContextManager[None]:
@@ -211,7 +211,7 @@ class Algorithm(ABC, Generic[Result]):
       they say so.
 
     Attributes:
-        name: under which `tilebeam.search.registry` knows it.
+        name: under which `tilebeam.search.algorithms` knows it.
     """
 
     name: ClassVar[str]
@@ -380,7 +380,7 @@ class Algorithm(ABC, Generic[Result]):
 def sampling_for(
     prompts: Sequence[str | Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:
-    """One per prompt, each with a seed.
+    """Make one per prompt, each with a seed.
 
     Raises:
         TilebeamError: there are more or fewer than prompts.
@@ -409,7 +409,7 @@ class SearchProgress:
         self._last = Progress()  # of the present call
 
     def call(self, finished: int) -> ProgressHook | None:
-        """A hook for the next call to `generate`, before which so much was done."""
+        """Return a hook for the next call to `generate`, before which so much was done."""
         self._finished = finished
         self._before.tokens += self._last.tokens
         self._before.prompt_tokens += self._last.prompt_tokens
@@ -417,7 +417,7 @@ class SearchProgress:
         return self._tell if self._hook is not None else None
 
     def aside(self, finished: int | None = None) -> ProgressHook | None:
-        """A hook for a call that finishes nothing by itself, before which so much was done (None: as before)."""
+        """Return a hook for a call that finishes nothing by itself, before which so much was done (None: as before)."""
         hook = self.call(self._finished if finished is None else finished)
         return (lambda state: hook(replace(state, finished=0))) if hook else None
 

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.base import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
-from tilebeam.search.choices import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.events import EventHook, Fate, SearchEvent, candidate_event
-from tilebeam.search.steps import Beam, Branch, StepExpander, Task, tasks_of
+from tilebeam.search.search_defaults import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
+from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
 @dataclass
@@ -36,17 +36,17 @@ class StepResult(SearchResult):
 
     @property
     def steps(self) -> list[list[str]]:
-        """Of each candidate: its steps' texts."""
+        """List the texts of each candidate's steps."""
         return [list(t.steps) for t in self.trajectories]
 
     @property
     def step_scores(self) -> list[list[float]]:
-        """Of each candidate: its steps' scores."""
+        """List the scores of each candidate's steps."""
         return [list(t.scores) for t in self.trajectories]
 
     @property
     def finished(self) -> list[bool]:
-        """Of each candidate: whether it came to an end by itself."""
+        """Tell of each candidate whether it came to an end by itself."""
         return [t.finished for t in self.trajectories]
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class StepResult(SearchResult):
 
 
 def width_for(beam_width: int, budget: int) -> int:
-    """The width M of a search: a budget below it is one survivor's continuations.
+    """Return the width M of a search: a budget below it is one survivor's continuations.
 
     Raises:
         TilebeamError: the budget is no multiple of the width.
@@ -70,7 +70,7 @@ def width_for(beam_width: int, budget: int) -> int:
 class _Search:
     """One prompt's state: the survivors, all that are done (survivors or not), and what was given up."""
 
-    task: Task
+    task: PromptTask
     beams: list[Beam]
     number: int
     pool: list[Beam] = field(default_factory=list)
@@ -107,29 +107,29 @@ class _StepSearch(Algorithm[StepResult]):
         self._expander = StepExpander(scorer, step_stop, max_step_tokens, lookahead)
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[StepResult]:
-        """See `Algorithm`. The budget is N, a multiple of beam_width or less than it. The best candidate is the one
-        with the best aggregate, those that ended before those that did not."""
-        budget, events, width = call.budget, call.events, width_for(self.beam_width, call.budget)
+        """See `Algorithm.search`. The budget is N, a multiple of beam_width or less than it. The best candidate has the
+        best aggregate, those that ended before those that did not."""
+        width = width_for(self.beam_width, call.budget)
         tasks = tasks_of(lm, call)
         searches = [_Search(task, [Beam()], number) for number, task in enumerate(tasks)]
-        tell = SearchProgress(call.progress, self.max_steps * budget * len(tasks))
+        tell = SearchProgress(call.progress, self.max_steps * call.budget * len(tasks))
         with self._expander.session(lm):
             for round in range(self.max_steps):
-                if not self._advance(lm, searches, round, budget, width, tell, events):
+                if not self._advance(lm, call, searches, round, width, tell):
                     break
-        return [self._result(search, budget) for search in searches]
+        return [self._result(search, call.budget) for search in searches]
 
     def _advance(
         self,
         lm: StepGenerator,
+        call: SearchCall,
         searches: list[_Search],
         round: int,
-        budget: int,
         width: int,
         tell: SearchProgress,
-        events: EventHook | None,
     ) -> bool:
-        """One round for all prompts. False: nothing is left to do."""
+        """Do a round for all prompts. False: nothing is left to do."""
+        budget = call.budget
         active = [(search, i) for search in searches for i, beam in enumerate(search.beams) if not beam.done]
         if not active:
             return False
@@ -141,8 +141,8 @@ class _StepSearch(Algorithm[StepResult]):
         ]
         done = round * budget * len(searches) + budget * len(searches) - n * len(branches)
         expanded = self._expander.expand(lm, branches, tell.call(done))
-        fresh: dict[Task, list[Beam]] = {}
-        repeated: dict[Task, int] = {}
+        fresh: dict[PromptTask, list[Beam]] = {}
+        repeated: dict[PromptTask, int] = {}
         for branch, children in zip(branches, expanded, strict=True):
             if round == 0:
                 for i, child in enumerate(children):
@@ -164,12 +164,12 @@ class _StepSearch(Algorithm[StepResult]):
             # In the last round nobody has to make room.
             search.beams = rivals if round + 1 == self.max_steps else self._survivors(rivals, budget // width)
             search.pruned += [self._pruned(search, b) for b in children if not b.done and b not in search.beams]
-            if events is not None:
-                self._tell(events, search, children, last=round + 1 == self.max_steps)
+            if call.events is not None:
+                self._tell(call.events, search, children, last=round + 1 == self.max_steps)
         return True
 
     def _tell(self, events: EventHook, search: _Search, children: list[Beam], last: bool) -> None:
-        """What became of a round's continuations. Their candidates are numbered as in the result: those that are done
+        """Report what became of a round's continuations. Candidates are numbered as in the result: those that are done
         in the order in which they were, then those that the last round cut."""
         cut = [b for b in search.beams if not b.done] if last else []
         order = search.pool + cut
@@ -193,7 +193,7 @@ class _StepSearch(Algorithm[StepResult]):
                 events(candidate_event(search.number, candidate, round=search.rounds, score=total))
 
     def _pruned(self, search: _Search, beam: Beam) -> Pruned:
-        """A beam that was dropped after the present round."""
+        """Describe a beam that was dropped after the present round."""
         bar = min(self._expander.total(b) for b in search.beams if self._compete(b, beam))
         return Pruned(
             tuple(beam.steps),
@@ -208,15 +208,15 @@ class _StepSearch(Algorithm[StepResult]):
         )
 
     def _compete(self, one: Beam, other: Beam) -> bool:  # noqa: ARG002
-        """Whether one of these beams can make the other give way."""
+        """Tell whether one of these beams can make the other give way."""
         return True
 
     @abstractmethod
     def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:
-        """Of the beams that compete after a round, those that grow on: at most `count`."""
+        """Choose the beams that grow on after a round: at most `count`."""
 
     def _order(self, beams: list[Beam]) -> list[Beam]:
-        """Best first; of equals the first."""
+        """Sort the best to the front; of equals the first."""
         return sorted(beams, key=lambda b: -self._expander.total(b))
 
     def _result(self, search: _Search, budget: int) -> StepResult:

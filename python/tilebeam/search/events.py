@@ -61,7 +61,7 @@ EventHook = Callable[[SearchEvent], None]
 
 
 def candidate_event(prompt: int, candidate: CompletionOutput, **more: Any) -> SearchEvent:
-    """A candidate that is complete."""
+    """Make the event of a candidate that is complete."""
     return SearchEvent(
         event="candidate",
         prompt=prompt,
@@ -81,7 +81,7 @@ class _Side:
     members: dict[int, float | None] = field(default_factory=dict)
 
     def spelling(self, answers: dict[int, str]) -> str:
-        """That of the first candidate."""
+        """Find the spelling of the first candidate."""
         return answers[min(self.members)]
 
 
@@ -111,7 +111,7 @@ class RunningVote:
         return self.rate(candidate.index, weight)
 
     def rate(self, index: int, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
-        """The same for a candidate that was added before and is rated now."""
+        """Rate a candidate that was added before; returns what `add` does."""
         side = next((s for s in self._sides if index in s.members), None)
         if side is not None:
             side.members[index] = weight

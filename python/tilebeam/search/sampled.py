@@ -23,8 +23,8 @@ from tilebeam.search.base import (
     Trajectory,
     VoteResult,
 )
-from tilebeam.search.choices import Weighting
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
+from tilebeam.search.search_defaults import Weighting
 
 
 class _WholeSearch(Algorithm[Result]):
@@ -34,7 +34,7 @@ class _WholeSearch(Algorithm[Result]):
     needs_logprobs: bool = False
 
     def search(self, lm: Generator, call: SearchCall) -> list[Result]:
-        """See `Algorithm`; of the model, only `generate` is asked."""
+        """See `Algorithm.search`; of the model, only `generate` is asked."""
         wanted: dict[str, Any] = {"logprobs": True} if self.needs_logprobs else {}
         wanted |= self.scorer.needs() if self.scorer is not None else {}
         params = [replace(p, n=call.budget, **wanted) for p in call.sampling]
@@ -58,12 +58,12 @@ class _WholeSearch(Algorithm[Result]):
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
 
     def _teller(self, events: EventHook | None, prompts: int) -> _Teller | None:
-        """Who tells what happens, if it is wanted."""
+        """Make the reporter of events, if they are wanted."""
         return None if events is None else _Teller(events, [None] * prompts, lambda _: None)
 
     @abstractmethod
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> Result:
-        """The result, out of a prompt's candidates and, with a scorer, their scores."""
+        """Make the result of a prompt's candidates and, with a scorer, their scores."""
 
 
 @dataclass
@@ -80,13 +80,13 @@ class _Teller:
     weight: Callable[[CompletionOutput], float | None]
 
     def ended(self, prompt: int, candidate: CompletionOutput) -> None:
-        """A candidate is complete."""
+        """Report that a candidate is complete."""
         vote, weight = self.votes[prompt], self.weight(candidate)
         answer, votes = vote.add(candidate, weight) if vote is not None else (None, None)
         self.events(candidate_event(prompt, candidate, score=weight, answer=answer, votes=votes))
 
     def rated(self, outputs: Sequence[RequestOutput], scores: Sequence[Sequence[float]]) -> None:
-        """All candidates have their scores."""
+        """Report that all candidates have their scores."""
         for prompt, (output, own) in enumerate(zip(outputs, scores, strict=True)):
             for candidate, score in zip(output.outputs, own, strict=True):
                 vote = self.votes[prompt]
@@ -164,7 +164,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         return _Teller(events, [RunningVote(self.extract, self.equal) for _ in range(prompts)], self._weight)
 
     def _weight(self, candidate: CompletionOutput) -> float | None:
-        """Of a vote, as far as the candidate itself tells."""
+        """Weigh a vote, as far as the candidate itself tells."""
         if self.weighting == "logprob":
             return math.exp(log_probability(candidate, per_token=True))
         return 1.0 if self.scorer is None else None
@@ -196,18 +196,18 @@ class SelfConsistency(_WholeSearch[VoteResult]):
 
 
 def heaviest(answers: Sequence[str | None], weights: Sequence[float], winner: str | None) -> int:
-    """The heaviest candidate with the winning answer, of equals the first; without a winner, of all."""
+    """Find the heaviest candidate with the winning answer, of equals the first; without a winner, of all."""
     eligible = [i for i, a in enumerate(answers) if winner is None or a == winner]
     return max(eligible, key=lambda i: (weights[i], -i))
 
 
 def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:
-    """Of candidates that were drawn in one go: one step each."""
+    """Make the trajectories of candidates that were drawn in one go: one step each."""
     return [Trajectory((c.text,), finished=c.finish_reason == "stop") for c in candidates]
 
 
 def as_scorer(scorer: Scorer | Callable[[str, str], float | bool]) -> Scorer:
-    """The scorer itself, or the `Verifier` of a function.
+    """Return a scorer as it is, or the `Verifier` of a function.
 
     Raises:
         TilebeamError: it is neither.

@@ -56,15 +56,15 @@ class Beam:
 
     @property
     def text(self) -> str:
-        """All steps."""
+        """Return all steps as one text."""
         return "".join(self.steps)
 
     def trajectory(self) -> Trajectory:
-        """For the result."""
+        """Describe it for the result."""
         return Trajectory(tuple(self.steps), tuple(self.scores), self.ended, self.tree)
 
     def candidate(self, index: int, *, given_up: bool = False) -> CompletionOutput:
-        """For the result."""
+        """Describe it for the result."""
         reason: FinishReason = "aborted" if given_up else "stop" if self.ended else "length"
         total = None if self.logprobs is None else sum(self.logprobs)
         hidden = self.states[-1] if self.states else None
@@ -72,7 +72,7 @@ class Beam:
 
 
 @dataclass(eq=False)
-class Task:
+class PromptTask:
     """One prompt's search: its accounts, and what bounds its texts."""
 
     prompt: Prompt
@@ -92,18 +92,18 @@ class Task:
         self.calls += 1
 
 
-def tasks_of(lm: StepGenerator, call: SearchCall) -> list[Task]:
+def tasks_of(lm: StepGenerator, call: SearchCall) -> list[PromptTask]:
     """Return the searches of a call's prompts."""
     ids = [prompt.tokens(lm) for prompt in call.prompts]
     costs = [Usage(prompt_tokens=len(tokens)) for tokens in ids]
-    return [Task(*facts) for facts in zip(call.prompts, ids, call.sampling, costs, strict=True)]
+    return [PromptTask(*facts) for facts in zip(call.prompts, ids, call.sampling, costs, strict=True)]
 
 
 @dataclass(frozen=True)
 class Branch:
     """A request for continuations of a beam by one step: `n` of them, drawn with consecutive seeds."""
 
-    task: Task
+    task: PromptTask
     beam: Beam
     n: int
     seed: int
@@ -137,11 +137,11 @@ class StepExpander:
             yield
 
     def expand(self, lm: StepGenerator, branches: Sequence[Branch], hook: ProgressHook | None) -> list[list[Beam]]:
-        """The continuations of each branch, in the order of their seeds. They are not rated yet."""
+        """Draw the continuations of each branch, in the order of their seeds. They are not rated yet."""
         outputs = self._generate(lm, branches, [self._params(b, n=b.n, seed=b.seed) for b in branches], hook)
         return [[self._child(lm, b, c) for c in o.outputs] for b, o in zip(branches, outputs, strict=True)]
 
-    def rate(self, lm: StepGenerator, fresh: dict[Task, list[Beam]], progress: SearchProgress) -> None:
+    def rate(self, lm: StepGenerator, fresh: dict[PromptTask, list[Beam]], progress: SearchProgress) -> None:
         """Give each new beam the scores of its steps.
 
         Raises:
@@ -168,7 +168,7 @@ class StepExpander:
             task.usage.scoring_seconds += own
 
     def total(self, beam: Beam) -> float:
-        """What the beam is worth."""
+        """Return what the beam is worth."""
         return self.scorer.total(beam.scores)
 
     def _params(self, branch: Branch, **changes: Any) -> SamplingParams:
@@ -195,7 +195,7 @@ class StepExpander:
         params: Sequence[SamplingParams],
         hook: ProgressHook | None,
     ) -> list[RequestOutput]:
-        """One step from each beam; the accounts are the tasks'."""
+        """Draw one step from each beam, on the tasks' accounts."""
         outputs = lm.generate([b.task.prompt_ids + b.beam.tokens for b in branches], params, progress=hook)
         check_complete(outputs)
         for branch, output in zip(branches, outputs, strict=True):
@@ -203,7 +203,7 @@ class StepExpander:
         return outputs
 
     def _child(self, lm: StepGenerator, branch: Branch, sample: CompletionOutput) -> Beam:
-        """The beam and one more step, or more of the step that was too long for one round."""
+        """Make a beam with one more step, or more of the step that was too long for one round."""
         task, beam = branch.task, branch.beam
         tokens = beam.tokens + sample.token_ids
         params = self._params(branch)
@@ -237,8 +237,10 @@ class StepExpander:
             fresh=len(sample.token_ids),
         )
 
-    def _look_ahead(self, lm: StepGenerator, fresh: list[tuple[Task, Beam]], progress: SearchProgress) -> list[Beam]:
-        """Each beam, with what greedy decoding makes of it.
+    def _look_ahead(
+        self, lm: StepGenerator, fresh: list[tuple[PromptTask, Beam]], progress: SearchProgress
+    ) -> list[Beam]:
+        """Extend each beam by what greedy decoding makes of it.
 
         Where that meets a stop string which begins in the beam's own steps, and so would take one of them away, the
         beam is rated as it is: it need not go on like that.
@@ -260,14 +262,14 @@ class StepExpander:
 
 
 def _states(beam: Beam, steps: int, new: TextState | None) -> list[TextState]:
-    """The states where each of a text's steps ends, of a beam that went on with `new`; none if none are wanted."""
+    """List the states where each step ends, of a beam that went on with `new`; none if none are wanted."""
     if new is None:
         return []
     return [*beam.states[: steps - 1], beam.states[-1].then(new) if beam.states else new]
 
 
 def _steps(steps: Sequence[str], text: str, joined: bool) -> list[str]:
-    """The steps of a text that begins with those given, or is cut within them.
+    """Split a text that begins with the steps given, or is cut within them.
 
     Args:
         steps: of its beginning.

@@ -28,8 +28,8 @@ from tilebeam.prompt import Prompt, PromptLike
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Rating, Scorer, Verifier
 from tilebeam.search.base import Algorithm, SearchCall, StepGenerator, VoteResult
-from tilebeam.search.choices import ROUNDS
 from tilebeam.search.sampled import SelfConsistency, as_scorer
+from tilebeam.search.search_defaults import ROUNDS
 
 # Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
 Run = Callable[[Sequence[str]], str]
@@ -181,7 +181,7 @@ class ToolGenerator:
                 "Samples whose programs run cannot be held to a grammar, a JSON schema or a regular expression, "
                 "because each part of a text would begin it anew."
             )
-        told = _Told(progress, on_sample, sum(p.n for p in params))
+        told = _JoinedProgress(progress, on_sample, sum(p.n for p in params))
         slots = int(getattr(self._lm, "n_seq_max", 16))
         # Few more samples than slots are under way, so that those that go on need not wait behind the first parts of
         # others, and find their cells still there.
@@ -201,9 +201,9 @@ class ToolGenerator:
                 raise
 
     def _one(
-        self, number: int, prompt: PromptLike, params: SamplingParams, told: _Told, pool: ThreadPoolExecutor
+        self, number: int, prompt: PromptLike, params: SamplingParams, told: _JoinedProgress, pool: ThreadPoolExecutor
     ) -> RequestOutput:
-        """All samples of one prompt."""
+        """Draw all samples of one prompt."""
         under_way: dict[int, Future[tuple[CompletionOutput, Usage]]] = {}
         ids = Prompt.of(prompt).tokens(self._lm) if isinstance(prompt, str | Prompt) else list(prompt)
 
@@ -227,7 +227,7 @@ class ToolGenerator:
         return output
 
     def _go_on(
-        self, ids: list[int], params: SamplingParams, first: CompletionOutput, told: _Told
+        self, ids: list[int], params: SamplingParams, first: CompletionOutput, told: _JoinedProgress
     ) -> tuple[CompletionOutput, Usage]:
         """Run a sample's program and let the model write on, until it ends."""
         draft, usage = _Draft.of(first), Usage()
@@ -273,7 +273,7 @@ class ToolGenerator:
         draft.tokens = kept + self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
 
 
-class _Told:
+class _JoinedProgress:
     """Makes the progress of one call out of that of its parts, and tells hooks, one at a time."""
 
     def __init__(self, progress: ProgressHook | None, on_sample: SampleHook | None, total: int) -> None:
@@ -302,7 +302,7 @@ class _Told:
         return tell
 
     def ended(self, number: int, sample: CompletionOutput) -> None:
-        """A sample is complete."""
+        """Report that a sample is complete."""
         with self._lock:
             self._finished += 1
             if self._on_sample is not None:
@@ -359,7 +359,7 @@ class ToolReasoning(Algorithm[VoteResult]):
         )
 
     def search(self, lm: ToolModel, call: SearchCall) -> list[VoteResult]:  # type: ignore[override]
-        """See `Algorithm`."""
+        """See `Algorithm.search`."""
         run = self._run or confined(unsafe=self._unsafe)
         return self.vote.search(ToolGenerator(lm, run, rounds=self.rounds), call)
 

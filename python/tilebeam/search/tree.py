@@ -31,7 +31,7 @@ class StepNode:
     known: dict[str, StepNode] = field(default_factory=dict, repr=False)  # the children by their text
 
     def child(self, step: str) -> StepNode:
-        """The node of a next step, made where it is new."""
+        """Return the node of a next step, made where it is new."""
         node = self.known.get(step)
         if node is None:
             node = self.known[step] = StepNode(step)
@@ -40,19 +40,19 @@ class StepNode:
 
 
 def step_tree(result: SearchResult) -> StepNode:
-    """The root, whose step is empty, of all steps that were drawn: those of candidates, and those that made room for
-    better ones."""
+    """Return the root, whose step is empty, of all steps that were drawn: those of candidates, and those that made
+    room for better ones."""
     return _grown(result, lambda _: 0).get(0, StepNode(""))
 
 
 def step_trees(result: SearchResult) -> dict[int, StepNode]:
-    """The same for each tree that a search grew (`Trajectory.tree`), by its number, in rising order."""
+    """Return the root of each tree that a search grew (`Trajectory.tree`), by its number, in rising order."""
     return _grown(result, lambda trajectory: trajectory.tree)
 
 
 def _grown(result: SearchResult, tree_of: Callable[[Trajectory], int]) -> dict[int, StepNode]:
-    """All roots by what `tree_of` makes of a text. The chosen candidate is walked first: where texts with the same
-    steps have other scores, a node shows its score."""
+    """Group all roots by what `tree_of` makes of a text. The chosen candidate is walked first: where texts with the
+    same steps have other scores, a node shows its score."""
     roots: dict[int, StepNode] = {}
     for i in sorted(range(len(result.trajectories)), key=lambda i: i != result.best_index):
         trajectory = result.trajectories[i]
@@ -68,7 +68,7 @@ def _grown(result: SearchResult, tree_of: Callable[[Trajectory], int]) -> dict[i
 
 
 def _walk(root: StepNode, trajectory: Trajectory) -> list[StepNode]:
-    """The nodes of a text, the root first. A score that a node has is kept."""
+    """Return the nodes of a text, the root first. A score that a node has is kept."""
     path = [root]
     for i, step in enumerate(trajectory.steps):
         node = path[-1].child(step)

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from tilebeam.pages.ask import AskOptions, ask_page, ask_policy
-from tilebeam.search.choices import BUDGET
+from tilebeam.search.search_defaults import BUDGET
 from tilebeam.server.models import Models
 from tilebeam.server.searches import EXTRACTORS
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from tilebeam.chat.tools import Tool
 from tilebeam.grammars.gbnf import MAX_LENGTH as MAX_GRAMMAR
-from tilebeam.search.choices import BUDGET
+from tilebeam.search.search_defaults import BUDGET
 from tilebeam.server.field_checks import checked_choices, checked_samplers, encodable, no_zero, parsed_schema
 
 MAX_TOP_LOGPROBS = 20

@@ -1,4 +1,4 @@
-"""Searches on behalf of requests: the algorithms of `tilebeam.search.registry`, run in threads whose calls share
+"""Searches on behalf of requests: the algorithms of `tilebeam.search.algorithms`, run in threads whose calls share
 batches with everybody else's."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.outputs import Progress
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.events import EventHook
 from tilebeam.search.tool_reasoning import ToolReasoning

@@ -30,10 +30,9 @@ from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.gguf.whole_file import naming
 from tilebeam.outputs import CompletionOutput, check_complete
-from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.scorers import log_probability
+from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.text_state import Feature, TextState, width
 from tilebeam.training.fit_options import SAMPLES, STEPS
 
@@ -127,7 +126,7 @@ class Collection:
         """A record for each problem."""
         return list(self._log.records.values())
 
-    def has(self, task: Task, item: Item, prompt: Prompt) -> bool:
+    def has(self, task: Task, item: Item, prompt: str) -> bool:
         """Tell whether a problem is there.
 
         Raises:
@@ -142,7 +141,7 @@ class Collection:
         return record is not None
 
     def add(
-        self, task: Task, item: Item, prompt: Prompt, samples: Sequence[Record], states: npt.NDArray[np.float16]
+        self, task: Task, item: Item, prompt: str, samples: Sequence[Record], states: npt.NDArray[np.float16]
     ) -> None:
         """Keep a problem's samples: they are on the disk when this returns."""
         with naming(self._path):
@@ -181,7 +180,7 @@ def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[i
     """
     setting = collection.setting
     problems = [(item, task.prompt(item, lm)) for item in task.items]
-    todo = [(item, prompt) for item, prompt in problems if not collection.has(task, item, prompt)]
+    todo = [(item, prompt) for item, prompt in problems if not collection.has(task, item, prompt.text)]
     params = [
         SamplingParams(
             **setting.sampling,
@@ -202,7 +201,7 @@ def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[i
             states = _kept(candidate, setting.steps)
             rows += [s.features(FEATURES) for s in states]
             samples.append(_judged(task, item, candidate, answer) | {"states": len(states)})
-        collection.add(task, item, prompt, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
+        collection.add(task, item, prompt.text, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
         finished(1)
 
 
@@ -228,5 +227,5 @@ def _kept(candidate: CompletionOutput, steps: int) -> list[TextState]:
     return [*(begun[i] for i in some), end]
 
 
-def _digest(task: Task, item: Item, prompt: Prompt) -> str:
-    return hashlib.sha256(json.dumps([prompt.text, item.answer, *task.judges(item)]).encode()).hexdigest()[:16]
+def _digest(task: Task, item: Item, prompt: str) -> str:
+    return hashlib.sha256(json.dumps([prompt, item.answer, *task.judges(item)]).encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from tilebeam.search.beam import StepResult
 
 
 def read_report(report: Mapping[str, Any]) -> SearchResult:
-    """The result, of the class whose fields the report has. "prompt", "usage" and "seed" may be missing, as in an
+    """Make the result, of the class whose fields the report has. "prompt", "usage" and "seed" may be missing, as in an
     answer of the server; a score that is null (JSON has no infinities) becomes nan.
 
     Raises:
@@ -36,10 +36,10 @@ def _result(report: Mapping[str, Any]) -> SearchResult:
         "prompt": _text(report.get("prompt", "")),
         "candidates": candidates,
         "scores": [_score(s) for s in _list(report["scores"])],
-        "best_index": _whole(report["best_index"]),
+        "best_index": _integer(report["best_index"]),
         "usage": _usage(report.get("usage", {})),
-        "seed": _whole(report.get("seed", 0)),
-        "budget": _whole(report["budget"]),
+        "seed": _integer(report.get("seed", 0)),
+        "budget": _integer(report["budget"]),
         "trajectories": [Trajectory(**_path(t)) for t in _list(report["trajectories"])],
         "pruned": pruned,
     }
@@ -48,7 +48,7 @@ def _result(report: Mapping[str, Any]) -> SearchResult:
     if not 0 <= common["best_index"] < len(candidates):
         raise ValueError(f"best_index {common['best_index']} of {len(candidates)} candidates")
     if "rounds" in report:
-        return StepResult(**common, rounds=_whole(report["rounds"]), duplicates=_whole(report.get("duplicates", 0)))
+        return StepResult(**common, rounds=_integer(report["rounds"]), duplicates=_integer(report.get("duplicates", 0)))
     if "votes" not in report:
         return SearchResult(**common)
     answers = [None if a is None else _text(a) for a in _list(report["answers"])]
@@ -72,8 +72,8 @@ def _candidate(index: int, given: Mapping[str, Any]) -> CompletionOutput:
     reason = given["finish_reason"]
     if reason not in ("stop", "length", "aborted"):
         raise ValueError(f"finish_reason {reason!r}")
-    tokens = [_whole(t) for t in _list(given["token_ids"])]
-    return CompletionOutput(index, _text(given["text"]), tokens, reason, _whole(given.get("seed", 0)))
+    tokens = [_integer(t) for t in _list(given["token_ids"])]
+    return CompletionOutput(index, _text(given["text"]), tokens, reason, _integer(given.get("seed", 0)))
 
 
 def _path(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def _path(given: Mapping[str, Any]) -> dict[str, Any]:
     scores = tuple(_score(s) for s in _list(given["scores"]))
     if scores and len(scores) != len(steps):
         raise ValueError(f"{len(scores)} scores for {len(steps)} steps")
-    return {"steps": steps, "scores": scores, "finished": given["finished"] is True, "tree": _whole(given["tree"])}
+    return {"steps": steps, "scores": scores, "finished": given["finished"] is True, "tree": _integer(given["tree"])}
 
 
 def _pruned(given: Mapping[str, Any]) -> Pruned:
     path = _path(given)
-    path |= {name: _whole(given[name]) for name in ("round", "tokens", "step_tokens")}
+    path |= {name: _integer(given[name]) for name in ("round", "tokens", "step_tokens")}
     return Pruned(**path, score=_score(given["score"]), bar=_score(given["bar"]))
 
 
@@ -107,7 +107,7 @@ def _text(value: object) -> str:
     return value
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"a whole number was expected, not {str(value)[:40]!r}")
     return value

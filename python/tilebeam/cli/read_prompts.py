@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def prompts(prompt: str | None, file: Path | None, escape: bool) -> list[str]:
-    """The prompt of -p (with - for stdin), the text of a file, or the prompts of a .jsonl file, whose lines are
+    """Read the prompt of -p (with - for stdin), the text of a file, or the prompts of a .jsonl file, whose lines are
     {"prompt": ..} or strings.
 
     Args:
@@ -54,5 +54,5 @@ def _lines(file: Path) -> list[str]:
 
 
 def wrap(lm: LM, prompt: str, chat: bool) -> Prompt:
-    """The prompt as it is, or in the model's chat template."""
+    """Make a prompt of a text as it is, or in the model's chat template."""
     return lm.chat_prompt([{"role": "user", "content": prompt}]) if chat else Prompt(prompt)

@@ -18,7 +18,7 @@ from tilebeam.answers.extract import Extractor
 from tilebeam.answers.extractors import extractor
 from tilebeam.answers.normalize import Equal
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.registry import named_scorer
+from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import LogProb, Scorer
 from tilebeam.search.adaptive import Adaptive
 from tilebeam.search.base import Algorithm, SearchResult
@@ -55,12 +55,12 @@ class Option:
 
 
 def names() -> list[str]:
-    """All algorithms, without aliases."""
+    """List all algorithms, without aliases."""
     return [c.name for c in _CLASSES]
 
 
 def canonical(name: str, *others: str) -> str:
-    """The algorithm's own name.
+    """Return the algorithm's own name.
 
     Args:
         others: names that the caller takes besides.
@@ -75,7 +75,7 @@ def canonical(name: str, *others: str) -> str:
 
 
 def options(name: str) -> list[Option]:
-    """The options of an algorithm, besides its scorer."""
+    """List the options of an algorithm, besides its scorer."""
     return [
         Option(option, _in_words(hint), default)
         for option, (hint, default) in _parameters(name).items()
@@ -89,12 +89,12 @@ def create(
     scorer: Scorer | Callable[[str, str], float | bool] | str | None = None,
     **options: Any,
 ) -> Algorithm[SearchResult]:
-    """An algorithm.
+    """Make an algorithm.
 
     Args:
         name: one of `names`, or an alias ("vote").
         scorer: what rates candidates or steps, or the name of a scorer (see
-            `tilebeam.scoring.registry.named_scorer`). Without one, best-of-n takes the
+            `tilebeam.scoring.scorer_names.named_scorer`). Without one, best-of-n takes the
             log-probability; beam and dvts need a `StepScorer`.
         options: see `options`. Values may be texts, as they come from a command line; extractors go by name (see
             `tilebeam.answers.extractors.extractor`).
@@ -119,7 +119,7 @@ def create(
 
 
 def parse(text: str) -> tuple[str, dict[str, str]]:
-    """A name and its options out of "name" or "name:option=value,option=value"; escapes in values are expanded, but for
+    """Read name and options of "name" or "name:option=value,option=value"; escapes in values are expanded, but for
     ``extract``, whose regular expressions have escapes of their own.
 
     Raises:
@@ -150,7 +150,7 @@ def _parameters(name: str) -> Mapping[str, tuple[Any, Any]]:
 
 
 def _choices(hint: Any) -> list[Any]:
-    """The types that an argument takes."""
+    """Return the types that an argument takes."""
     return list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
 
 
@@ -167,7 +167,7 @@ def _in_words(hint: Any) -> str:
 
 
 def _read(name: str, key: str, value: Any, hint: Any) -> Any:
-    """A value, made of a text where that is what came. What the class itself checks is left to it."""
+    """Read a value, which may be a text. What the class itself checks is left to it."""
     kinds = _choices(hint)
     functions = Extractor in kinds or Equal in kinds
     if functions and not isinstance(value, str) and value is not None and not callable(value):

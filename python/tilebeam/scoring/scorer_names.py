@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.choices import ScorerName
 from tilebeam.scoring.code_examples import CodeExamples
 from tilebeam.scoring.scorers import LogProb, Majority, Scorer
+from tilebeam.scoring.scoring_defaults import ScorerName
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
-    """A scorer by name: "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`), or "judge": a model
+    """Make a scorer by name: "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`), or "judge": a model
     asked about the candidates.
 
     Args:
