@@ -3,8 +3,8 @@
     python -m bench.run_all [--out build/bench/report] [--quick] [--only gemm,load] [--skip serve_load]
         [--keep] [--slice SECONDS] [--pass "ARGUMENTS"]
 
-The folder gets report.md, and for each bench NAME.json (what it printed), NAME.png, NAME.html (the same to point at)
-and, where it failed, NAME.log. The report is written anew after each bench, so that a run that is stopped keeps what it
+The folder gets report.md, and for each bench NAME.json (what it printed), NAME.png and, where it
+failed, NAME.log. The report is written anew after each bench, so that a run that is stopped keeps what it
 has measured; a bench that fails or runs too long is named in the report, and the others go on. Exit status 1 if any
 failed.
 
@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import typer
 from tilebeam.cli import console
 
-from bench.lib import ROOT, page, plots
+from bench.lib import ROOT, plots
 
 KEYS = ("name", "baseline", "value", "unit", "ratio", "ratio_min", "ratio_max", "share_of_limit")
 
@@ -99,14 +99,13 @@ BENCHES = (
 @dataclass
 class Result:
     """What came of one bench: `report`, the object it printed, or `error`, why there is none; when and how long; and
-    whether the folder has its picture and its page."""
+    whether the folder has its picture."""
 
     bench: Bench
     when: str
     report: dict[str, Any] | None = None
     error: str = ""
     picture: bool = False
-    page: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,10 +182,8 @@ def run(bench: Bench, folder: Path, how: How) -> Result:
     report["quick"] = how.quick
     (folder / f"{bench.name}.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     picture.unlink(missing_ok=True)
-    picture.with_suffix(".html").unlink(missing_ok=True)
-    written = page.write(bench.name, report["rows"], bench.title, picture.with_suffix(".html"))
     drawn = plots.draw(bench.name, report["rows"], bench.title, picture)
-    return Result(bench, when, report, picture=drawn, page=written)
+    return Result(bench, when, report, picture=drawn)
 
 
 def kept(bench: Bench, folder: Path, how: How) -> Result | None:
@@ -199,8 +196,7 @@ def kept(bench: Bench, folder: Path, how: How) -> Result | None:
     if report.get("quick") != how.quick:
         return None
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.stat().st_mtime))
-    picture = folder / f"{bench.name}.png"
-    return Result(bench, when, report, picture=picture.is_file(), page=picture.with_suffix(".html").is_file())
+    return Result(bench, when, report, picture=(folder / f"{bench.name}.png").is_file())
 
 
 def merged(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,8 +235,6 @@ def section(result: Result) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     if result.picture:
         lines += ["", f"![{result.bench.title}]({result.bench.name}.png)"]
-    if result.page:
-        lines += ["", f"[To point at]({result.bench.name}.html)"]
     return lines
 
 

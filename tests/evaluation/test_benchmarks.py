@@ -14,10 +14,10 @@ from eval_kit import lines
 from tilebeam import CompletionOutput, Prompt, TilebeamError
 from tilebeam.cli.main import app
 from tilebeam.evaluation.config import ModelFile, Setting
-from tilebeam.evaluation.options import TaskOptions
-from tilebeam.evaluation.scorers import check_scorer, modelless_scorer
+from tilebeam.evaluation.named_scorers import check_scorer, modelless_scorer
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import KINDS, open_task
-from tilebeam.evaluation.worker import Job
+from tilebeam.evaluation.worker import EvalJob
 from tilebeam.sandbox import child
 from typer.testing import CliRunner
 
@@ -255,9 +255,9 @@ class TestHumanEval:
 
 
 def test_the_command_takes_what_is_not_said_from_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[Job] = []
+    jobs: list[EvalJob] = []
 
-    def evaluate(job: Job, *_: object, **__: object) -> None:
+    def evaluate(job: EvalJob, *_: object, **__: object) -> None:
         jobs.append(job)
         raise TilebeamError("seen")
 

@@ -22,10 +22,10 @@ from tilebeam.engine.speculation import StepCosts
 from tilebeam.evaluation import runner
 from tilebeam.evaluation.config import ModelFile, Setting, units
 from tilebeam.evaluation.log import timeless
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
-from tilebeam.evaluation.worker import Job, Workbench
+from tilebeam.evaluation.worker import EvalJob, Workbench
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.scoring.load_reward import RewardSpec
 from tiny_kit import references
@@ -115,7 +115,7 @@ def test_the_command_killed_and_restarted(
     assert "| beam[step] | run |" in done.stdout
 
 
-def opened(world: Path) -> tuple[Job, Task]:
+def opened(world: Path) -> tuple[EvalJob, Task]:
     options = TaskOptions(
         f"jsonl:{world / 't.jsonl'}", checker=f"{world / 'checks.py'}:right", extract=f"{world / 'checks.py'}:answer"
     )
@@ -133,7 +133,7 @@ def opened(world: Path) -> tuple[Job, Task]:
         unit_items=3,
         threads=1,
     )
-    return Job(setting), task
+    return EvalJob(setting), task
 
 
 def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
@@ -196,7 +196,7 @@ def test_reward_models_rate_the_question_without_examples(tmp_path: Path) -> Non
         n_ctx=1024,
         threads=1,
     )
-    job = Job(setting, reward)
+    job = EvalJob(setting, reward)
     runner.check(job)
     sampled, searched = (u for u in units(setting, 3) if u.seed == 1)
     with Workbench(job, task) as bench:

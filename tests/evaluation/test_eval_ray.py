@@ -32,7 +32,8 @@ HERE = pathlib.Path(__file__).parent
 def right(item, text):
     (HERE / "pids" / str(os.getpid())).touch()
     if item["id"] == "i5" and (HERE / "die").exists():
-        (HERE / "die").unlink()
+        if "again" not in (HERE / "die").read_text():
+            (HERE / "die").unlink()
         os._exit(9)
     if (HERE / "fail").exists():
         raise ValueError("no verdict today")
@@ -120,6 +121,17 @@ def test_a_worker_that_dies_is_replaced(world: Path, local: Path, cluster: str) 
     assert done.returncode == 0, done.stderr
     assert not (world / "die").exists()
     same(world / "died", local)
+
+
+def test_a_unit_that_ends_every_worker_is_given_up(world: Path, cluster: str) -> None:
+    (world / "die").write_text("again")
+    try:
+        done = evaluate(world, "deadly", f"--ray={cluster}", "--workers=1")
+    finally:
+        (world / "die").unlink()
+    assert done.returncode == 1
+    assert "A worker died 3 times in one unit" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
 
 
 def test_what_fails_on_a_worker_is_said_and_the_rest_is_kept(world: Path, local: Path, cluster: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from eval_kit import CHECKS, lines
 from tilebeam import TilebeamError
 from tilebeam.evaluation.functions import load_function
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 
 
@@ -69,6 +69,8 @@ def test_bad_files_are_named_by_line(tmp_path: Path, content: list[Any], message
     ("changes", "message"),
     [
         ({"spec": "gsm8k"}, "reasoning-gym:NAME"),
+        ({"spec": "mmlu:mmlu_test.jsonl"}, "lm-evaluation-harness does: tilebeam-lm-eval .* --tasks mmlu$"),
+        ({"spec": "choice:hellaswag_val.jsonl"}, "--tasks hellaswag,winogrande$"),
         ({"items": 5}, "has 1 items, not 5"),
         ({"items": 0}, "at least 1"),
         ({"template": "{nothing}"}, "does not fit"),

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from eval_kit import Scripted, ScriptedBench, lines
-from html_kit import Page
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import (
@@ -26,19 +25,19 @@ from tilebeam import (
 from tilebeam.evaluation import estimators as statistics
 from tilebeam.evaluation import plots, runner
 from tilebeam.evaluation.config import ModelFile, Setting, differences, item_seed
+from tilebeam.evaluation.eval_report import EvalReport, cost_table, cpu_cell, joules_cell
 from tilebeam.evaluation.log import Log
-from tilebeam.evaluation.options import TaskOptions
-from tilebeam.evaluation.report import Report, cost_table, cpu_cell, joules_cell
-from tilebeam.evaluation.results import Latency, Point, Row, latencies, overtaking
+from tilebeam.evaluation.results import Accuracy, Latency, Point, latencies, overtaking
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
-from tilebeam.evaluation.worker import Job
+from tilebeam.evaluation.worker import EvalJob
 from tilebeam.gguf.fingerprint import fingerprint
 
 # --- a model that needs no file ---------------------------------------------------------------------------------------
 
 
-def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[Job, Task]:
+def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[EvalJob, Task]:
     path = lines(folder / "t.jsonl", *({"prompt": f"{i}: {i % 4}", "answer": str(i % 4)} for i in range(n_items)))
     options = TaskOptions(f"jsonl:{path}")
     task = open_task(options)
@@ -52,10 +51,10 @@ def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[Job, Task]:
         "scorers": ("logprob", "verifier"),
         "unit_items": 4,
     }
-    return Job(Setting(**(values | changes))), task
+    return EvalJob(Setting(**(values | changes))), task
 
 
-def evaluated(job: Job, task: Task, out: Path, **options: Any) -> Report:
+def evaluated(job: EvalJob, task: Task, out: Path, **options: Any) -> EvalReport:
     return runner.evaluate(job, out, task=task, workbench=ScriptedBench, **options)
 
 
@@ -74,7 +73,7 @@ def files(out: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Task, Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[EvalJob, Task, Path]:
     """An evaluation that nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     job, task = job_of(folder)
@@ -82,7 +81,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Task, Path]:
     return job, task, folder / "out"
 
 
-def test_figures_are_those_of_the_algorithms(whole: tuple[Job, Task, Path]) -> None:
+def test_figures_are_those_of_the_algorithms(whole: tuple[EvalJob, Task, Path]) -> None:
     """At the greatest budget the samples are all there are: the real algorithms, run by hand, must choose alike."""
     job, task, out = whole
     rows = {
@@ -112,7 +111,7 @@ def test_figures_are_those_of_the_algorithms(whole: tuple[Job, Task, Path]) -> N
     assert rows["pass", "pass@k", 1]["value"] == rows["self-consistency", "maj@k", 1]["value"]
 
 
-def test_figures_follow_from_results_jsonl(whole: tuple[Job, Task, Path]) -> None:
+def test_figures_follow_from_results_jsonl(whole: tuple[EvalJob, Task, Path]) -> None:
     job, _, out = whole
     report = json.loads((out / "report.json").read_text())
     rows = {(r["series"], r["figure"], r["budget"]): r for r in report["accuracy"]}
@@ -141,7 +140,7 @@ def test_figures_follow_from_results_jsonl(whole: tuple[Job, Task, Path]) -> Non
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_killed_anywhere_it_goes_on_to_the_same_files(
-    whole: tuple[Job, Task, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    whole: tuple[EvalJob, Task, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     job, task, out = whole
     folder = tmp_path_factory.mktemp("killed")
@@ -161,7 +160,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_files(
     assert len(done) == log.count(b"\n") - max(1, before)  # what was finished was not done again
 
 
-def test_interrupted_between_units_it_keeps_what_is_done(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:
+def test_interrupted_between_units_it_keeps_what_is_done(whole: tuple[EvalJob, Task, Path], tmp_path: Path) -> None:
     job, task, out = whole
 
     class Interrupted(ScriptedBench):
@@ -183,7 +182,7 @@ def test_interrupted_between_units_it_keeps_what_is_done(whole: tuple[Job, Task,
     assert files(tmp_path) == files(out)
 
 
-def test_another_setting_is_refused_with_what_differs(whole: tuple[Job, Task, Path]) -> None:
+def test_another_setting_is_refused_with_what_differs(whole: tuple[EvalJob, Task, Path]) -> None:
     job, task, out = whole
     content = (out / "log.jsonl").read_bytes()
     other = replace(job, setting=replace(job.setting, seeds=(1, 2), sampling={"temperature": 0.5}))
@@ -200,7 +199,7 @@ def test_another_setting_is_refused_with_what_differs(whole: tuple[Job, Task, Pa
     assert "lookup" not in job.setting.as_dict()  # runs without guesses go on from logs of earlier versions
 
 
-def test_a_damaged_log_is_named_by_line(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:
+def test_a_damaged_log_is_named_by_line(whole: tuple[EvalJob, Task, Path], tmp_path: Path) -> None:
     job, _, out = whole
     rows = (out / "log.jsonl").read_bytes().splitlines(keepends=True)
     for line in (b"{]", b"[" * 100000, b"7", b'{"unit": 1}'):
@@ -213,7 +212,7 @@ def test_a_damaged_log_is_named_by_line(whole: tuple[Job, Task, Path], tmp_path:
             Log(tmp_path / "log.jsonl", job.setting)
 
 
-def test_a_log_without_results_takes_another_setting(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:
+def test_a_log_without_results_takes_another_setting(whole: tuple[EvalJob, Task, Path], tmp_path: Path) -> None:
     """What went wrong at once, because of a model or an option, can be set right in the same folder."""
     job, _, _ = whole
     path = tmp_path / "log.jsonl"
@@ -227,7 +226,7 @@ def test_a_log_without_results_takes_another_setting(whole: tuple[Job, Task, Pat
         Log(path, job.setting)
 
 
-def test_two_processes_do_not_write_one_log(whole: tuple[Job, Task, Path]) -> None:
+def test_two_processes_do_not_write_one_log(whole: tuple[EvalJob, Task, Path]) -> None:
     job, _, out = whole
     with Log(out / "log.jsonl", job.setting), pytest.raises(TilebeamError, match="Another process"):
         Log(out / "log.jsonl", job.setting)
@@ -238,7 +237,7 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path, monkeyp
     job, task = job_of(tmp_path, models=(ModelFile("a", str(tmp_path / "t.jsonl"), "x"), ModelFile("b", __file__, "y")))
     benches: list[ScriptedBench] = []
 
-    def bench(job: Job, task: Task, keep: int) -> ScriptedBench:
+    def bench(job: EvalJob, task: Task, keep: int) -> ScriptedBench:
         benches.append(ScriptedBench(job, task, keep))
         return benches[-1]
 
@@ -300,7 +299,7 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path, monkeyp
 def test_a_search_overtakes_the_one_answer_of_a_better_model() -> None:
     def point(model: str, series: str, budget: int, accuracy: float, seconds: float, device: str = "npu") -> Point:
         share = statistics.Share(accuracy, accuracy, accuracy, 9, 1, 0.0)
-        row = Row(model, device, series, budget, "best@k", series == "verifier", share, 1.0, 0.0, np.zeros((1, 9)))
+        row = Accuracy(model, device, series, budget, "best@k", series == "verifier", share, 1.0, 0.0, np.zeros((1, 9)))
         cost = statistics.Mean(seconds, seconds, seconds)
         return Point(row, Latency(model, device, series, budget, cost, seconds, cost, None, 1, 1.0), on_front=False)
 
@@ -364,21 +363,6 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
         "| self-consistency@6 | greedy |",
     ):
         assert part in report
-    page = Page((out / "report.html").read_text(encoding="utf-8"))
-    costs = ["seconds per prompt, mean", "CPU-seconds per prompt, mean"]
-    assert [c["x"] for c in page.data] == ["candidates per prompt", "tokens per item", *costs]
-    assert "self-consistency[logprob]" in {s["name"] for s in page.data[0]["series"]}
-    assert page.data[2]["series"][-1]["name"] == "Pareto front"
-    figures = json.loads((out / "report.json").read_text())["accuracy"]
-    drawn = {(s["name"], m[0]): m[1:4] for s in page.data[0]["series"] for m in s["marks"]}
-    [greedy, *main] = [r for r in figures if r["figure"] != "naive@k"]
-    level = [drawn.pop(("greedy", k)) for k in job.setting.budgets]
-    assert level == [pytest.approx([100 * greedy["value"], 100 * greedy["low"], 100 * greedy["high"]])] * 4
-    assert len(drawn) == len(main)
-    for row in main:
-        name = row["series"] + (" (knows the answer)" if (f"{row['series']} (knows the answer)", 1) in drawn else "")
-        near = pytest.approx([100 * row["value"], 100 * row["low"], 100 * row["high"]])
-        assert drawn[name, row["budget"]] == near
     evaluated(job, task, out)
     assert written == {name: (out / f"{name}.svg").read_bytes() for name in written}  # the same figures, the same file
 
@@ -433,7 +417,7 @@ def test_models_take_turns_so_that_a_stopped_run_has_the_same_items_of_all(tmp_p
     assert [r.as_dict() for r in alone.rows] == [r for r in whole["accuracy"] if r["model"] == "m"]
 
 
-def test_how_well_scorers_tell_right_samples_is_reported(whole: tuple[Job, Task, Path]) -> None:
+def test_how_well_scorers_tell_right_samples_is_reported(whole: tuple[EvalJob, Task, Path]) -> None:
     job, _, out = whole
     found = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     samples = [(r["id"], s) for r in found if r["series"] == "samples" for s in r["samples"]]

@@ -15,11 +15,11 @@ from tilebeam.cli.main import app
 from tilebeam.evaluation import estimators as statistics
 from tilebeam.evaluation import plots, runner
 from tilebeam.evaluation.config import ModelFile, Setting, units
-from tilebeam.evaluation.options import TaskOptions
-from tilebeam.evaluation.report import Report
+from tilebeam.evaluation.eval_report import EvalReport
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
-from tilebeam.evaluation.worker import Job
+from tilebeam.evaluation.worker import EvalJob
 from typer.testing import CliRunner
 
 from bench.lib import synth
@@ -27,12 +27,12 @@ from bench.lib import synth
 ALL = ("greedy", "best-of-n", "self-consistency")
 
 
-def job_of(folder: Path, *methods: str, budgets: tuple[int, ...] = (1, 2, 4)) -> tuple[Job, Task]:
+def job_of(folder: Path, *methods: str, budgets: tuple[int, ...] = (1, 2, 4)) -> tuple[EvalJob, Task]:
     path = lines(folder / "t.jsonl", *({"prompt": f"{i}: {i % 4}", "answer": str(i % 4)} for i in range(10)))
     task = open_task(options := TaskOptions(f"jsonl:{path}"))
     models = tuple(ModelFile(name, str(path), name) for name in "ab")
     setting = Setting(models, ("npu",), options, task.digest, methods, budgets, scorers=("logprob",), unit_items=4)
-    return Job(setting), task
+    return EvalJob(setting), task
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ class Watched(ScriptedBench):
         return super().run(unit, progress)
 
 
-def evaluated(job: Job, task: Task, out: Path, **options: Any) -> tuple[Report, list[str]]:
+def evaluated(job: EvalJob, task: Task, out: Path, **options: Any) -> tuple[EvalReport, list[str]]:
     """The report, and the units that were run."""
     Watched.done = []
     return runner.evaluate(job, out, task=task, workbench=Watched, **options), Watched.done

@@ -10,9 +10,9 @@ import pytest
 from eval_kit import lines
 from tilebeam import CompletionOutput, Prompt, RequestOutput, TilebeamError, Usage
 from tilebeam.evaluation.config import ModelFile, Setting, Unit
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
-from tilebeam.evaluation.worker import Job, Workbench
+from tilebeam.evaluation.worker import EvalJob, Workbench
 from tilebeam.search.tool_reasoning import MARK, SYSTEM
 
 
@@ -100,7 +100,7 @@ def test_programs_run_in_the_samples_of_every_method(spec: str, method: str, mon
     task = open_task(options)
     models = (ModelFile("m", "m.gguf", "0"),)
     setting = Setting(models, ("cpu",), options, task.digest, ("greedy", "self-consistency"), (2,))
-    bench = Workbench(Job(setting), task)
+    bench = Workbench(EvalJob(setting), task)
     monkeypatch.setattr(bench, "_lm", lambda *_: _Writes())
     unit = Unit("m", "cpu", 1, 0, 1, 1 if method else 2, method)
     (item,) = bench.run(unit)["items"]

@@ -12,9 +12,9 @@ import numpy as np
 import tilebeam
 from tilebeam import CompletionOutput, Prompt, RequestOutput, SamplingParams, Usage
 from tilebeam.evaluation.config import ModelFile, Setting
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.base import Task
-from tilebeam.evaluation.worker import Job, Timed, Workbench
+from tilebeam.evaluation.worker import EvalJob, Timed, Workbench
 
 CHECKS = '''
 def right(item, text):
@@ -87,7 +87,7 @@ class Scripted:
 class ScriptedBench(Workbench):
     """A workbench whose models are scripted."""
 
-    def __init__(self, job: Job, task: Task, keep: int = 1) -> None:
+    def __init__(self, job: EvalJob, task: Task, keep: int = 1) -> None:
         super().__init__(job, task, keep=keep)
         self.model = Scripted()
         self.timed: list[tuple[str, str, int, str]] = []

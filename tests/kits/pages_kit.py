@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 from tilebeam import CompletionOutput, SearchResult, Trajectory, Usage, VoteResult
-from tilebeam.pages.chart import Chart, Mark, Series
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.base import Pruned
 from tilebeam.search.beam import StepResult
@@ -146,25 +145,3 @@ def best_of(n: int, seed: int = 1) -> SearchResult:
     scores = [round(-luck.random() * 2, 4) for _ in range(n)]
     best = max(range(n), key=lambda i: scores[i])
     return SearchResult(QUESTION, plain.candidates, scores, best, USAGE, 7, n, plain.trajectories)
-
-
-def charts(seed: int = 1) -> list[Chart]:
-    """Accuracy over budget and over tokens, and ratios of a bench."""
-    luck = random.Random(seed)
-    budgets = (1, 2, 4, 8, 16)
-    lines = []
-    for name, gain in (("pass", 9), ("best-of-n[prm]", 6), ("self-consistency", 5), ("beam[prm]", 7)):
-        marks = []
-        for i, k in enumerate(budgets):
-            y = 31 + gain * i + luck.random()
-            told = f"budget {k}, {y:.1f} %"
-            marks.append(Mark(k, y, y - 6, y + 6, told))
-        lines.append(Series(name, marks, dashed=name == "pass"))
-    costs = [Series(s.name, [Mark(float(m.x) * 173.5, m.y, m.low, m.high, m.told) for m in s.marks]) for s in lines]
-    names = [f"{what}, {n} sequences" for what in ("prefill", "decode, a model with a long name") for n in (1, 8, 16)]
-    bars = [Mark(n, r := 0.8 + luck.random() * 3, r * 0.9, r * 1.1, f"{n}: ratio {r:.2f}") for n in names]
-    return [
-        Chart("Accuracy over budget", "candidates per prompt", "accuracy, %", lines, logarithmic=True, note="Bands."),
-        Chart("Accuracy over tokens", "tokens per item", "accuracy, %", costs, logarithmic=True),
-        Chart("Ratios", "", "ratio to the baseline", [Series("ratio", bars)], kind="bars", base=1.0),
-    ]

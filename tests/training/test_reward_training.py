@@ -22,7 +22,7 @@ from tilebeam import OwnReward, SamplingParams, TilebeamError
 from tilebeam.cli.main import app
 from tilebeam.evaluation import ranking
 from tilebeam.evaluation.config import item_seed
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.scoring.reward_heads import Head, load_head
 from tilebeam.text_state import Feature, width

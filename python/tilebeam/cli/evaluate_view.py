@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.markdown import Markdown
 
 from tilebeam.cli import console
-from tilebeam.evaluation.report import Report, markdown
+from tilebeam.evaluation.eval_report import EvalReport, markdown
 from tilebeam.evaluation.runner import Watcher
 from tilebeam.outputs import Progress
 
@@ -66,13 +66,12 @@ class Bars(Watcher):
             self._bar.update(task, completed=self._done, note=f"{self._pace()}, {note}".rstrip(", "))
 
 
-def show(report: Report, out: Path) -> None:
-    """Tables on a terminal; Markdown as it is into a pipe."""
+def show(report: EvalReport, out: Path) -> None:
+    """Show tables on a terminal; write Markdown as it is into a pipe."""
     screen = console.out()
     text = "\n".join(markdown(report))
     if screen.is_terminal:
         screen.print(Markdown(text))
     else:
         print(text)
-    plots = "" if report.setting.likelihood else ", plots"
-    console.err().print(f"{out}/report.md, report.json, results.jsonl{plots}", style="dim")
+    console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")

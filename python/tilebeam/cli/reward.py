@@ -18,7 +18,7 @@ from tilebeam.cli import console
 from tilebeam.cli.options import Json, ModelOptions, NPredict, Stop, TokenOptions, grouped
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.gguf.help_text import App
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.text_files import unescaped
@@ -43,7 +43,7 @@ class SampleOptions:
     """Problems, and how samples of them are drawn and kept."""
 
     task: Annotated[
-        str, typer.Option("--task", help="Problems, as in tilebeam eval (no choices): gsm8k:FILE, jsonl:FILE ..")
+        str, typer.Option("--task", help="Problems, as in tilebeam eval: gsm8k:FILE, jsonl:FILE ..")
     ]
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each problem.")] = SAMPLES
     data: Annotated[
@@ -79,7 +79,6 @@ class SampleOptions:
     def open(self) -> tuple[TaskOptions, Task]:
         """Open the task."""
         from tilebeam.evaluation.tasks import open_task
-        from tilebeam.evaluation.tasks.choice import ChoiceTask
 
         options = TaskOptions(
             spec=self.task,
@@ -89,10 +88,7 @@ class SampleOptions:
             checker=self.checker,
             chat=self.chat,
         )
-        task = open_task(options)
-        if isinstance(task, ChoiceTask):
-            raise TilebeamError(f"--task {self.task}: choices are scored by their likelihood; heads rate texts.")
-        return options, task
+        return options, open_task(options)
 
     def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:
         """Describe all that the samples and their states depend on."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation import scorers as scoring
+from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation.functions import is_function_name
-from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
+from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.evaluation.tasks import KINDS
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import algorithms as methods
@@ -27,8 +27,6 @@ from tilebeam.search.tool_reasoning import ToolReasoning
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
 # One answer at temperature 0, as most people ask for: what every search is compared with. No budget or seed changes it.
 GREEDY = "greedy"
-# The one method and series of tasks whose choices are scored, not sampled.
-LIKELIHOOD = "likelihood"
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ class Setting:
         models: files; every one runs on every device.
         devices: "npu", "cpu".
         task: options; task_digest: of prompts, answers and judges.
-        methods, budgets: what is evaluated, budgets in rising order; `LIKELIHOOD` alone and budget 1 for choices.
-        scorers: names, see `tilebeam.evaluation.scorers`; sources: digests of those that are functions.
+        methods, budgets: what is evaluated, budgets in rising order.
+        scorers: names, see `tilebeam.evaluation.named_scorers`; sources: digests of those that are functions.
         reward: what the reward model is.
         seeds: every item is run once with each.
         sampling: fields of `SamplingParams` but n, seed and logprobs.
@@ -125,34 +123,28 @@ class Setting:
             raise TilebeamError(f"A unit must have at least one item, not {self.unit_items}.")
 
     @property
-    def likelihood(self) -> bool:
-        """Whether choices are scored; nothing is sampled then."""
-        return self.methods == (LIKELIHOOD,)
-
-    @property
     def n_samples(self) -> int:
         """Samples of the run from which all budgets come."""
         return self.budgets[-1]
 
     def parsed_methods(self) -> list[Method]:
-        """The methods.
+        """Parse the methods.
 
         Raises:
             TilebeamError: there is no such method; options are checked when it is made.
         """
-        parsed = [methods.parse(spec) for spec in self.methods if not self.likelihood]
+        parsed = [methods.parse(spec) for spec in self.methods]
         names = [methods.canonical(name, GREEDY) for name, _ in parsed]
         if ToolReasoning.name in names:
             raise TilebeamError("Programs in samples are run for all methods alike: use --tir, not --method tir.")
-        specs = self.methods[: len(parsed)]
-        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, specs, strict=True)]
+        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, self.methods, strict=True)]
         return [
             Method(name, options, spec, label)
-            for name, (_, options), spec, label in zip(names, parsed, specs, labels, strict=True)
+            for name, (_, options), spec, label in zip(names, parsed, self.methods, labels, strict=True)
         ]
 
     def scorers_of(self, method: Method) -> list[str]:
-        """The scorers that a method is run with, "" for none.
+        """List the scorers that a method is run with, "" for none.
 
         Best-of-n takes every one, self-consistency those that can weigh votes and none, a search by steps those that
         rate steps; what runs without a scorer does.
@@ -170,7 +162,7 @@ class Setting:
         return [""]
 
     def series(self, method: Method, scorer: str = "") -> str:
-        """A method with its scorer, as reports call it: "beam[prm]"; functions go by their own name if that tells them
+        """Name a method with its scorer as reports do: "beam[prm]"; functions go by their own name if that tells them
         apart."""
         if not scorer:
             return method.label
@@ -179,7 +171,7 @@ class Setting:
         return f"{method.label}[{own if short.count(own) == 1 else scorer}]"
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it for JSON. Where files lie is left out: digests tell what is in them."""
+        """Return a dictionary for JSON. Where files lie is left out: digests tell what is in them."""
         result = asdict(self)
         for model in (*result["models"], *filter(None, [result["draft"]])):
             del model["path"]
@@ -205,7 +197,7 @@ class Setting:
 
 
 def _without_folder(text: str) -> str:
-    """ "gsm8k:a/b.jsonl", "a/b.jsonl" and "a/b.py:f" without a/; any other text as it is."""
+    """Turn "gsm8k:a/b.jsonl", "a/b.jsonl" and "a/b.py:f" into what they are without a/; leave other texts."""
     kind, colon, rest = text.partition(":")
     if kind in KINDS and colon and "FILE" in KINDS[kind].usage:
         return f"{kind}:{Path(rest).name}"
@@ -215,7 +207,7 @@ def _without_folder(text: str) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What keeps a log of the old setting from going on with the new one, both as dicts, one phrase each.
+    """Tell what keeps a log of the old setting from going on with the new one, both as dicts, one phrase each.
 
     Methods that were added do not: they add units and change none.
     """
@@ -259,7 +251,7 @@ class Unit:
 
 
 def units(setting: Setting, n_items: int) -> Iterator[Unit]:
-    """All units of a task of `n_items` in the order of reports."""
+    """Make all units of a task of `n_items`, in the order of reports."""
     spans = [(first, min(first + setting.unit_items, n_items)) for first in range(0, n_items, setting.unit_items)]
     parsed = setting.parsed_methods()
     searches = [
@@ -275,12 +267,11 @@ def units(setting: Setting, n_items: int) -> Iterator[Unit]:
         if setting.methods == (GREEDY,):
             continue
         for seed, (first, last) in itertools.product(setting.seeds, spans):
-            series = LIKELIHOOD if setting.likelihood else Unit.series
-            yield Unit(model, device, seed, first, last, setting.n_samples, series=series)
+            yield Unit(model, device, seed, first, last, setting.n_samples)
         for search, budget, seed, span in itertools.product(searches, setting.budgets, setting.seeds, spans):
             yield Unit(model, device, seed, *span, budget, *search)
 
 
 def item_seed(seed: int, item_id: str) -> int:
-    """The seed of an item's samples: items draw independently of each other."""
+    """Derive the seed of an item's samples: items draw independently of each other."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{item_id}".encode()).digest()[:4]) % (2**32 - 1)

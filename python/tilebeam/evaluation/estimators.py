@@ -37,7 +37,7 @@ _SOME_DRAWS = 2_000
 
 
 def pass_at_k(n: int, c: float, k: int) -> float:
-    """The chance that at least one of k samples is right, from n samples of which c are: 1 - C(n-c, k) / C(n, k).
+    """Estimate the chance that one of k samples is right, from n samples of which c are: 1 - C(n-c, k) / C(n, k).
 
     Raises:
         TilebeamError: not 1 <= k <= n, or c is no whole number of 0 .. n (this formula needs right or wrong).
@@ -49,7 +49,7 @@ def pass_at_k(n: int, c: float, k: int) -> float:
 
 
 def best_at_k(scores: Sequence[float], correct: Sequence[float], k: int) -> float:
-    """How right the best-scored of k samples is, in the mean over all draws of k from the n samples.
+    """Estimate how right the best-scored of k samples is: the mean over all draws of k from the n samples.
 
     The samples in order of their scores: one of a group of g equal ones with b better ones before it is chosen in
     (C(n-b, k) - C(n-b-g, k)) / C(n, k) of all draws, each of the group as often as the others.
@@ -73,13 +73,13 @@ def best_at_k(scores: Sequence[float], correct: Sequence[float], k: int) -> floa
 
 
 def naive_at_k(scores: Sequence[float], correct: Sequence[float], k: int) -> float:
-    """How right the best-scored of the first k samples is, of equals the first: one draw, as in search-and-learn."""
+    """Tell how right the best-scored of the first k samples is, of equals the first: one draw (search-and-learn)."""
     _check(len(scores), k, len(correct))
     return float(correct[max(range(k), key=lambda i: (scores[i], -i))])
 
 
 def majority_at_k(answers: Sequence[Hashable | None], correct: Sequence[float], k: int) -> float:
-    """How right the most frequent answer of k samples is, in the mean over all draws; of equals the first drawn.
+    """Estimate how right the most frequent answer of k samples is: the mean over all draws; of equals the first drawn.
 
     Args:
         answers: of each sample, None for none: it takes a place and has no vote. Without any vote the result is wrong.
@@ -104,7 +104,7 @@ def majority_at_k(answers: Sequence[Hashable | None], correct: Sequence[float], 
 
 @lru_cache(maxsize=4096)
 def _majority_wins(count: int, others: tuple[tuple[int, int], ...], silent: int, k: int) -> float:
-    """Of all draws of k, how many an answer of `count` samples wins; a tie of t counts 1/t.
+    """Count the draws of k that an answer of `count` samples wins; a tie of t counts 1/t.
 
     Args:
         others: (samples of an answer, answers with so many samples); silent: samples without an answer.
@@ -126,7 +126,7 @@ def _majority_wins(count: int, others: tuple[tuple[int, int], ...], silent: int,
 
 
 def _one_more(ways: list[list[int]], size: int, votes: int) -> list[list[int]]:
-    """`ways` with one more answer of `size` samples beside those counted."""
+    """Extend `ways` by one more answer of `size` samples beside those counted."""
     room = len(ways[0])
     result = [[0] * room for _ in range(len(ways) + 1)]
     for t, row in enumerate(ways):
@@ -142,7 +142,7 @@ def _one_more(ways: list[list[int]], size: int, votes: int) -> list[list[int]]:
 def weighted_at_k(
     answers: Sequence[Hashable | None], weights: Sequence[float], correct: Sequence[float], k: int, *, seed: int = 0
 ) -> float:
-    """How right the heaviest answer of k samples is, in the mean over draws of k.
+    """Estimate how right the heaviest answer of k samples is: the mean over draws of k.
 
     An answer weighs what its samples weigh together and is as right as its heaviest sample (of equals the first);
     equally heavy answers share the draw. The mean is over all draws if they are at most 15 000, else over 2 000 drawn
@@ -184,7 +184,7 @@ def weighted_at_k(
 
 @lru_cache(maxsize=64)
 def _draws(n: int, k: int, seed: int) -> npt.NDArray[np.bool_]:
-    """Draws of k out of n as rows of a table [draws, n]."""
+    """List draws of k out of n as rows of a table [draws, n]."""
     number = math.comb(n, k)
     if number <= _ALL_DRAWS:
         chosen = np.array(list(itertools.combinations(range(n), k)), np.intp)
@@ -225,12 +225,12 @@ class Share:
     seed_std: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def wilson(share: float, n: float, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a share observed on n independent items (Wilson 1927); n need not be whole."""
+    """Compute Wilson's score interval of a share of n independent items (Wilson 1927); n need not be whole."""
     if not (0 <= share <= 1 and n > 0):
         raise TilebeamError(f"Wilson's interval needs a share of 0 to 1 of at least one item, not {share} of {n}.")
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -240,7 +240,7 @@ def wilson(share: float, n: float, z: float = Z95) -> tuple[float, float]:
 
 
 def share(values: npt.ArrayLike) -> Share:
-    """The share solved, from the values of all items under all seeds.
+    """Estimate the share solved, from the values of all items under all seeds.
 
     Items are independent, an item's seeds are not. Wilson's interval takes as its n the number of independent verdicts
     that would vary as much as the mean over items does: p (1 - p) / (s^2 / items), where s is the standard deviation
@@ -279,8 +279,8 @@ class Mean:
 
 
 def mean(values: Sequence[float], *, seed: int = 0, draws: int = 2_000) -> Mean:
-    """The mean of what was measured once per prompt. Costs of prompts are skewed, so the interval is no multiple of
-    their deviation but the bootstrap's."""
+    """Average what was measured once per prompt. Costs of prompts are skewed, so the interval is no multiple of their
+    deviation but the bootstrap's."""
     found = np.asarray(values, np.float64)
     means = found[np.random.default_rng(seed).integers(0, len(found), (draws, len(found)))].mean(1)
     low, high = np.quantile(means, [0.025, 0.975])
@@ -303,7 +303,7 @@ class Difference:
     p: float
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -334,7 +334,7 @@ def paired_bootstrap(first: npt.ArrayLike, second: npt.ArrayLike, *, seed: int =
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points (cost, accuracy) that no other point beats, by rising cost.
+    """Find the points (cost, accuracy) that no other point beats: their indices, by rising cost.
 
     A point is beaten by one that costs no more and is at least as accurate, and is better in one of the two; of equal
     points the first stays.

@@ -16,7 +16,7 @@ from tilebeam.errors import TilebeamError
 
 
 def is_function_name(spec: str) -> bool:
-    """Whether a text names a function rather than something else: "a.b:c" or "x/y.py:c"."""
+    """Tell whether a text names a function rather than something else: "a.b:c" or "x/y.py:c"."""
     module, colon, name = spec.rpartition(":")
     if not colon or not name.isidentifier():
         return False
@@ -24,7 +24,7 @@ def is_function_name(spec: str) -> bool:
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
-    """The function of that name. Importing its module runs the module's code.
+    """Load the function of that name. Importing its module runs the module's code.
 
     Args:
         spec: "module:function" (the module is on Python's path), or "FILE.py:function".
@@ -48,7 +48,7 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The file as a module of its own, imported once per process."""
+    """Import the file as a module of its own, once per process."""
     name = f"_tilebeam_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -68,7 +68,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """SHA-256 of the file that a function comes from, "" if it has none."""
+    """Return the SHA-256 of the file that a function comes from, "" if it has none."""
     try:
         path = inspect.getsourcefile(function)
     except TypeError:  # built in, or an object with __call__

@@ -79,19 +79,19 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> TilebeamModel:
-        """From --model_args alone: the harness's own --device names a device of PyTorch ("cuda:0" unless told)."""
+        """Make it from --model_args alone: the harness's own --device names one of PyTorch ("cuda:0" unless told)."""
         del additional_config
         return cls(**arg_dict)
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> TilebeamModel:
-        """As `create_from_arg_obj`, from text."""
+        """Make it as `create_from_arg_obj` does, from text."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     # --- what the harness asks --------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation after its context, and whether it is the greedy one.
+        """Return the log-probability of each continuation after its context, and whether it is the greedy one.
 
         Texts are cut as `LM.loglikelihoods` says; the continuations of one context in calls of up to 128.
 
@@ -114,7 +114,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         return [(found[pair].logprob, found[pair].greedy) for pair in pairs]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of each whole text, in windows as long as the context; every token is scored once.
+        """Return the log-probability of each whole text, in windows as long as the context; every token is scored once.
 
         The first token of a text follows BOS, or EOS in models without; that of a window the last token of the window
         before. Control tokens spelled out in a text are text.
@@ -133,7 +133,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """A text for each context, up to one of its stop strings or its number of tokens.
+        """Generate a text for each context, up to one of its stop strings or its number of tokens.
 
         Raises:
             TilebeamError: a context and the tokens that it may generate do not fit, or a task asks for what is unknown.
@@ -162,7 +162,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         return self.lm.chat_prompt(chat_history, continue_final_message=not add_generation_prompt).text
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The template in force, for the harness's log."""
+        """Return the template in force, for the harness's log."""
         if isinstance(chat_template, str):
             raise TilebeamError("A GGUF file has one chat template: give --apply_chat_template without a name.")
         return self.lm.metadata.get("tokenizer.chat_template", "") if chat_template else None
@@ -173,13 +173,13 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         return self.lm.info.path.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes down of the model."""
+        """Tell what the harness writes down of the model."""
         return {"model_num_parameters": self.lm.n_params, "model_dtype": self.lm.description}
 
     # --- generations ------------------------------------------------------------------------------------------------
 
     def _sampling(self, said: Mapping[str, Any], number: int) -> SamplingParams:
-        """A task's generation_kwargs. Greedy unless they say otherwise; nothing is cut off unless they say so."""
+        """Read a task's generation_kwargs. Greedy unless they say otherwise; nothing is cut off unless they say so."""
         left = dict(said)
         until = left.pop("until", None) or []
         lengths = [int(value) for name in _LENGTHS if (value := left.pop(name, None)) is not None]
@@ -195,7 +195,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         return SamplingParams(max_tokens=limit, stop=stop, seed=self._seed + number, **drawing)
 
     def _check_room(self, context: str, params: SamplingParams) -> None:
-        """The engine would cut a generation short where the context ends; the harness would not know."""
+        """Refuse what does not fit: the engine would cut it short, and the harness would not know."""
         tokens = len(self.lm.tokenize(context))
         if tokens + (params.max_tokens or 0) > self.lm.n_ctx:
             raise TilebeamError(
@@ -205,7 +205,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
 
 
 def _chunks(contexts: Mapping[str, Iterable[str]]) -> Iterator[list[tuple[str, list[str]]]]:
-    """Contexts with their continuations, as many as go into a call; a context with more is split."""
+    """Yield contexts with their continuations, as many as go into a call; a context with more is split."""
     chunk: list[tuple[str, list[str]]] = []
     for context, continuations in contexts.items():
         texts = list(continuations)

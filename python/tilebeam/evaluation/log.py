@@ -31,7 +31,7 @@ class Named(Protocol):
         ...
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, and to say what differs."""
+        """Return a dictionary for JSON, which also shows what differs."""
         ...
 
 
@@ -97,8 +97,6 @@ class Log:
                 "setting."
             )
         for record in objects[1:]:
-            if "runs" in record:
-                raise TilebeamError(f"{self.path} is of an older version, which timed items whole: delete it.")
             self.records.setdefault(record["unit"], record)
 
     def add(self, record: Record) -> None:
@@ -115,7 +113,7 @@ class Log:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Give the file free."""
+        """Close the file, which another process may take then."""
         with naming(self.path):  # what found no room before is tried once more
             self._file.close()
 
@@ -129,7 +127,7 @@ class Log:
 
 
 def timeless(value: Any) -> Any:
-    """A record without what differs from run to run: everything under a key "seconds"."""
+    """Copy a record without what differs from run to run: everything under a key "seconds"."""
     if isinstance(value, dict):
         return {k: timeless(v) for k, v in value.items() if k != "seconds"}
     if isinstance(value, list):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from tilebeam.evaluation.config import GREEDY
 from tilebeam.evaluation.estimators import Mean, Share, pareto_front
-from tilebeam.evaluation.report import Report, name_of
-from tilebeam.evaluation.results import PASS, Point, Row
+from tilebeam.evaluation.eval_report import EvalReport, name_of
+from tilebeam.evaluation.results import PASS, Accuracy, Point
 from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
@@ -19,8 +19,8 @@ _LEVEL = "black"  # of the greedy answer
 _LEAST_STEP = 0.08  # between names along a front, as a share of the panel's height
 
 
-def draw(report: Report, out: Path) -> list[Path]:
-    """Write accuracy.png and .svg, and if latency was measured latency and cpu-time, too; the files written.
+def draw(report: EvalReport, out: Path) -> list[Path]:
+    """Write accuracy.png and .svg, and if latency was measured latency and cpu-time, too; return the files.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -32,17 +32,11 @@ def draw(report: Report, out: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "tilebeam", "svg.fonttype": "none", "font.size": 9}):
         written = _save(_over_budget(report), out / "accuracy")
         if any(not p.row.oracle for p in report.points):
-            written += _save(_over_cost(report, _seconds, "time per problem"), out / "latency")
-            written += _save(_over_cost(report, _cpu_seconds, "CPU time per problem"), out / "cpu-time")
+            written += _save(_over_cost(report, lambda p: p.latency.seconds, "time per problem"), out / "latency")
+            written += _save(
+                _over_cost(report, lambda p: p.latency.cpu_seconds, "CPU time per problem"), out / "cpu-time"
+            )
     return written
-
-
-def _seconds(point: Point) -> Mean:
-    return point.latency.seconds
-
-
-def _cpu_seconds(point: Point) -> Mean:
-    return point.latency.cpu_seconds
 
 
 def _save(figure: Any, stem: Path) -> list[Path]:
@@ -67,9 +61,9 @@ def _figure(columns: int, rows: int = 1, width: float = 6.4) -> tuple[Any, list[
     return figure, axes
 
 
-def _over_budget(report: Report) -> Any:
-    """One panel per model and device, one line per series, with intervals; bounds that know the answer are dotted, the
-    greedy answer is a level."""
+def _over_budget(report: EvalReport) -> Any:
+    """Draw one panel per model and device, one line per series, with intervals; bounds that know the answer are
+    dotted, the greedy answer is a level."""
     places = list(dict.fromkeys((r.model, r.device) for r in report.rows))
     figure, axes = _figure(len(places))
     styles = _styles([r.series for r in report.rows if r.series != GREEDY])
@@ -101,9 +95,9 @@ def _over_budget(report: Report) -> Any:
 # --- accuracy over cost -----------------------------------------------------------------------------------------------
 
 
-def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
-    """The front of all that was timed, then a panel per series: a line per model and device from one sample to the
-    greatest budget, with 95 % intervals in both directions, and a star at the greedy answer.
+def _over_cost(report: EvalReport, cost: Callable[[Point], Mean], what: str) -> Any:
+    """Draw the front of all that was timed, then a panel per series: a line per model and device from one sample to
+    the greatest budget, with 95 % intervals in both directions, and a star at the greedy answer.
 
     Args:
         cost: of a point, in seconds.
@@ -164,7 +158,7 @@ def _front(
     colors: Mapping[str, str],
     searches: Sequence[Point],
 ) -> None:
-    """All points, and steps over those that nothing beats; `searches` and steps well above the last have names."""
+    """Draw all points, and steps over those that nothing beats; `searches` and steps well above the last have names."""
     for p in points:
         _crosses(ax, [p], cost, colors[p.row.model], "", alpha=0.3)
     chosen = [points[i] for i in pareto_front([(cost(p).value, p.row.share.value) for p in points])]
@@ -191,7 +185,7 @@ def _crosses(
     alpha: float = 1.0,
     marker: str = "o",
 ) -> None:
-    """Points with their intervals in both directions, joined by a line."""
+    """Draw points with their intervals in both directions, joined by a line."""
     costs, shares = [cost(p) for p in points], [p.row.share for p in points]
     x, y = [c.value for c in costs], [100 * s.value for s in shares]
     off_x = [[c.value - c.low for c in costs], [c.high - c.value for c in costs]]
@@ -201,7 +195,7 @@ def _crosses(
 
 
 def _off(shares: Sequence[Share]) -> list[list[float]]:
-    """How far the ends of intervals are from their values, below and above, in percent."""
+    """Tell how far the ends of intervals are from their values, below and above, in percent."""
     return [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]]
 
 
@@ -246,24 +240,24 @@ def _label(ax: Any, ends: Sequence[End], apart: float = 0.055) -> None:
         )
 
 
-def _set_range(ax: Any, rows: Sequence[Row]) -> None:
-    """Heights that hold all intervals, with a little room."""
+def _set_range(ax: Any, rows: Sequence[Accuracy]) -> None:
+    """Choose heights that hold all intervals, with a little room."""
     low, high = 100 * min(r.share.low for r in rows), 100 * max(r.share.high for r in rows)
     room = 0.04 * max(high - low, 1.0)
     ax.set_ylim(low - room, high + room)
 
 
-def _percent(row: Row) -> float:
+def _percent(row: Accuracy) -> float:
     return 100 * row.share.value
 
 
-def _heading(report: Report) -> str:
+def _heading(report: EvalReport) -> str:
     n = len(report.items)
     return f"{report.title}, {n} {'item' if n == 1 else 'items'}"
 
 
-def _lines(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """The rows of each series by rising budget."""
+def _lines(rows: list[Accuracy]) -> Iterator[tuple[str, list[Accuracy]]]:
+    """Sort the rows of each series by rising budget."""
     for series in dict.fromkeys(r.series for r in rows):
         yield series, sorted((r for r in rows if r.series == series), key=lambda r: r.budget)
 
@@ -276,5 +270,5 @@ def _colors() -> list[str]:
 
 
 def _styles(series: list[str]) -> dict[str, tuple[str, str]]:
-    """A color and a marker for each series, the same in all panels."""
+    """Give each series a color and a marker, the same in all panels."""
     return dict(zip(dict.fromkeys(series), zip(cycle(_colors()), cycle(_MARKERS), strict=False), strict=False))

@@ -14,7 +14,7 @@ Interval = tuple[float, float]
 
 
 def auroc(scores: npt.ArrayLike, right: npt.ArrayLike) -> float:
-    """The chance that a right sample has a higher score than a wrong one, ties counting half; NaN without either."""
+    """Estimate the chance that a right sample outscores a wrong one, ties counting half; NaN without either."""
     s, r = np.asarray(scores, np.float64), np.asarray(right, bool)
     n, m = int(r.sum()), int((~r).sum())
     if not n or not m:
@@ -25,7 +25,7 @@ def auroc(scores: npt.ArrayLike, right: npt.ArrayLike) -> float:
 
 
 def auroc_within(scores: npt.ArrayLike, right: npt.ArrayLike, problem: npt.ArrayLike) -> float:
-    """The mean of each problem's own AUROC, over problems with right and wrong samples; NaN without any."""
+    """Average each problem's own AUROC, over problems with right and wrong samples; NaN without any."""
     found = list(_each(np.asarray(scores), np.asarray(right, bool), np.asarray(problem)).values())
     return float(np.mean(found)) if found else float("nan")
 
@@ -38,7 +38,7 @@ def _each(scores: npt.NDArray[Any], right: npt.NDArray[np.bool_], problem: npt.N
 def intervals(
     scores: npt.ArrayLike, right: npt.ArrayLike, problem: npt.ArrayLike, seed: int = 0
 ) -> tuple[Interval, Interval]:
-    """95 % bootstrap intervals over problems of `auroc` and of `auroc_within`."""
+    """Bootstrap 95 % intervals over problems of `auroc` and of `auroc_within`."""
     s, r, p = np.asarray(scores, np.float64), np.asarray(right, bool), np.asarray(problem)
     rng, names = np.random.default_rng(seed), np.unique(p)
     rows = {name: np.flatnonzero(p == name) for name in names}
@@ -59,7 +59,7 @@ def _middle(values: Sequence[float]) -> Interval:
 def figures(
     scores: npt.ArrayLike, right: npt.ArrayLike, problem: npt.ArrayLike, whole: npt.ArrayLike, seed: int = 0
 ) -> dict[str, Any]:
-    """One kind of score, for JSON: NaN where a figure cannot be had.
+    """Compute all AUROCs of one kind of score; NaN where one cannot be had.
 
     Args:
         scores, right, problem: of each sample: its score, whether it is right, which problem it answers.
@@ -83,7 +83,7 @@ def figures(
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Markdown of `figures` by name."""
+    """Lay out `figures` by name as Markdown."""
     yield "| AUROC of | all samples | within a problem | without cut-off ones | within a problem |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name, row in rows.items():
@@ -92,14 +92,14 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def figure(value: float | None, interval: Interval | None = None) -> str:
-    """An AUROC as people read it."""
+    """Spell an AUROC as people read it."""
     if value is None or value != value:
         return "-"
     return f"{value:.3f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None for NaN, which JSON does not have."""
+    """Replace NaN, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {k: without_nan(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -9,29 +9,36 @@ must be installed there.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.config import Unit
 from tilebeam.evaluation.log import Record
-from tilebeam.evaluation.worker import Job, Workbench
+from tilebeam.evaluation.worker import EvalJob, Workbench
 from tilebeam.ray_cluster import Place, connect, last_line, package
 
 _ATTEMPTS = 3  # of a unit whose worker died
+_RESTARTS = 10  # of a worker, whichever units it died of
 
 
 class Worker:
     """Does units in a process of the cluster."""
 
-    def __init__(self, job: Job, place: Place) -> None:
+    def __init__(self, job: EvalJob, place: Place) -> None:
         place.enter()
         self._bench = Workbench(job)
 
-    def run(self, unit: Unit) -> Record:
-        """The unit's record."""
-        return self._bench.run(unit)
+    def run(self, unit: Unit) -> tuple[Unit, Record]:
+        """Do a unit.
+
+        Raises:
+            TilebeamError: it failed; names the unit.
+        """
+        try:
+            return unit, self._bench.run(unit)
+        except Exception as error:  # a checker may raise anything
+            raise TilebeamError(f"{unit.key}: {error}") from error
 
 
 class RayExecutor:
@@ -51,58 +58,38 @@ class RayExecutor:
         self._address = address
         self._workers = workers
 
-    def run(self, job: Job, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
-        """See `Executor`.
+    def run(self, job: EvalJob, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
+        """Do units as `Executor` says. Ray starts a worker that died again and repeats its unit.
 
         Raises:
-            TilebeamError: there is no cluster, a unit failed, or its workers died three times.
+            TilebeamError: there is no cluster, a unit failed, or a worker died too often.
         """
-        ours = not self._ray.is_initialized()
-        if ours:
-            connect(self._ray, self._address)
-        try:
-            yield from self._spread(job, todo)
-        finally:
-            if ours:
-                self._ray.shutdown()
-
-    def _spread(self, job: Job, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
         ray = self._ray
-        threads = job.setting.threads
-        cpus = int(ray.cluster_resources().get("CPU", 0))
-        if cpus < threads:
-            raise TilebeamError(f"The Ray cluster has {cpus} CPUs, a worker needs {threads}: use -t.")
-        count = min(self._workers or cpus // threads, len(todo))
-        kind = ray.remote(num_cpus=threads)(Worker)
-        place, waiting, failures = Place.here(), list(reversed(todo)), Counter[str]()
+        ours = not ray.is_initialized()
+        if ours:
+            connect(ray, self._address)
         workers: list[Any] = []
-        running: dict[Any, tuple[Any, Unit]] = {}
         try:
-            workers = [kind.remote(job, place) for _ in range(count)]
-            for worker in workers:
-                unit = waiting.pop()
-                running[worker.run.remote(unit)] = worker, unit
-            while running:
-                [ready], _ = ray.wait(list(running), num_returns=1)
-                worker, unit = running.pop(ready)
-                try:
-                    yield unit, ray.get(ready)
-                except ray.exceptions.RayTaskError as error:
-                    cause = error.cause or error
-                    raise TilebeamError(f"{unit.key}: {cause}") from error
-                except ray.exceptions.RayActorError as error:
-                    if isinstance(error, ray.exceptions.ActorDiedError) and "creation task" in str(error):
-                        raise TilebeamError(f"A worker could not start: {last_line(error)}") from error
-                    failures[unit.key] += 1
-                    if failures[unit.key] == _ATTEMPTS:
-                        raise TilebeamError(f"{unit.key}: its worker died {_ATTEMPTS} times: {error}") from error
-                    waiting.append(unit)
-                    workers.remove(worker)
-                    worker = kind.remote(job, place)
-                    workers.append(worker)
-                if waiting:
-                    unit = waiting.pop()
-                    running[worker.run.remote(unit)] = worker, unit
+            workers += self._started(job, len(todo))
+            pool = ray.util.ActorPool(workers)
+            yield from pool.map_unordered(lambda worker, unit: worker.run.remote(unit), todo)
+        except ray.exceptions.RayTaskError as error:
+            raise TilebeamError(str(error.cause or error)) from error
+        except ray.exceptions.RayActorError as error:
+            if "creation task" in str(error):
+                raise TilebeamError(f"A worker could not start: {last_line(error)}") from error
+            raise TilebeamError(f"A worker died {_ATTEMPTS} times in one unit: {last_line(error)}") from error
         finally:
             for worker in workers:
                 ray.kill(worker)
+            if ours:
+                ray.shutdown()
+
+    def _started(self, job: EvalJob, most: int) -> list[Any]:
+        """Start workers, as many as there is work and room for."""
+        threads = job.setting.threads
+        cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        if cpus < threads:
+            raise TilebeamError(f"The Ray cluster has {cpus} CPUs, a worker needs {threads}: use -t.")
+        actor = self._ray.remote(num_cpus=threads, max_restarts=_RESTARTS, max_task_retries=_ATTEMPTS - 1)(Worker)
+        return [actor.remote(job, Place.here()) for _ in range(min(self._workers or cpus // threads, most))]

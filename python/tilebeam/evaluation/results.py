@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilebeam.evaluation import choices, ranking
 from tilebeam.evaluation import estimators as stats
-from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import GREEDY, LIKELIHOOD, Setting, Unit
+from tilebeam.evaluation import named_scorers as scoring
+from tilebeam.evaluation import ranking
+from tilebeam.evaluation.config import GREEDY, Setting, Unit
 from tilebeam.evaluation.log import Record
 
 PASS = "pass"
@@ -28,14 +28,14 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class Row:
+class Accuracy:
     """Accuracy of one series at one budget.
 
     Attributes:
         model, device: which model, where.
         series: what chose; budget: out of how many candidates.
-        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", "run" for what ran once, a search
-            or the greedy answer, or one of `tilebeam.evaluation.choices.FIGURES`.
+        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", or "run" for what ran once, a
+            search or the greedy answer.
         oracle: the choice was made by who knows the answer.
         share: the figure and its interval.
         tokens: sampled per item, in the mean; scored_tokens: read by a reward model.
@@ -59,7 +59,7 @@ class Row:
         return self.figure != "naive@k"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
         return {name: getattr(self, name) for name in names} | self.share.as_dict()
 
@@ -88,7 +88,7 @@ class Latency:
     tokens: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return asdict(self)
 
 
@@ -109,7 +109,7 @@ class Ranking:
     rows: dict[str, dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         plain: dict[str, Any] = ranking.without_nan(asdict(self))
         return plain
 
@@ -118,12 +118,12 @@ class Ranking:
 class Comparison:
     """Two rows on the same items."""
 
-    first: Row
-    second: Row
+    first: Accuracy
+    second: Accuracy
     difference: stats.Difference
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         sides = {
             name: {k: getattr(row, k) for k in ("model", "device", "series", "budget", "figure")}
             for name, row in (("first", self.first), ("second", self.second))
@@ -135,7 +135,7 @@ class Comparison:
 class Point:
     """A row and what it costs."""
 
-    row: Row
+    row: Accuracy
     latency: Latency
     on_front: bool
 
@@ -145,7 +145,7 @@ class Point:
         return self.latency.seconds.value
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         r = self.row
         return {
             "model": r.model,
@@ -162,14 +162,16 @@ class Point:
 # --- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def accuracy(setting: Setting, units: Sequence[Unit], records: Mapping[str, Record]) -> tuple[list[Row], list[str]]:
-    """All rows, and notes about what there is no figure for.
+def accuracy(
+    setting: Setting, units: Sequence[Unit], records: Mapping[str, Record]
+) -> tuple[list[Accuracy], list[str]]:
+    """Compute all rows, and notes about what there is no figure for.
 
     Args:
         units: all of the evaluation.
         records: one per unit, by key.
     """
-    rows: list[Row] = []
+    rows: list[Accuracy] = []
     notes: list[str] = []
     for (model, device), group in _grouped(units, lambda u: (u.model, u.device)).items():
         for (series, budget), part in _grouped(group, lambda u: (u.series, u.budget)).items():
@@ -177,18 +179,13 @@ def accuracy(setting: Setting, units: Sequence[Unit], records: Mapping[str, Reco
                 [item for unit in seeded for item in records[unit.key]["items"]]
                 for seeded in _grouped(part, lambda u: u.seed).values()
             ]
-            if setting.likelihood:
-                rows += [
-                    Row(model, device, series, budget, figure, False, stats.share(values), 0.0, 0.0, values)
-                    for figure, values in choices.verdicts(table)
-                ]
-            elif part[0].method:
+            if part[0].method:
                 values = np.array([[item["correct"] for item in items] for items in table], np.float64)
                 usages = [item["usage"] for items in table for item in items]
                 tokens = py_statistics.fmean(u["completion_tokens"] for u in usages)
                 scored = py_statistics.fmean(u["scored_tokens"] for u in usages)
                 rows.append(
-                    Row(model, device, series, budget, "run", False, stats.share(values), tokens, scored, values)
+                    Accuracy(model, device, series, budget, "run", False, stats.share(values), tokens, scored, values)
                 )
             else:
                 rows += _sampled(setting, model, device, table, notes)
@@ -198,15 +195,17 @@ def accuracy(setting: Setting, units: Sequence[Unit], records: Mapping[str, Reco
 Estimator = Callable[[Sequence[Record], int], float]
 
 
-def _sampled(setting: Setting, model: str, device: str, table: list[list[Record]], notes: list[str]) -> Iterator[Row]:
-    """Rows of everything that comes out of samples; `table` is [seeds][items]."""
+def _sampled(
+    setting: Setting, model: str, device: str, table: list[list[Record]], notes: list[str]
+) -> Iterator[Accuracy]:
+    """Compute the rows of everything that comes out of samples; `table` is [seeds][items]."""
     n = setting.n_samples
     tokens = py_statistics.fmean(s["tokens"] for items in table for item in items for s in item["samples"])
     scored = py_statistics.fmean(item["usage"]["scored_tokens"] for items in table for item in items) / n
     for series, figure, oracle, reads, estimate in _estimators(setting, table, notes):
         for k in setting.budgets:
             values = np.array([[estimate(item["samples"], k) for item in items] for items in table])
-            yield Row(
+            yield Accuracy(
                 model,
                 device,
                 series,
@@ -224,7 +223,7 @@ def _sampled(setting: Setting, model: str, device: str, table: list[list[Record]
 def _estimators(
     setting: Setting, table: list[list[Record]], notes: list[str]
 ) -> Iterator[tuple[str, str, bool, bool, Estimator]]:
-    """Series, figure, whether it knows the answer, whether it takes a reward model, and how an item's value is got."""
+    """Yield series, figure, whether it knows the answer or takes a reward model, and how an item's value is got."""
     found = {m.name: m for m in setting.parsed_methods()}
     yield PASS, "pass@k", True, False, _pass
     if (method := found.get("best-of-n")) is not None:
@@ -279,10 +278,9 @@ def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
 
 
 def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Record]) -> list[Ranking]:
-    """Of all samples of an item under all seeds: how well each scorer and shortness tell the right ones."""
+    """Measure how well each scorer, and shortness, tells the right ones of all samples of an item under all seeds."""
     found: list[Ranking] = []
-    sampled = [] if setting.likelihood else [u for u in units if not u.method]
-    for (model, device), group in _grouped(sampled, lambda u: (u.model, u.device)).items():
+    for (model, device), group in _grouped((u for u in units if not u.method), lambda u: (u.model, u.device)).items():
         items = [(item["id"], s) for unit in group for item in records[unit.key]["items"] for s in item["samples"]]
         problem, samples = [i for i, _ in items], [s for _, s in items]
         right = [s["correct"] >= 1 for s in samples]
@@ -297,18 +295,16 @@ def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Reco
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 
-def comparisons(rows: Sequence[Row], *, seed: int = 0) -> list[Comparison]:
-    """Methods of the same model against each other at the same budget; one sample, and every method at every budget,
+def comparisons(rows: Sequence[Accuracy], *, seed: int = 0) -> list[Comparison]:
+    """Compare methods of the same model at the same budget; one sample, and every method at every budget,
     against the model's greedy answer, at its greatest budget against that of every model on the same device. Where
-    nothing is greedy, one sample is in its place. Who knows the answer is left out. Of choices, every model on every
-    device against the others by the same figure."""
+    nothing is greedy, one sample is in its place. Who knows the answer is left out."""
     main = [r for r in rows if r.main and not r.oracle]
     yardsticks = [r for r in main if r.series == GREEDY] or [r for r in main if r.series == PASS]
     found = []
     for i, a in enumerate(main):
         for b in main[i + 1 :]:
-            alike = (a.model, a.device, a.budget) == (b.model, b.device, b.budget)
-            if (alike and a.budget > 1) or (a.series == LIKELIHOOD and a.figure == b.figure):
+            if (a.model, a.device, a.budget) == (b.model, b.device, b.budget) and a.budget > 1:
                 found.append((b, a))
         greatest = max(r.budget for r in main if (r.model, r.device, r.series) == (a.model, a.device, a.series))
         if a.budget > 1 or a.series == PASS:
@@ -321,7 +317,7 @@ def comparisons(rows: Sequence[Row], *, seed: int = 0) -> list[Comparison]:
 
 
 def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> list[Latency]:
-    """Figures of the timed passes.
+    """Summarize the timed passes.
 
     Args:
         records: of the log.
@@ -353,10 +349,10 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
     return found
 
 
-def points(rows: Sequence[Row], measured: Sequence[Latency]) -> list[Point]:
-    """Rows whose latency was measured, and which of them nothing beats. Who knows the answer is not on the front. One
-    sample is one point, whatever would choose from it. On a device where a model was only timed it is as right as on
-    the first that it was evaluated on."""
+def points(rows: Sequence[Accuracy], measured: Sequence[Latency]) -> list[Point]:
+    """Join rows with their measured latency, and mark those that nothing beats. Who knows the answer is not on the
+    front. One sample is one point, whatever would choose from it. On a device where a model was only timed it is as
+    right as on the first that it was evaluated on."""
     own = {(r.model, r.device, r.series, r.budget): r for r in reversed(rows) if r.main}
     first = {(r.model, r.series, r.budget): r for r in own.values()}
     timed, costs = [], []
@@ -383,12 +379,12 @@ class Overtaking:
     single: Point
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {"search": self.search.as_dict(), "single": self.single.as_dict()}
 
 
 def overtaking(timed: Sequence[Point]) -> list[Overtaking]:
-    """For each device, the most accurate search with another model that overtakes the greedy answer of the best model.
+    """Find, for each device, the most accurate search with another model that overtakes the best model's greedy answer.
 
     The best model is the one whose greedy answer is right most often; where none was timed, one sample is in its place.
     Devices where no point does are left out.

@@ -22,16 +22,15 @@ from typing import Protocol
 
 from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError
+from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation import plots, results
-from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import GREEDY, Setting, Unit, units
+from tilebeam.evaluation.eval_report import EvalReport, markdown
 from tilebeam.evaluation.log import Log, Record, timeless
-from tilebeam.evaluation.page import evaluation_page
-from tilebeam.evaluation.report import Report, markdown
 from tilebeam.evaluation.results import PASS
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
-from tilebeam.evaluation.worker import Job, Timed, Workbench
+from tilebeam.evaluation.worker import EvalJob, Timed, Workbench
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.native.executor import usable_memory
 from tilebeam.outputs import Progress
@@ -44,7 +43,7 @@ _PAUSE = 0.02
 class Executor(Protocol):
     """Where units are done, if not in this process."""
 
-    def run(self, job: Job, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
+    def run(self, job: EvalJob, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
         """Do units, in any order, and yield each with its record as soon as it is finished."""
         ...
 
@@ -54,7 +53,7 @@ class Watcher:
 
     @contextmanager
     def phase(self, name: str, total: int, done: int) -> Iterator[None]:  # noqa: ARG002
-        """While this lasts, something is done piece by piece.
+        """Enclose work that is done piece by piece.
 
         Args:
             name: "evaluate", whose pieces are items, or "time", whose pieces are runs of the timed pass.
@@ -63,20 +62,20 @@ class Watcher:
         yield
 
     def batch(self, state: Progress) -> None:
-        """After every batch."""
+        """Hear of a batch that was decoded."""
 
     def finished(self, pieces: int, note: str = "") -> None:
-        """So many more pieces of the phase are done.
+        """Hear that so many more pieces of the phase are done.
 
         Args:
             note: what was the last of them.
         """
 
     def note(self, text: str) -> None:
-        """One line worth knowing."""
+        """Hear one line worth knowing."""
 
 
-def check(job: Job, latency_devices: Sequence[str] = ()) -> None:
+def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
     """Raise `TilebeamError` for what cannot work, before anything runs."""
     setting = job.setting
     reward = scoring.reward_name(job.reward)
@@ -124,7 +123,7 @@ def _check_ordinary(path: str | os.PathLike[str]) -> None:
 
 
 def evaluate(
-    job: Job,
+    job: EvalJob,
     out: Path,
     *,
     task: Task | None = None,
@@ -133,8 +132,8 @@ def evaluate(
     latency_devices: Sequence[str] = (),
     so_far: bool = False,
     watcher: Watcher | None = None,
-    workbench: Callable[[Job, Task, int], Workbench] | None = None,
-) -> Report:
+    workbench: Callable[[EvalJob, Task, int], Workbench] | None = None,
+) -> EvalReport:
     """Run an evaluation, or what is left of it.
 
     Args:
@@ -155,45 +154,102 @@ def evaluate(
     """
     setting = job.setting
     check(job, latency_devices)
-    task = task or open_task(setting.task)
-    watcher = watcher or Watcher()
-    make = workbench or (lambda job, task, keep: Workbench(job, task, keep=keep, notify=watcher.note))
-    everything = list(units(setting, len(task.items)))
-    with Log(out / "log.jsonl", setting) as log:
-        todo = [unit for unit in everything if unit.key not in log.records]
-        if so_far:
-            everything = _done(everything, log.records)
-        elif todo:
-            total, left = (sum(u.last - u.first for u in some) for some in (everything, todo))
-            with watcher.phase("evaluate", total, total - left):
-                _work(job, task, todo, executor, make, log, watcher)
-        records = {unit.key: log.records[unit.key] for unit in everything}
+    listener = watcher or Watcher()
+    make = workbench or (lambda job, task, keep: Workbench(job, task, keep=keep, notify=listener.note))
+    run = _Run(job, task or open_task(setting.task), out, listener, make)
+    everything, records = run.evaluated(executor, so_far)
     _write_results(out / "results.jsonl", everything, records)
     rows, notes = results.accuracy(setting, everything, records)
     timed, runs = timed_configurations(setting), list[Record]()
     if latency_items or (out / "latency.jsonl").exists():
         known = {row.series for row in rows}
         configurations = [c for c in timed if known & set(c.alike)]
-        n_timed = min(latency_items, len(task.items))
-        devices = tuple(latency_devices) or setting.devices
-        runs = _latency_pass(job, task, out, configurations, devices, n_timed, make, watcher)
-    report = Report(
+        runs = run.timed(configurations, tuple(latency_devices) or setting.devices, latency_items)
+    report = EvalReport(
         setting,
-        task,
+        run.task,
         rows,
         results.rankings(setting, everything, records),
         results.comparisons(rows),
         measured := results.latencies(runs, {c.series: c.alike for c in timed}),
         results.points(rows, measured),
         notes,
-        [item for i, item in enumerate(task.items) if any(u.first <= i < u.last for u in everything)],
+        [item for i, item in enumerate(run.task.items) if any(u.first <= i < u.last for u in everything)],
     )
     write_report(report, out)
     return report
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What the parts of one evaluation share: see `evaluate`."""
+
+    job: EvalJob
+    task: Task
+    out: Path
+    watcher: Watcher
+    make: Callable[[EvalJob, Task, int], Workbench]
+
+    def evaluated(self, executor: Executor | None, so_far: bool) -> tuple[list[Unit], dict[str, Record]]:
+        """Do the units that are not in the log yet, or none `so_far`; return what there is, with its records."""
+        everything = list(units(self.job.setting, len(self.task.items)))
+        with Log(self.out / "log.jsonl", self.job.setting) as log:
+            todo = [unit for unit in everything if unit.key not in log.records]
+            if so_far:
+                everything = _done(everything, log.records)
+            elif todo:
+                total, left = (sum(u.last - u.first for u in some) for some in (everything, todo))
+                with self.watcher.phase("evaluate", total, total - left):
+                    for unit, record in executor.run(self.job, todo) if executor else self._work(todo):
+                        log.add(record)
+                        self.watcher.finished(unit.last - unit.first)
+            return everything, {unit.key: log.records[unit.key] for unit in everything}
+
+    def _work(self, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
+        """Do units here. Models that fit into memory together take turns: a run that is stopped has the same items of
+        all of them."""
+        setting = self.job.setting
+        together = _fit_together(setting, len(setting.devices))
+        with self.make(self.job, self.task, len(setting.models) * len(setting.devices) if together else 1) as bench:
+            for unit in sorted(todo, key=lambda unit: unit.first) if together else todo:
+                yield unit, bench.run(unit, self.watcher.batch)
+
+    def timed(self, configurations: list[Timed], devices: Sequence[str], n_items: int) -> list[Record]:
+        """Time every configuration on the first items, one prompt at a time.
+
+        Configurations, and models if they fit into memory together, take turns prompt by prompt, in an order drawn
+        anew for each: what disturbs the machine, and what one run does to the next, meets all of them. Each series
+        runs once untimed before.
+        """
+        pairs = [(m.name, d) for m in self.job.setting.models for d in devices]
+        items = range(min(n_items, len(self.task.items)))
+        turns = [TimedRun(i, *pair, c) for i in items for c in configurations for pair in pairs]
+        with Log(self.out / "latency.jsonl", self.job.setting) as log:
+            if todo := [turn for turn in turns if turn.key not in log.records]:
+                together = _fit_together(self.job.setting, len(devices))
+                groups = [pairs] if together else [[pair] for pair in pairs]
+                keep = len(pairs) if together else 1
+                with self.make(self.job, self.task, keep) as bench, self.watcher.phase("time", len(todo), 0):
+                    for group in groups:
+                        self._take_turns(bench, [t for t in todo if (t.model, t.device) in group], log)
+            # A series that was timed for others, too, may be one of those others after methods were added.
+            return [record for record in log.records.values() if record["series"] in {c.series for c in configurations}]
+
+    def _take_turns(self, bench: Workbench, todo: Sequence[TimedRun], log: Log) -> None:
+        for turn in {(t.model, t.device, t.timed.series): t for t in reversed(todo)}.values():
+            bench.latency(turn.model, turn.device, turn.timed, self.task.items[turn.item])
+        for i, turns in itertools.groupby(todo, lambda turn: turn.item):
+            for turn in random.Random(f"turns {i}").sample(mixed := list(turns), len(mixed)):
+                time.sleep(_PAUSE)
+                run = bench.latency(turn.model, turn.device, turn.timed, self.task.items[i])
+                record: Record = {"unit": turn.key, "item": self.task.items[i].id, "model": turn.model}
+                record |= {"device": turn.device, "series": turn.timed.series, "budget": turn.timed.budget}
+                log.add(record | run)
+                self.watcher.finished(1, f"{turn.model} {turn.timed.series}@{turn.timed.budget}")
+
+
 def _done(everything: Sequence[Unit], records: Mapping[str, Record]) -> list[Unit]:
-    """The units of all items that are done by every model and method that has begun."""
+    """Pick the units of all items that are done by every model and method that has begun."""
 
     def run_of(unit: Unit) -> tuple[object, ...]:
         return unit.model, unit.device, unit.series, unit.budget, unit.seed
@@ -204,28 +260,6 @@ def _done(everything: Sequence[Unit], records: Mapping[str, Record]) -> list[Uni
     if not whole:
         raise TilebeamError("No item is done yet by all models and methods that have begun.")
     return [unit for unit in done if unit.first in whole]
-
-
-def _work(
-    job: Job,
-    task: Task,
-    todo: Sequence[Unit],
-    executor: Executor | None,
-    make: Callable[[Job, Task, int], Workbench],
-    log: Log,
-    watcher: Watcher,
-) -> None:
-    if executor is not None:
-        for unit, record in executor.run(job, todo):
-            log.add(record)
-            watcher.finished(unit.last - unit.first)
-        return
-    # Models that fit into memory together take turns: a run that is stopped has the same items of all of them.
-    together = _fit_together(job.setting, len(job.setting.devices))
-    with make(job, task, len(job.setting.models) * len(job.setting.devices) if together else 1) as bench:
-        for unit in sorted(todo, key=lambda unit: unit.first) if together else todo:
-            log.add(bench.run(unit, watcher.batch))
-            watcher.finished(unit.last - unit.first)
 
 
 def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Record]) -> None:
@@ -242,17 +276,16 @@ def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Re
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def write_report(report: Report, out: Path) -> None:
-    """Write report.json, report.md, report.html and the plots (without matplotlib: a note instead)."""
+def write_report(report: EvalReport, out: Path) -> None:
+    """Write report.json, report.md and the plots (without matplotlib: a note instead)."""
     try:
-        drawn = [] if report.setting.likelihood else plots.draw(report, out)
+        drawn = plots.draw(report, out)
     except ImportError:
         drawn = []
         report.notes.append("No plots: matplotlib is missing (pip install tilebeam[plot]).")
     texts = {
         "report.json": json.dumps(report.as_dict(), indent=1),
         "report.md": "\n".join(markdown(report, drawn)),
-        "report.html": evaluation_page(report),
     }
     for name, text in texts.items():
         with whole_file(out / name) as partial:
@@ -267,7 +300,7 @@ _READERS = ("", "logprob-sum", "logprob", scoring.OWN)
 
 
 def timed_configurations(setting: Setting) -> list[Timed]:
-    """What is timed: greedy, one sample, and every method with every scorer at every budget at which there is a choice.
+    """List what is timed: greedy, one sample, and every method and scorer at every budget at which there is a choice.
 
     Methods that choose among the same samples by what decoding left behind are timed once for all, as votes, which
     compare answers, with the scorer that has decoding leave the most: the others do a part of that.
@@ -288,7 +321,7 @@ def timed_configurations(setting: Setting) -> list[Timed]:
 
 
 @dataclass(frozen=True)
-class Turn:
+class TimedRun:
     """One run of the timed pass: a configuration of a model on a device, on one prompt."""
 
     item: int
@@ -302,61 +335,7 @@ class Turn:
         return f"latency {self.item}/{self.model}/{self.device}/{self.timed.series}@{self.timed.budget}"
 
 
-def _latency_pass(
-    job: Job,
-    task: Task,
-    out: Path,
-    configurations: list[Timed],
-    devices: Sequence[str],
-    n_items: int,
-    make: Callable[[Job, Task, int], Workbench],
-    watcher: Watcher,
-) -> list[Record]:
-    """Time every configuration on the first items, one prompt at a time.
-
-    Configurations, and models if they fit into memory together, take turns prompt by prompt, in an order drawn anew
-    for each: what disturbs the machine, and what one run does to the next, meets all of them. Each series runs once
-    untimed before.
-    """
-    setting = job.setting
-    with Log(out / "latency.jsonl", setting) as log:
-        pairs = [(m.name, d) for m in setting.models for d in devices]
-        turns = [Turn(i, *pair, c) for i in range(n_items) for c in configurations for pair in pairs]
-        todo = [turn for turn in turns if turn.key not in log.records]
-        if todo:
-            together = _fit_together(setting, len(devices))
-            _take_turns(job, task, make, pairs, todo, together, log, watcher)
-        # A series that was timed for others, too, may be one of those others after methods were added.
-        return [record for record in log.records.values() if record["series"] in {c.series for c in configurations}]
-
-
 def _fit_together(setting: Setting, devices: int) -> bool:
-    """Whether all models fit into memory on so many devices, with room for their caches and everything else."""
+    """Tell whether all models fit into memory on so many devices, with room for caches and everything else."""
     sizes = sum(Path(m.path).stat().st_size for m in setting.models) * devices
     return sizes * 1.5 < usable_memory().available / 2
-
-
-def _take_turns(
-    job: Job,
-    task: Task,
-    make: Callable[[Job, Task, int], Workbench],
-    pairs: list[tuple[str, str]],
-    todo: Sequence[Turn],
-    together: bool,
-    log: Log,
-    watcher: Watcher,
-) -> None:
-    groups = [pairs] if together else [[pair] for pair in pairs]
-    with make(job, task, len(pairs) if together else 1) as bench, watcher.phase("time", len(todo), 0):
-        for group in groups:
-            own = [turn for turn in todo if (turn.model, turn.device) in group]
-            for turn in {(t.model, t.device, t.timed.series): t for t in reversed(own)}.values():
-                bench.latency(turn.model, turn.device, turn.timed, task.items[turn.item])
-            for i, turns in itertools.groupby(own, lambda turn: turn.item):
-                for turn in random.Random(f"turns {i}").sample(mixed := list(turns), len(mixed)):
-                    time.sleep(_PAUSE)
-                    run = bench.latency(turn.model, turn.device, turn.timed, task.items[i])
-                    record: Record = {"unit": turn.key, "item": task.items[i].id, "model": turn.model}
-                    record |= {"device": turn.device, "series": turn.timed.series, "budget": turn.timed.budget}
-                    log.add(record | run)
-                    watcher.finished(1, f"{turn.model} {turn.timed.series}@{turn.timed.budget}")

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.answers.normalize import checked_answer, merged
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation import choices
-from tilebeam.evaluation import scorers as scoring
+from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation.config import GREEDY, Method, ModelFile, Setting, Unit, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
-from tilebeam.evaluation.tasks.choice import ChoiceTask
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.measure.cost import Stopwatch
 from tilebeam.model.loader import load
@@ -41,7 +39,7 @@ _SECONDS = ("prefill_seconds", "decode_seconds", "drafting_seconds", "sampling_s
 
 
 @dataclass(frozen=True)
-class Job:
+class EvalJob:
     """All that a process needs to do an evaluation's units; it can be pickled.
 
     Attributes:
@@ -87,7 +85,7 @@ class Workbench:
     """
 
     def __init__(
-        self, job: Job, task: Task | None = None, *, keep: int = 1, notify: Callable[[str], None] = lambda _: None
+        self, job: EvalJob, task: Task | None = None, *, keep: int = 1, notify: Callable[[str], None] = lambda _: None
     ) -> None:
         self.setting = job.setting
         self.task = task or open_task(job.setting.task)
@@ -101,11 +99,9 @@ class Workbench:
         self.notify = notify
         self._models = {m.name: m for m in self.setting.models}
         self._methods = {m.spec: m for m in self.setting.parsed_methods()}
-        self._open: dict[tuple[str, str], ExitStack] = {}
-        self._lms: dict[tuple[str, str], LM] = {}
+        self._lms: dict[tuple[str, str], LM] = {}  # the latest used comes last
         self._rewards: dict[str, RewardModel] = {}  # by device
-        self._items: dict[str, Item] = {}  # by prompt, for the verifier
-        self._roomy: set[tuple[str, str]] = set()  # models on devices whose context takes all choices
+        self._items: dict[str, Item] = {}  # by prompt, for scorers
 
     # --- units ------------------------------------------------------------------------------------------------------
 
@@ -119,13 +115,12 @@ class Workbench:
         lm = self._lm(unit.model, unit.device)
         items = self.task.items[unit.first : unit.last]
         self._clean(lm, unit.device)
-        one_by_one = self._greedy if unit.method == GREEDY else self._search if unit.method else self._samples
-        work = self._likelihoods if self.setting.likelihood else one_by_one
+        work = self._greedy if unit.method == GREEDY else self._search if unit.method else self._samples
         found = work(unit, lm, items, progress)
         return {"unit": unit.key, "items": found, "seconds": round(time.perf_counter() - began, 6)}
 
     def _samples(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
-        """The budget's samples of each item, with the scores of every scorer."""
+        """Draw the budget's samples of each item, and score them with every scorer."""
         names = self.setting.scorers
         wanted: dict[str, Any] = {"logprobs": scoring.needs_logprobs(names)}
         wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
@@ -153,7 +148,7 @@ class Workbench:
         return records
 
     def _greedy(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
-        """The one answer to each item at temperature 0."""
+        """Answer each item once, at temperature 0."""
         params = [self._sampling(unit.seed, item, temperature=0.0) for item in items]
         outputs = self._source(lm).generate([self._prompt(lm, item) for item in items], params, progress=progress)
         check_complete(outputs)
@@ -164,14 +159,6 @@ class Workbench:
             | _usage(output.usage)
             for item, output in zip(items, outputs, strict=True)
         ]
-
-    def _likelihoods(self, unit: Unit, lm: LM, items: Sequence[Item], _: ProgressHook | None) -> list[Record]:
-        """How likely each choice of each item is."""
-        assert isinstance(self.task, ChoiceTask)  # the command made the setting for it
-        if (unit.model, unit.device) not in self._roomy:
-            choices.check_room(self.task, lm)
-            self._roomy.add((unit.model, unit.device))
-        return choices.score(self.task, lm, items)
 
     def _scores(
         self, name: str, unit: Unit, items: Sequence[Item], prompts: Sequence[Prompt], outputs: Sequence[RequestOutput]
@@ -190,7 +177,7 @@ class Workbench:
         return scores
 
     def _search(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
-        """What the search chose for each item."""
+        """Search, and tell what was chosen for each item."""
         algorithm = self._algorithm(self._methods[unit.method], unit.scorer, unit.model, unit.device)
         params = [self._sampling(unit.seed, item) for item in items]
         prompts = [self._prompt(lm, item) for item in items]
@@ -206,7 +193,7 @@ class Workbench:
     # --- latency ----------------------------------------------------------------------------------------------------
 
     def latency(self, model: str, device: str, timed: Timed, item: Item) -> Record:
-        """The real algorithm on one prompt alone, from clean caches, by the clock.
+        """Time the real algorithm on one prompt alone, from clean caches.
 
         Returns:
             "tokens" sampled, "seconds" from prompt to choice, "cpu_seconds" that this took on all CPUs, and "joules" of
@@ -237,7 +224,7 @@ class Workbench:
         return SamplingParams(**dict(self.setting.sampling) | {"seed": item_seed(seed, item.id)} | changes)
 
     def _judged(self, item: Item, text: str) -> Record:
-        """A text with its answer, and whether it is right."""
+        """Judge a text: its answer, and whether it is right."""
         return {
             "text": text,
             "answer": checked_answer(self.task.extract(text)),
@@ -293,26 +280,20 @@ class Workbench:
         key = name, device
         if key not in self._lms:
             while len(self._lms) >= self._keep:
-                oldest = next(iter(self._lms))
-                del self._lms[oldest]
-                self._open.pop(oldest).close()
-            model = self._models[name]
-            _check_file(model)
-            stack = ExitStack()
-            self._lms[key] = stack.enter_context(self.load(model.path, device))
-            self._open[key] = stack
-        self._lms[key] = self._lms.pop(key)  # the latest used comes last
+                self._lms.pop(next(iter(self._lms))).close()
+            self._lms[key] = self._loaded(self._models[name], device)
+        self._lms[key] = self._lms.pop(key)
         return self._lms[key]
 
-    def load(self, path: str, device: str) -> LM:
+    def _loaded(self, model: ModelFile, device: str) -> LM:
         """Load a model as the setting says."""
         draft = self.setting.draft
-        if draft is not None:
-            _check_file(draft)
+        for file in (model, *([draft] if draft else [])):
+            _check_file(file)
         options = self._load_options(device) | {"lookup": self.setting.lookup}
         if self._job.reward is not None:
-            options["hidden_layer"] = self._job.reward.hidden_layer(path)
-        return load(path, draft=draft.path if draft else None, **options)
+            options["hidden_layer"] = self._job.reward.hidden_layer(model.path)
+        return load(model.path, draft=draft.path if draft else None, **options)
 
     def _load_options(self, device: str) -> dict[str, Any]:
         s = self.setting
@@ -328,7 +309,7 @@ class Workbench:
         }
 
     def _clean(self, lm: LM, device: str) -> None:
-        """Where cells lie decides in what order attention adds up: begin at the first one."""
+        """Begin at the first cell: where cells lie decides in what order attention adds up."""
         with lm.raw_decode():
             pass
         if device in self._rewards:
@@ -338,11 +319,10 @@ class Workbench:
     def close(self) -> None:
         """Close all models."""
         with ExitStack() as stack:
-            for opened in self._open.values():
-                stack.push(opened)
+            for lm in self._lms.values():
+                stack.callback(lm.close)
             for reward in self._rewards.values():
-                stack.push(reward)
-        self._open.clear()
+                stack.callback(reward.close)
         self._lms.clear()
         self._rewards.clear()
 
@@ -361,12 +341,12 @@ def _check_file(model: ModelFile) -> None:
 
 
 def _weight(name: str, candidate: CompletionOutput, score: float) -> float:
-    """The weight of a candidate's vote, as `SelfConsistency` has it."""
+    """Weigh a candidate's vote as `SelfConsistency` does."""
     return score if scoring.rates_steps(name) else math.exp(log_probability(candidate, per_token=True))
 
 
 def _usage(usage: Usage) -> Record:
-    """Tokens, and seconds apart from them."""
+    """Tell tokens, and seconds apart from them."""
     tokens: Mapping[str, Any] = asdict(usage)
     return {
         "usage": {k: v for k, v in tokens.items() if k not in _SECONDS},

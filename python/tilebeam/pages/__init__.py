@@ -4,6 +4,5 @@ host for anything, and what a model wrote never becomes markup.
 markup     HTML out of values, escaped
 document   a whole page: the template, the style, a script, data, and what its content may do
 search     what searches found
-chart      series of figures with their intervals
 ask        the page of a server on which questions are asked
 """

@@ -42,7 +42,7 @@ class AskOptions:
 
 
 def ask_page(options: AskOptions) -> str:
-    """An HTML file, to be served with `ask_policy`."""
+    """Write an HTML file, to be served with `ask_policy`."""
     brand = f"Tilebeam · {options.name}" if options.name else "Tilebeam"
     body = join(
         tag("header", tag("p", brand, class_="brand"), tag("h1", "Ask")),
@@ -52,7 +52,7 @@ def ask_page(options: AskOptions) -> str:
 
 
 def ask_policy() -> str:
-    """The Content-Security-Policy that the page is served with."""
+    """Write the Content-Security-Policy that the page is served with."""
     return f"{_RULES}; frame-ancestors 'none'"
 
 
@@ -100,7 +100,7 @@ def _form(options: AskOptions) -> Html:
 
 
 def _field(name: str, label: str, control: Html, methods: str | None = None) -> Html:
-    """A control with its label; one of some methods is shown with them only."""
+    """Make a control with its label; one of some methods is shown with them only."""
     return tag("div", tag("label", label, for_=name), control, class_="field", data_methods=methods)
 
 
@@ -113,7 +113,7 @@ def _number(name: str, value: object, least: int, most: int, step: object = 1) -
 
 
 def _outcome() -> Html:
-    """Where the script puts what comes."""
+    """Leave room for what the script shows."""
     votes = [("Answer", ""), ("Candidates", "n"), ("Weight", "n"), ("", "bar"), ("Share", "n")]
     rounds = [("Round", "n"), ("Drawn", "n"), ("Kept", "n"), ("Dropped", "n"), ("Best score", "n")]
     candidates = [("#", "n"), ("Score", "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")]
@@ -149,6 +149,6 @@ def _outcome() -> Html:
 
 
 def _live(name: str, title: str, columns: list[tuple[str, str]], class_: str | None) -> Html:
-    """A table that fills while the search runs."""
+    """Make a table that fills while the search runs."""
     shown = table(title, columns, [tag("tbody", id=f"{name}-rows")], class_=class_)
     return tag("section", tag("h2", title), shown, id=name, hidden=True)

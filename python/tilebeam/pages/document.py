@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from tilebeam.pages.markup import Html, tag, text
 
-Script = Literal["search", "chart", "ask"]
+Script = Literal["search", "ask"]
 
 # What would end a script element or a line of old JavaScript; JSON needs none of them outside strings.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def document(title: str, script: Script, body: Html, data: object, rules: str | None = None) -> str:
-    """A page.
+    """Write a page.
 
     Args:
         title: of the window.
@@ -42,7 +42,7 @@ def document(title: str, script: Script, body: Html, data: object, rules: str | 
 
 
 def policy(*scripts: Script, more: str = "") -> str:
-    """The Content-Security-Policy of pages with these scripts: their own style and script, and nothing else.
+    """Write the Content-Security-Policy of pages with these scripts: their own style and script, and nothing else.
 
     Args:
         more: further directives.
@@ -53,18 +53,18 @@ def policy(*scripts: Script, more: str = "") -> str:
 
 
 def embedded(data: object) -> Html:
-    """Data as JSON that can stand in a script element: nothing in it ends the element."""
+    """Write data as JSON that can stand in a script element: nothing in it ends the element."""
     return Html(json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).translate(_ESCAPES))
 
 
 def facts(pairs: Mapping[str, object]) -> Html:
-    """Names and values, side by side; those that are None are left out."""
+    """List names and values, side by side; those that are None are left out."""
     shown = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs.items() if value is not None]
     return tag("dl", shown, class_="facts")
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A figure as tables show it."""
+    """Spell a figure as tables show it."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "–"
 
 

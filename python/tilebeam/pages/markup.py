@@ -16,7 +16,7 @@ class Html(str):
 
 
 def text(value: object) -> Html:
-    """A value as text in a page. Characters that HTML cannot hold become U+FFFD."""
+    """Write a value as text in a page. Characters that HTML cannot hold become U+FFFD."""
     if isinstance(value, Html):
         return value
     clean = str(value).replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
@@ -24,7 +24,7 @@ def text(value: object) -> Html:
 
 
 def join(*content: object) -> Html:
-    """Contents, one after the other; None is nothing, lists are their items."""
+    """Join contents, one after the other; None is nothing, lists are their items."""
     parts: list[str] = []
     for item in content:
         if item is None:
@@ -37,7 +37,7 @@ def join(*content: object) -> Html:
 
 
 def tag(name: str, *content: object, **attributes: object) -> Html:
-    """An element.
+    """Write an element.
 
     Args:
         name: of the element.
@@ -60,7 +60,7 @@ def tag(name: str, *content: object, **attributes: object) -> Html:
 
 
 def table(caption: str, columns: list[tuple[str, str]], bodies: Iterable[object], class_: str | None = None) -> Html:
-    """A table.
+    """Write a table.
 
     Args:
         caption: for those who hear the page.

@@ -16,7 +16,7 @@ _TITLES = {
 
 
 def method_title(method: str) -> str:
-    """Of a method by its name or an alias; a name that is no method's stays as it is."""
+    """Title a method by its name or an alias; a name that is no method's stays as it is."""
     try:
         return _TITLES[canonical(method)]
     except TilebeamError:

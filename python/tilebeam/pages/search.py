@@ -26,7 +26,7 @@ def search_page(
     questions: Sequence[str] | None = None,
     details: Mapping[str, object] | None = None,
 ) -> str:
-    """An HTML file that shows results.
+    """Write an HTML file that shows results.
 
     Args:
         method: the algorithm's name.
@@ -48,7 +48,7 @@ def search_page(
 
 
 def one_line(said: str, limit: int) -> str:
-    """The beginning of a text, in one line."""
+    """Cut a text to its beginning, in one line."""
     flat = " ".join(said[: 8 * limit].split())
     return flat if len(flat) <= limit and len(said) <= 8 * limit else flat[: limit - 1].rstrip() + "…"
 
@@ -61,7 +61,7 @@ def _contents(asked: Sequence[str]) -> Html:
 def _section(
     i: int, heading: str, method: str, result: SearchResult, asked: str, details: Mapping[str, object]
 ) -> Html:
-    """All of one prompt's result."""
+    """Show all of one prompt's result."""
     by_steps = any(t.scores for t in result.trajectories)
     return tag(
         "article",
@@ -77,7 +77,7 @@ def _section(
 
 
 def _answer(result: SearchResult) -> Html:
-    """What was chosen, and why."""
+    """Show what was chosen, and why."""
     chosen = result.best
     headline: Html | None = None
     reason = f"Candidate {result.best_index}, score {number(result.scores[result.best_index])}"
@@ -128,7 +128,7 @@ def _seconds(usage: Usage) -> str:
 
 
 def _votes(result: VoteResult) -> Html:
-    """The answers, the heaviest first."""
+    """List the answers, the heaviest first."""
     total = sum(w for w in result.votes.values() if math.isfinite(w)) or 1.0
     rows = []
     counts = Counter(result.answers)
@@ -156,7 +156,7 @@ def _votes(result: VoteResult) -> Html:
 
 
 def bar(share: float) -> Html:
-    """A share between 0 and 1 as a bar. The number stands beside it, so it is hidden from screen readers."""
+    """Draw a share between 0 and 1 as a bar. The number stands beside it, so it is hidden from screen readers."""
     wide = f"{100 * min(1.0, max(0.0, share)):.1f}" if math.isfinite(share) else "0"
     back = tag("rect", class_="back", width="100", height="8")
     front = tag("rect", class_="front", width=wide, height="8")
@@ -167,7 +167,7 @@ def bar(share: float) -> Html:
 
 
 def _steps(i: int, method: str, result: SearchResult) -> Html:
-    """Where the script puts the tree, and what became of beams in each round."""
+    """Leave room for the tree, which the script draws, and list what became of beams in each round."""
     adaptive = method == "adaptive"
     says = (
         "Every candidate grew step by step; the number is the reward model's score of the step."
@@ -217,7 +217,7 @@ def _rounds(pruned: Sequence[Pruned]) -> Html:
 
 
 def _candidates(i: int, result: SearchResult) -> Html:
-    """All of them; of a vote in groups by answer."""
+    """List all of them; of a vote in groups by answer."""
     weight = "Weight" if isinstance(result, VoteResult) and not isinstance(result, AdaptiveResult) else "Score"
     columns = [("#", "n"), (weight, "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")]
     digits = 0 if all(math.isfinite(s) and s == int(s) for s in result.scores) else 3
@@ -230,7 +230,7 @@ def _candidates(i: int, result: SearchResult) -> Html:
 
 
 def _groups(result: SearchResult) -> Iterator[tuple[Html | None, list[int]]]:
-    """Candidates in the order of the page: best first, of a vote answer by answer."""
+    """Yield candidates in the order of the page: best first, of a vote answer by answer."""
 
     def order(at: int) -> tuple[bool, float, int]:
         score = result.scores[at]
@@ -274,7 +274,7 @@ def _row(i: int, result: SearchResult, at: int, digits: int) -> Html:
 
 
 def _full(candidate: CompletionOutput, result: SearchResult, at: int) -> Html:
-    """The whole text; where steps were rated, step by step with their scores."""
+    """Show the whole text; where steps were rated, step by step with their scores."""
     path = result.trajectories[at]
     if not path.scores:
         return tag("pre", candidate.text or "(empty)", class_="text", tabindex=0)
@@ -289,7 +289,7 @@ def _full(candidate: CompletionOutput, result: SearchResult, at: int) -> Html:
 
 
 def _data(method: str, results: Sequence[SearchResult]) -> list[Any]:
-    """For the script: of each result the nodes of its tree, parents before children; none where nothing rated steps."""
+    """List for the script the nodes of each result's tree, parents before children; none where nothing rated steps."""
     found: list[Any] = []
     for result in results:
         if not any(t.scores for t in result.trajectories):
@@ -319,7 +319,7 @@ def _flatten(root: StepNode, parent: int, nodes: list[dict[str, Any]], result: S
 
 
 def _notes(node: StepNode, result: SearchResult) -> list[list[object]]:
-    """What became of beams at a node: a word for the style, what to show, and the candidate's number or -1."""
+    """Tell what became of beams at a node: a word for the style, what to show, and the candidate's number or -1."""
     notes: list[list[object]] = []
     for at in node.candidates:
         chosen = at == result.best_index

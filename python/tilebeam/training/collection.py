@@ -26,7 +26,7 @@ from tilebeam.answers.normalize import merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.config import item_seed
 from tilebeam.evaluation.log import Log, Record
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.gguf.whole_file import naming
 from tilebeam.outputs import CompletionOutput, check_complete

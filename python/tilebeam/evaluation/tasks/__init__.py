@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.base import Task
 
 
 @dataclass(frozen=True)
-class Kind:
+class TaskKind:
     """A kind of task.
 
     Attributes:
@@ -38,24 +38,24 @@ class Kind:
 
 
 KINDS = {
-    "jsonl": Kind("jsonl:FILE", "", ("jsonl", "JsonlTask")),
-    "gsm8k": Kind("gsm8k:FILE", "GSM8K", ("gsm8k", "Gsm8kTask")),
-    "humaneval": Kind("humaneval:FILE", "HumanEval", ("humaneval", "HumanEvalTask")),
-    "math": Kind("math:FILE", "MATH", ("math", "MathTask")),
-    "mmlu": Kind("mmlu:FILE", "MMLU", ("mmlu", "MmluTask")),
-    "choice": Kind("choice:FILE", "", ("choice", "ChoiceTask")),
-    "reasoning-gym": Kind("reasoning-gym:NAME[?option=value&..]", "", ("gym", "GymTask")),
+    "jsonl": TaskKind("jsonl:FILE", "", ("jsonl", "JsonlTask")),
+    "gsm8k": TaskKind("gsm8k:FILE", "GSM8K", ("gsm8k", "Gsm8kTask")),
+    "humaneval": TaskKind("humaneval:FILE", "HumanEval", ("humaneval", "HumanEvalTask")),
+    "math": TaskKind("math:FILE", "MATH", ("competition_math", "MathTask")),
+    "reasoning-gym": TaskKind("reasoning-gym:NAME[?option=value&..]", "", ("gym", "GymTask")),
 }
+# Data sets of multiple choice, and what lm-evaluation-harness calls them.
+_HARNESS = {"mmlu": "mmlu", "hellaswag": "hellaswag", "winogrande": "winogrande", "choice": "hellaswag,winogrande"}
 
 
 def title_of(spec: str) -> str:
-    """What people call the task of --task: the benchmark's name, else the file's or the generator's."""
+    """Name the task of --task as people do: the benchmark's name, else the file's or the generator's."""
     kind, _, rest = spec.partition(":")
     return KINDS[kind].title or Path(rest.partition("?")[0]).stem
 
 
 def open_task(options: TaskOptions) -> Task:
-    """The task.
+    """Open the task that options name.
 
     Raises:
         TilebeamError: there is no such task, or it cannot be made; says why.
@@ -64,6 +64,11 @@ def open_task(options: TaskOptions) -> Task:
     for option, value, least in (("items", options.items, 1), ("shots", options.shots, 0)):
         if value is not None and value < least:
             raise TilebeamError(f"--{option} must be at least {least}, not {value}.")
+    if name in _HARNESS:
+        raise TilebeamError(
+            f"--task {name}: tilebeam eval scores no multiple choice; lm-evaluation-harness does: tilebeam-lm-eval "
+            f"--model tilebeam --model_args path=MODEL.gguf --tasks {_HARNESS[name]}"
+        )
     if name not in KINDS or not rest:
         raise TilebeamError(f"--task {options.spec!r}: write {', or '.join(k.usage for k in KINDS.values())}.")
     module, cls = KINDS[name].where

@@ -16,7 +16,7 @@ from tilebeam.answers.formulas import MathAnswer
 from tilebeam.answers.normalize import normalize_answer
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.tool_reasoning import conversation
@@ -117,9 +117,9 @@ class Task(ABC):
         return hashlib.sha256(json.dumps([content, judges]).encode()).hexdigest()
 
     def messages(self, item: Item) -> list[Message]:
-        """The item as a conversation: examples are earlier turns, the prefix begins the first."""
-        prefix = self._prefix(item.data)
-        turns = [(prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self._examples(item.data))]
+        """Write the item as a conversation: examples are earlier turns, the prefix begins the first."""
+        prefix = self.options.prefix
+        turns = [(prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self.shots)]
         found = [
             {"role": role, "content": text.strip()}
             for turn in turns
@@ -145,11 +145,11 @@ class Task(ABC):
             raise TilebeamError(f"{error} Or evaluate it without a chat template: --no-chat.") from None
 
     def judges(self, item: Item) -> list[str]:  # noqa: ARG002
-        """Digests of the functions of the user's that find and judge an item's answer."""
+        """Digest the functions of the user's that find and judge an item's answer."""
         return [x for x in (self._extract_source, source_digest(self._check) if self._check else "") if x]
 
     def verdict(self, item: Item, text: str) -> float:
-        """How right a text is, 0 to 1.
+        """Judge how right a text is, 0 to 1.
 
         Raises:
             TilebeamError: the checker failed, or returned something else.
@@ -164,25 +164,17 @@ class Task(ABC):
 
     @abstractmethod
     def _defaults(self) -> Defaults:
-        """What holds unless the options say otherwise; `self.chat` is known."""
+        """Return what holds unless the options say otherwise; `self.chat` is known."""
 
     @abstractmethod
     def _items(self) -> Iterator[Item]: ...
 
     @abstractmethod
     def _shots(self) -> Sequence[Mapping[str, Any]]:
-        """The examples, as fields of the template and "answer"."""
-
-    def _prefix(self, fields: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """The text in front of all, for an item with these fields."""
-        return self.options.prefix
-
-    def _examples(self, fields: Mapping[str, Any]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
-        """Questions and answers of the examples in front of an item with these fields."""
-        return self.shots
+        """Return the examples, as fields of the template and "answer"."""
 
     def _judge(self, item: Item, text: str) -> float | bool:
-        """Without a checker of the user's."""
+        """Judge without a checker of the user's."""
         answer = self.extract(text)
         # math-verify reads a formula as it stands: in small letters it is another one
         right = item.answer if isinstance(self.extract, MathAnswer) else normalize_answer(item.answer)
@@ -193,7 +185,7 @@ class Task(ABC):
 
     def _item(self, key: str, fields: Mapping[str, Any]) -> Item:
         body = self._filled(fields)
-        head = self._prefix(fields) + "".join(asked + said for asked, said in self._examples(fields))
+        head = self.options.prefix + "".join(asked + said for asked, said in self.shots)
         return Item(key, fields["question"], fields["answer"], body, head + body, fields)
 
     def _filled(self, fields: Mapping[str, Any]) -> str:
@@ -206,7 +198,7 @@ class Task(ABC):
             ) from None
 
     def _shot(self, fields: Mapping[str, Any]) -> tuple[str, str]:
-        """An example's question and answer."""
+        """Fill in an example's question and answer."""
         try:
             return self._filled(fields), self._shot_answer.format_map(fields)
         except (KeyError, IndexError, ValueError) as error:
@@ -214,12 +206,12 @@ class Task(ABC):
 
 
 def first_line(text: str) -> str | None:
-    """The first line that is not empty, as it is."""
+    """Return the first line that is not empty, as it is."""
     return next((line.strip() for line in text.splitlines() if line.strip()), None)
 
 
 def _extractor(name: str) -> tuple[Extractor, str]:
-    """The extractor of that name, and what its code was if it is the user's."""
+    """Find the extractor of that name, and the digest of its code if it is the user's."""
     if name == "line":
         return first_line, ""
     if is_function_name(name):

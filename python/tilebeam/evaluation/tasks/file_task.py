@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.text_files import json_lines
 
@@ -38,7 +38,7 @@ class FileTask(Task):
 
     @abstractmethod
     def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """A line's fields for templates and checkers; "question" and "answer" are texts, "id", if any, names the item.
+        """Read a line's fields for templates and checkers: "question" and "answer" are texts, "id" names the item.
 
         Args:
             where: file and number of the line, for errors.
@@ -59,7 +59,7 @@ class FileTask(Task):
     def _items(self) -> Iterator[Item]:
         shown = {question for question, _ in self.shots}
         seen: set[str] = set()
-        for number, where, fields in self._chosen():
+        for number, (where, fields) in enumerate(islice(self._lines(self.path), self.options.items)):
             key = str(fields.get("id", number))
             if key in seen:
                 raise TilebeamError(f"{where}: the id {key!r} comes twice.")
@@ -71,13 +71,8 @@ class FileTask(Task):
         if self.options.items is not None and len(seen) < self.options.items:
             raise TilebeamError(f"{self.path} has {len(seen)} items, not {self.options.items}.")
 
-    def _chosen(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """The lines that are evaluated: number from 0, where it is, fields. The first ones, if not all."""
-        for number, (where, fields) in enumerate(islice(self._lines(self.path), self.options.items)):
-            yield number, where, fields
-
     def _lines(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Where a line is, and its fields."""
+        """Yield where each line is, and its fields."""
         for number, line in json_lines(path):
             where = f"{path} line {number}"
             if not isinstance(line, dict):
@@ -86,7 +81,7 @@ class FileTask(Task):
 
 
 def text_of(line: Mapping[str, Any], name: str, where: str) -> str:
-    """A field that must be a text and not empty.
+    """Read a field that must be a text and not empty.
 
     Raises:
         TilebeamError: it is not.

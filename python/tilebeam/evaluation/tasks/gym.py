@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.base import Defaults, Item, Task
 
 
@@ -41,7 +41,7 @@ class GymTask(Task):
         return [f"reasoning-gym {getattr(self._gym, '__version__', '')}"]
 
     def _dataset(self, size: int, seed: int) -> Any:
-        """Entry i of a dataset is drawn from seed + i: seeds are spread, neighbours would share their entries."""
+        """Make a dataset, whose entry i is drawn from seed + i: seeds are spread, neighbours would share entries."""
         try:
             return self._gym.create_dataset(
                 self._dataset_name, size=size, seed=random.Random(seed).randrange(2**31), **self._config
@@ -76,7 +76,7 @@ class GymTask(Task):
     def _different(
         self, seed: int, wanted: int, known: Set[str]
     ) -> Iterator[tuple[int, dict[str, str], Mapping[str, Any]]]:
-        """Number, fields and entry of so many entries whose questions differ from each other and from known ones."""
+        """Yield number, fields and entry of so many whose questions differ from each other and from known ones."""
         seen: set[str] = set()
         for number, entry in enumerate(self._dataset(max(1, wanted) * 20, seed)):
             if len(seen) == wanted:
@@ -89,13 +89,13 @@ class GymTask(Task):
             raise TilebeamError(f"{self.name} has only {len(seen)} different items; ask for fewer.")
 
     def _judge(self, item: Item, text: str) -> bool:
-        """Full marks only: some verifiers give part of them for a right answer within more text."""
+        """Accept full marks only: some verifiers give part of them for a right answer within more text."""
         answer = self.extract(text)
         return answer is not None and self._verifier.score_answer(answer, dict(item.data)) == 1.0
 
 
 def _gym_config(name: str, query: str) -> dict[str, Any]:
-    """The options of "a=1&b=x,y", in the types of the configuration's defaults."""
+    """Parse the options of "a=1&b=x,y" into the types of the configuration's defaults."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:

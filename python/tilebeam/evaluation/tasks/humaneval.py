@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from tilebeam.answers.code import Question, program_of
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.base import Defaults, Item
 from tilebeam.evaluation.tasks.file_task import FileTask, text_of
 from tilebeam.sandbox import Test, need_confinement, run_tests
@@ -62,11 +62,11 @@ class HumanEvalTask(FileTask):
         }
 
     def _sources(self) -> list[str]:
-        """The hidden tests judge."""
+        """Name the hidden tests, which judge."""
         return [json.dumps([[i.data["test"], i.data["entry_point"]] for i in self.items])]
 
     def judges(self, item: Item) -> list[str]:
-        """The digest of a checker of the user's, or the hidden tests."""
+        """Return the digest of a checker of the user's, or the hidden tests."""
         return super().judges(item) or [item.data["test"]]
 
     def _judge(self, item: Item, text: str) -> bool:

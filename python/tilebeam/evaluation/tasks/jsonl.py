@@ -7,7 +7,7 @@ from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import load_function, source_digest
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.base import Checker, Defaults, Item
 from tilebeam.evaluation.tasks.file_task import FileTask, text_of
 
@@ -43,7 +43,7 @@ class JsonlTask(FileTask):
         self._checkers[name] = load_function(name, f"{where}: checker")
 
     def judges(self, item: Item) -> list[str]:
-        """The digests, the item's own checker's included."""
+        """List the digests, the item's own checker's included."""
         own = self._checkers.get(item.data.get("checker", ""))
         return [*super().judges(item), *([source_digest(own)] if own else [])]
 

@@ -1,4 +1,4 @@
-"""What can be said of an evaluation, and the defaults. Importing this needs no numpy."""
+"""The options of a task, and defaults of an evaluation. Importing this needs no numpy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TaskOptions:
     Attributes:
         spec: KIND:REST, such as "gsm8k:FILE"; `tilebeam.evaluation.tasks.KINDS` has all.
         items: how many; None: 100 generated ones, or all of a file.
-        item_seed: of generated items, and of the draw of `items` from a file of choices.
+        item_seed: of generated items.
         pilot_seed: the first `pilot_items` items that this seed gives are left out: on them prompts were tuned.
         shots: solved examples in front of every prompt; generated with `shot_seed`, or from `shots_file`.
         shots_file: examples, lines as the task's own.

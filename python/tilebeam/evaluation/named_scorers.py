@@ -50,7 +50,7 @@ class FunctionScorer(StepScorer):
 
 
 def reward_name(reward: RewardSpec | None) -> str | None:
-    """What a reward model is called among the scorers: "prm", "orm" or "head"."""
+    """Name a reward model as scorers do: "prm", "orm" or "head"; None for none."""
     return None if reward is None else OWN if reward.own else "orm" if reward.outcome else "prm"
 
 
@@ -74,23 +74,23 @@ def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) ->
 
 
 def sources(names: Sequence[str]) -> dict[str, str]:
-    """What the source of each function among the scorers is, by its digest."""
+    """Digest the source of each function among the scorers."""
     return {name: source_digest(load_function(name, "--scorer")) for name in names if is_function_name(name)}
 
 
 def rates_steps(name: str) -> bool:
-    """Whether searches by steps can use a scorer."""
+    """Tell whether searches by steps can use a scorer."""
     return name in REWARDS or is_function_name(name)
 
 
 def is_weight(name: str) -> bool:
-    """Whether votes can be weighted by a scorer: log-probabilities per token (as exp), reward models and functions (as
+    """Tell whether a scorer can weigh votes: log-probabilities per token (as exp), reward models and functions (as
     they are). Votes that the verifier weights would be its own verdict."""
     return rates_steps(name) or (name != VERIFIER and _per_token(name))
 
 
 def needs_logprobs(names: Sequence[str]) -> bool:
-    """Whether samples must carry log-probabilities."""
+    """Tell whether samples must carry log-probabilities."""
     return any(not rates_steps(n) and n != VERIFIER and named_scorer(n).needs_logprobs for n in names)
 
 
@@ -102,7 +102,7 @@ def _per_token(name: str) -> bool:
 def modelless_scorer(
     name: str, verdict: Callable[[str, str], float], step_stop: str, *, unsafe_code: bool = False
 ) -> Scorer:
-    """A scorer that needs no model of its own.
+    """Make a scorer that needs no model of its own.
 
     Args:
         verdict: the verifier's, of prompt and text.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilebeam.evaluation import choices, ranking
-from tilebeam.evaluation.config import GREEDY, LIKELIHOOD, Setting
+from tilebeam.evaluation import ranking
+from tilebeam.evaluation.config import GREEDY, Setting
 from tilebeam.evaluation.estimators import Mean
-from tilebeam.evaluation.results import PASS, Comparison, Latency, Overtaking, Point, Ranking, Row, overtaking
+from tilebeam.evaluation.results import PASS, Accuracy, Comparison, Latency, Overtaking, Point, Ranking, overtaking
 from tilebeam.evaluation.tasks import title_of
 from tilebeam.evaluation.tasks.base import Item, Task
 
@@ -21,19 +21,16 @@ _FIGURES = {
     "maj@k": "the most frequent answer of k samples is right, mean over all draws of k",
     "weighted@k": "the answer of k samples that weighs most is right, mean over draws of k",
     "run": "the greedy answer, or what the search chose, is right; it ran at this budget",
-    "sum": "the choice with the greatest log-probability is right",
-    "per character": "the same, log-probabilities divided by the characters of the choice",
-    "per token": "the same, means over the tokens from the first one that tells the choices apart",
 }
 
 
 @dataclass(frozen=True)
-class Report:
+class EvalReport:
     """All figures of an evaluation, of those of its items that are done."""
 
     setting: Setting
     task: Task
-    rows: list[Row]
+    rows: list[Accuracy]
     rankings: list[Ranking]
     comparisons: list[Comparison]
     latencies: list[Latency]
@@ -52,7 +49,7 @@ class Report:
         return overtaking(self.points)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {
             "task": self.task.name,
             "items": len(self.items),
@@ -65,16 +62,7 @@ class Report:
             "points": [p.as_dict() for p in self.points],
             "overtaking": [o.as_dict() for o in self.overtaking],
             "notes": self.notes,
-        } | ({"subjects": self.subjects} if self.setting.likelihood else {})
-
-    @property
-    def subjects(self) -> list[dict[str, Any]]:
-        """Of choices: accuracy by model, device and subject, with standard errors; the subject "all" comes first."""
-        return [
-            {"model": model, "device": device} | entry
-            for (model, device), rows in _by_place(self.rows)
-            for entry in choices.by_subject(self.items, {r.figure: r.values for r in rows})
-        ]
+        }
 
     @property
     def front(self) -> list[Point]:
@@ -82,20 +70,17 @@ class Report:
         return sorted((p for p in self.points if p.on_front), key=lambda p: p.seconds)
 
 
-def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
-    """The lines of report.md."""
+def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
+    """Yield the lines of report.md."""
     s = report.setting
     yield f"# {report.title}"
     yield ""
-    if s.likelihood:
-        yield from _choice_lines(report)
-        return
     yield (
         f"{len(report.items)} items, {_counted(len(s.seeds), 'seed')}, {_counted(s.n_samples, 'sample')} per item "
         f"and seed, setting {s.digest[:12]}. Accuracy in percent with Wilson's 95 % interval over items."
     )
     budgets = sorted({r.budget for r in report.rows})
-    for (model, device), rows in _by_place(report.rows):
+    for (model, device), rows in _groups(report.rows, lambda r: (r.model, r.device)):
         yield from ("", f"## {model} on {device}", "")
         yield from accuracy_table(rows, budgets)
     yield from (
@@ -127,7 +112,14 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
     chosen = [c for c in report.comparisons if c.first.budget == s.n_samples]
     if chosen:
         yield from ("", "## Differences at the greatest budget", "")
-        yield from _difference_table(chosen)
+        yield "Paired bootstrap over items; points of accuracy, 95 % interval, two-sided p."
+        yield from ("", "| first | second | difference | p |", "| --- | --- | ---: | ---: |")
+    for c in chosen:
+        d = c.difference
+        yield (
+            f"| {_named(c.first, c.second)} | {_named(c.second, c.first)} | {_points(d.value)} "
+            f"({_points(d.low)} to {_points(d.high)}) | {d.p:.2g} |"
+        )
     for path in plots:
         if path.suffix == ".png":
             yield from ("", f"![{path.stem}]({path.name})")
@@ -135,57 +127,32 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
         yield from ("", f"Note: {note}")
 
 
-def _choice_lines(report: Report) -> Iterator[str]:
-    """The rest of report.md where choices were scored."""
-    yield (
-        f"{len(report.items)} items, choices scored by their likelihood, setting {report.setting.digest[:12]}. "
-        "Accuracy in percent with Wilson's 95 % interval."
-    )
-    for (model, device), rows in _by_place(report.rows):
-        yield from ("", f"## {model} on {device}", "", "| figure | accuracy |", "| --- | ---: |")
-        for row in rows:
-            yield f"| {row.figure} | {cell(row)} |"
-    yield from ("", "Figures: " + "; ".join(f"{n}: {_FIGURES[n]}" for n in choices.FIGURES))
-    for (model, device), found in _groups(report.subjects, lambda x: (x["model"], x["device"])):
-        if len(found) > 1:
-            yield from ("", f"## Subjects, {model} on {device}", "", "Percent and standard error.", "")
-            yield f"| subject | items | {' | '.join(choices.FIGURES)} |"
-            yield f"| --- | ---: |{' ---: |' * len(choices.FIGURES)}"
-            for x in found:
-                cells = (_with_error(**x["figures"][figure]) for figure in choices.FIGURES)
-                yield f"| {x['subject']} | {x['items']} | {' | '.join(cells)} |"
-    if report.comparisons:
-        yield from ("", "## Differences", "")
-        yield from _difference_table(report.comparisons)
-
-
-def _with_error(accuracy: float, stderr: float | None) -> str:
-    return f"{100 * accuracy:.1f}" + ("" if stderr is None else f" ± {100 * stderr:.1f}")
-
-
-def _difference_table(compared: Sequence[Comparison]) -> Iterator[str]:
-    yield "Paired bootstrap over items; points of accuracy, 95 % interval, two-sided p."
-    yield from ("", "| first | second | difference | p |", "| --- | --- | ---: | ---: |")
-    for c in compared:
-        d = c.difference
-        yield (
-            f"| {_named(c.first, c.second)} | {_named(c.second, c.first)} | {_points(d.value)} "
-            f"({_points(d.low)} to {_points(d.high)}) | {d.p:.2g} |"
-        )
-
-
-def accuracy_table(rows: Sequence[Row], budgets: Sequence[int]) -> Iterator[str]:
-    """Series by budget, as Markdown."""
-    yield "| series | figure | " + " | ".join(f"{k}" for k in budgets) + " |"
-    yield "| --- | --- |" + " ---: |" * len(budgets)
+def accuracy_table(rows: Sequence[Accuracy], budgets: Sequence[int]) -> Iterator[str]:
+    """Lay out series by budget."""
+    found: dict[tuple[str, ...], dict[int, str]] = {}
     for (series, figure), group in _groups(rows, lambda r: (r.series, r.figure)):
-        cells = {r.budget: cell(r) for r in group}
         name = f"*{series}*" if any(r.oracle for r in group) else series
-        yield f"| {name} | {figure} | " + " | ".join(cells.get(k, "") for k in budgets) + " |"
+        found[name, figure] = {r.budget: cell(r) for r in group}
+    return budget_table(("series", "figure"), found, budgets)
+
+
+def budget_table(
+    heads: Sequence[str], rows: Mapping[tuple[str, ...], Mapping[Any, str]], budgets: Sequence[Any]
+) -> Iterator[str]:
+    """Lay out cells by budget, as Markdown.
+
+    Args:
+        heads: of the columns before the budgets.
+        rows: cells by budget, by what stands in those columns.
+    """
+    yield "| " + " | ".join([*heads, *map(str, budgets)]) + " |"
+    yield "|" + " --- |" * len(heads) + " ---: |" * len(budgets)
+    for names, cells in rows.items():
+        yield "| " + " | ".join([*names, *(cells.get(k, "") for k in budgets)]) + " |"
 
 
 def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
-    """How well scorers tell right samples from wrong ones, as Markdown."""
+    """Show how well scorers tell right samples from wrong ones."""
     for r in rankings:
         yield from ("", f"## How {r.model} on {r.device} is scored", "")
         yield (
@@ -195,8 +162,8 @@ def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
         yield from ("", *ranking.table(r.rows))
 
 
-def overtaking_lines(report: Report) -> Iterator[str]:
-    """Where a search with another model overtakes the best model, in sentences."""
+def overtaking_lines(report: EvalReport) -> Iterator[str]:
+    """Say in sentences where a search with another model overtakes the best model."""
     for o in report.overtaking:
         p, single = o.search, o.single
         yield ""
@@ -206,24 +173,22 @@ def overtaking_lines(report: Report) -> Iterator[str]:
         )
 
 
-def name_of(row: Row) -> str:
-    """A model, what chooses and out of how many."""
+def name_of(row: Accuracy) -> str:
+    """Name a model, what chooses and out of how many."""
     return f"{row.model}, {_series_of(row)}"
 
 
-def _series_of(row: Row) -> str:
+def _series_of(row: Accuracy) -> str:
     if row.series == GREEDY:
         return GREEDY
     return "one sample" if row.series == PASS and row.budget == 1 else f"{row.series}@{row.budget}"
 
 
 def cost_table(measured: Sequence[Latency], budgets: Sequence[int], cost: Callable[[Latency], str]) -> Iterator[str]:
-    """A cost by budget, as Markdown."""
-    yield "| model | device | series | " + " | ".join(f"{k}" for k in budgets) + " |"
-    yield "| --- | --- | --- |" + " ---: |" * len(budgets)
-    for (model, device, series), group in _groups(measured, lambda m: (m.model, m.device, m.series)):
-        cells = {m.budget: cost(m) for m in group}
-        yield f"| {model} | {device} | {series} | " + " | ".join(cells.get(k, "") for k in budgets) + " |"
+    """Lay out a cost by budget."""
+    groups = _groups(measured, lambda m: (m.model, m.device, m.series))
+    cells = {names: {m.budget: cost(m) for m in group} for names, group in groups}
+    return budget_table(("model", "device", "series"), cells, budgets)
 
 
 def _with_interval(mean: Mean) -> str:
@@ -231,19 +196,19 @@ def _with_interval(mean: Mean) -> str:
 
 
 def cpu_cell(m: Latency) -> str:
-    """CPU-milliseconds per sampled token."""
+    """Spell CPU-milliseconds per sampled token."""
     return f"{1e3 * m.cpu_seconds.value / m.tokens:.3g}" if m.tokens else ""
 
 
 def joules_cell(m: Latency) -> str:
-    """Joules per prompt with their interval, and per sampled token."""
+    """Spell joules per prompt with their interval, and per sampled token."""
     if m.joules is None:
         return ""
     return _with_interval(m.joules) + (f", {m.joules.value / m.tokens:.3g}" if m.tokens else "")
 
 
-def cell(row: Row) -> str:
-    """A figure with its interval."""
+def cell(row: Accuracy) -> str:
+    """Spell a figure with its interval."""
     s = row.share
     return f"{100 * s.value:.1f} ({100 * s.low:.1f}-{100 * s.high:.1f})"
 
@@ -252,15 +217,9 @@ def _points(value: float) -> str:
     return f"{round(100 * value, 1) + 0.0:+.1f}"  # adding 0 makes -0 a 0
 
 
-def _named(row: Row, other: Row) -> str:
+def _named(row: Accuracy, other: Accuracy) -> str:
     place = "" if (row.model, row.device) == (other.model, other.device) else f" of {row.model} on {row.device}"
-    if row.series == LIKELIHOOD:
-        return f"{row.figure}{place}"
     return f"{_series_of(row)}{place}"
-
-
-def _by_place(rows: Sequence[Row]) -> Iterator[tuple[Any, list[Row]]]:
-    return _groups(rows, lambda r: (r.model, r.device))
 
 
 def _groups(values: Iterable[Any], key: Any) -> Iterator[tuple[Any, list[Any]]]:

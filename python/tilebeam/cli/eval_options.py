@@ -1,0 +1,334 @@
+"""The options of `tilebeam eval` in groups, and what each of them is to an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilebeam.cli.options import (
+    CtxSize,
+    Deterministic,
+    Draft,
+    ExecutorOption,
+    NPredict,
+    Sequences,
+    Stop,
+    Threads,
+    TokenOptions,
+    UnsafeCode,
+    named_file,
+)
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
+from tilebeam.model.load_options import BACKENDS, LoadOptions, default_threads
+from tilebeam.text_files import read_text, unescaped
+
+if TYPE_CHECKING:
+    from tilebeam.evaluation.config import ModelFile
+    from tilebeam.evaluation.runner import Executor
+    from tilebeam.evaluation.tasks.base import Task
+    from tilebeam.scoring.load_reward import RewardSpec
+
+task_option = partial(typer.Option, rich_help_panel="Task")
+running_option = partial(typer.Option, rich_help_panel="How it runs")
+
+METHODS = ["greedy", "best-of-n", "self-consistency"]
+Methods = Annotated[
+    list[str],
+    typer.Option(
+        "--method",
+        help="Comma separated: greedy (one answer at temperature 0), best-of-n, self-consistency, beam, dvts, "
+        "adaptive; options behind a colon: beam:beam_width=4,max_steps=8.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions:
+    """Out of how many candidates methods choose, and by what."""
+
+    budget: Annotated[str, typer.Option("--budget", help="Candidates per prompt, comma separated.")] = "1,2,4,8,16"
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            "--scorer",
+            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (the "
+            "share of the examples in the question's docstring that a program passes), prm, orm, head (--reward-head "
+            "alone), or FILE.py:function of prompt and text. Default: logprob (humaneval: examples, too) and the "
+            "reward model that is given.",
+        ),
+    ] = None
+
+    def budgets(self) -> tuple[int, ...]:
+        """Read the budgets, in rising order."""
+        return numbers(self.budget, "--budget")
+
+    def scorers(self, task: Task, reward: RewardSpec | None) -> tuple[str, ...]:
+        """Name the scorers: those that were given, else the task's and the reward model."""
+        from tilebeam.evaluation.named_scorers import reward_name
+
+        if self.scorer is not None:
+            return tuple(part.strip() for part in self.scorer.split(",") if part.strip())
+        model = reward_name(reward)
+        return (*task.defaults.scorers, *([model] if model else []))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemOptions:
+    """What is asked, and who judges the answers."""
+
+    items: Annotated[int | None, task_option("--items", min=1, help="Items; default: 100, or all of a file.")] = None
+    item_seed: Annotated[int, task_option("--item-seed", help="Seed of generated items.")] = TaskOptions.item_seed
+    pilot_seed: Annotated[int | None, task_option("--pilot-seed", help="Leave out the items that this seed gives.")] = (
+        None
+    )
+    pilot_items: Annotated[int, task_option("--pilot-items", min=1, help="Number of pilot items.")] = (
+        TaskOptions.pilot_items
+    )
+    shots: Annotated[int, task_option("--shots", min=0, help="Solved examples before every prompt.")] = (
+        TaskOptions.shots
+    )
+    shot_seed: Annotated[int, task_option("--shot-seed", help="Seed of generated examples.")] = TaskOptions.shot_seed
+    shots_file: Annotated[
+        Path | None,
+        task_option(
+            "--shots-file",
+            help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
+            "(humaneval), or all (jsonl).",
+        ),
+    ] = None
+    prefix_file: Annotated[Path | None, task_option("--prefix-file", help="Text before everything else.")] = None
+    template: Annotated[
+        str | None,
+        task_option(
+            "--template",
+            help="Template of a question; {question} and other fields, \\n allowed. Default: the task's own.",
+        ),
+    ] = None
+    shot_answer: Annotated[
+        str | None, task_option("--shot-answer", help="Template of the answer in an example. Default: the task's own.")
+    ] = None
+    question: Annotated[
+        str | None,
+        task_option("--question", help="Regular expression whose groups pick the question out of a generated text."),
+    ] = None
+    extract: Annotated[
+        str | None,
+        task_option(
+            "--extract",
+            help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
+            "FILE.py:function. Default: the task's own.",
+        ),
+    ] = None
+    checker: Annotated[
+        str | None,
+        task_option(
+            "--checker", help="module:function or FILE.py:function of item (the JSON object) and text; True if right."
+        ),
+    ] = None
+    chat: Annotated[
+        bool | None,
+        task_option(
+            "--chat/--no-chat",
+            help="Put prompts into the model's chat template, examples as earlier turns. Default: on for tasks that "
+            "are made for instruct models (gsm8k, math, humaneval), off for others.",
+        ),
+    ] = None
+    tir: Annotated[
+        bool,
+        task_option(
+            "--tir",
+            help="Tool-integrated reasoning: prompts ask for Python programs, and those in the samples of all methods "
+            "are run, confined, while they are drawn (gsm8k, math, jsonl).",
+        ),
+    ] = False
+    unsafe_code: UnsafeCode = TaskOptions.unsafe_code
+
+    def of(self, spec: str) -> TaskOptions:
+        """Make the options of the task that --task names; reads the file of the prefix."""
+        given: dict[str, Any] = dict(vars(self))
+        prefix = given.pop("prefix_file")
+        given["prefix"] = read_text(prefix) if prefix else ""
+        given["shots_file"] = str(self.shots_file) if self.shots_file else None
+        for name in ("template", "shot_answer"):
+            given[name] = None if given[name] is None else unescaped(given[name])
+        return TaskOptions(spec, **given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawOptions:
+    """How samples are drawn; what is not given is the task's."""
+
+    seeds: Annotated[
+        str,
+        typer.Option(
+            "--seeds", help="Seeds, comma separated; every item runs once with each.", rich_help_panel="Sampling"
+        ),
+    ] = ",".join(map(str, SEEDS))
+    tokens: TokenOptions
+    n_predict: NPredict = None
+    stop: Stop = None
+
+    def sampling(self, task: Task) -> dict[str, Any]:
+        """Fill in the fields of `SamplingParams`."""
+        return self.tokens.fields() | {
+            "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
+            "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingOptions:
+    """The timed pass."""
+
+    latency_items: Annotated[
+        int,
+        running_option(
+            "--latency-items", min=0, help="Also time every method and budget on this many prompts, one at a time."
+        ),
+    ] = 0
+    latency_device: Annotated[
+        str | None,
+        running_option(
+            "--latency-device",
+            help="Where they are timed: npu, cpu, or both, with the accuracy of --device. Default: --device.",
+        ),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Give the arguments of `runner.evaluate`."""
+        devices = known_devices(self.latency_device) if self.latency_device else ()
+        return {"latency_items": self.latency_items, "latency_devices": devices}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """Where and how models run."""
+
+    device: Annotated[str, running_option("--device", help="npu, cpu, or both.")] = BACKENDS[0]
+    threads: Threads = LoadOptions.threads
+    executor: ExecutorOption = LoadOptions.executor
+    lookup: Annotated[
+        bool,
+        running_option(
+            "--lookup/--no-lookup",
+            help="Guess tokens ahead by look-up; a repeated run may then give other texts, as with --draft.",
+        ),
+    ] = False
+    draft: Draft = None
+    deterministic: Deterministic = LoadOptions.deterministic
+    ctx_size: CtxSize = LoadOptions.n_ctx
+    parallel: Sequences = LoadOptions.n_seq_max
+
+    def fields(self) -> dict[str, Any]:
+        """Give the fields of `Setting`."""
+        return {
+            "devices": known_devices(self.device),
+            "threads": self.threads or default_threads(),
+            "executor": self.executor,
+            "lookup": self.lookup,
+            "draft": model_files([str(self.draft)], "--draft")[0] if self.draft else None,
+            "deterministic": self.deterministic,
+            "n_ctx": self.ctx_size,
+            "n_seq_max": self.parallel,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitOptions:
+    """How the work is cut, and who does it."""
+
+    unit_items: Annotated[
+        int,
+        running_option(
+            "--unit-items",
+            min=1,
+            help="Items that run together: what is lost when a run is killed, and the grain of --ray.",
+        ),
+    ] = UNIT_ITEMS
+    ray: Annotated[
+        str | None,
+        running_option("--ray", help="Run units on the Ray cluster at this address; auto: the one this machine is in."),
+    ] = None
+    workers: Annotated[
+        int | None, running_option("--workers", min=1, help="Processes on it; default: as its CPUs allow.")
+    ] = None
+    so_far: Annotated[
+        bool,
+        running_option(
+            "--so-far",
+            help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
+            "With --latency-items, methods are still timed.",
+        ),
+    ] = False
+
+    def cluster(self) -> Executor | None:
+        """Find out where units are done; None for here."""
+        if self.ray is None:
+            if self.workers is not None:
+                raise TilebeamError("--workers are processes on a Ray cluster: give its address with --ray.")
+            return None
+        from tilebeam.evaluation.ray_executor import RayExecutor
+
+        return RayExecutor(self.ray, self.workers)
+
+
+def split_methods(texts: Sequence[str]) -> tuple[str, ...]:
+    """Split comma-separated lists of methods; "option=value" belongs to the method before it."""
+    found: list[str] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        if "=" in part and ":" not in part.partition("=")[0]:
+            if not found or ":" not in found[-1]:
+                raise TilebeamError(f"--method: {part!r} is an option of no method; write beam:{part}.")
+            found[-1] += f",{part}"
+        elif part:
+            found.append(part)
+    return tuple(found)
+
+
+def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFile, ...]:
+    """Find the files of NAME=FILE and FILE, and their fingerprints."""
+    from tilebeam.evaluation.config import ModelFile
+    from tilebeam.gguf.fingerprint import fingerprint
+
+    found = []
+    for spec in specs:
+        name, path = named_file(spec)
+        if not name or "/" in name:
+            raise TilebeamError(f"{option} {spec!r}: a name must not be empty or hold a slash.")
+        if not Path(path).is_file():
+            raise TilebeamError(f"{option} {path} does not exist.")
+        found.append(ModelFile(name, path, fingerprint(path)))
+    return tuple(found)
+
+
+def known_devices(text: str) -> tuple[str, ...]:
+    """Split a list of backends, and refuse unknown ones."""
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if unknown := [n for n in names if n not in BACKENDS]:
+        raise TilebeamError(f"--device must be one of {', '.join(BACKENDS)}, not {unknown[0]!r}.")
+    return names
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """Read whole numbers, each once, in rising order."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise TilebeamError(f"{option} {text!r}: write whole numbers, comma separated.") from None
+
+
+def described_reward(spec: RewardSpec | None, step_stop: str) -> dict[str, Any]:
+    """Describe the reward model for the setting, its files by their content."""
+    from tilebeam.gguf.fingerprint import fingerprint
+
+    found = {} if spec is None else asdict(spec)
+    files: dict[str, Any] = {key: fingerprint(value) for key, value in found.items() if isinstance(value, Path)}
+    if isinstance(several := found.get("head"), tuple):
+        files["head"] = sorted(fingerprint(file) for file in several)
+    return found | files | {"step_stop": step_stop}
