@@ -23,11 +23,11 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 from tilebeam import LM, SamplingParams, load
 from tilebeam.cli import console
-from tilebeam.engine.sampler import Sampler
 from tilebeam.measure.machine import OtherLoad
 from tilebeam.native.llama import Context
 
 from bench.lib import CACHE, report, synth
+from bench.lib.llama_chain import LlamaChain
 from bench.lib.options import Parser
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -88,10 +88,10 @@ def engine(lm: LM, params: SamplingParams) -> Spent:
 
 def plain_loop(lm: LM, params: SamplingParams) -> Spent:
     """The same by hand. Log-probabilities are left out: llama.cpp has none."""
-    vocab, n = lm._model.vocab, params.n
+    vocab, n = lm.engine.vocab, params.n
     with lm.raw_decode() as c, Clock(c) as clock:
         size = len(PROMPT)
-        samplers = [Sampler(params, seed, vocab) for seed in range(n)]
+        samplers = [LlamaChain(params, vocab.size, PROMPT, seed) for seed in range(n)]
         c.token[:size], c.pos[:size], c.seq[:size], c.output[:size] = PROMPT, range(size), 0, 0
         c.output[size - 1] = 1
         lm.check_decode(c.decode(size))

@@ -136,7 +136,7 @@ class Sides:
         drafter = self._drafters.get(side)
         if drafter is not None:
             drafter.forget()
-        lm._engine.use_drafter(drafter)
+        lm.use_drafter(drafter)
         return [output for prompts in calls for output in lm.generate(prompts, params)]
 
 

@@ -1,22 +1,31 @@
 // Drawing the tokens of a whole batch in one call: for every row the sampler chain of its sequence, without a way
 // through Python between them.
 //
-// llama_sampler_sample hands the whole vocabulary to a chain, 12 bytes for each token, which is then sorted, cut and
-// turned into probabilities link by link. The usual chains (bias, penalties, top-k, top-p, min-p, temperature, draw)
-// are drawn here instead, from the logits themselves, with random numbers of the same kind from the same seed and
-// arithmetic in the same order: the token is the one that llama.cpp's chain would have drawn from the k likeliest,
-// sorted, of equals the lower first. Where that is not certain (equal logits behind penalties, a random number that
-// falls on the border of two tokens of a whole vocabulary), the chain itself draws.
+// A chain is: bias, repetition penalties, then the likeliest (temperature 0), or top-k, top-p, min-p, temperature and a
+// draw, with the arithmetic of llama.cpp's samplers of these names:
+//
+// - a token that came c times among the last ones: its logit is divided by `repeat` if positive, else multiplied; then
+//   c * frequency + presence is taken away;
+// - top-k keeps the k largest logits, of equals those of lower ids;
+// - top-p keeps, of these, the fewest of the likeliest that together have at least p of the probability;
+// - min-p keeps those with at least min-p times the probability of the likeliest;
+// - the probability of a token that is left goes with exp(logit / temperature).
+//
+// One random number u in [0, 1) makes one draw: the first token at which the probabilities, added up in order, exceed
+// u. The order is that of ids if there is neither top-k nor top-p, else from the likeliest on, of equals lower ids
+// first. Every chain has its own numbers, from its seed (tb_chain_seed), and takes one for each draw, also where a
+// single token is left.
 //
 // A grammar looks at one token first, the one drawn without it. Only if it refuses this one, it looks at others: the
 // likeliest, as many as the chain keeps, or the whole vocabulary; from these is drawn again. The probability of a token
 // is so what it is if everything that the grammar refuses is taken away first; but top-k, top-p and min-p cut before
-// the grammar does, in the first draw. llama.cpp's common_sampler_sample works alike.
+// the grammar does, in the first draw. llama.cpp's common_sampler_sample works alike. The second draw takes a second
+// random number.
 //
 // Grammars are matched here, too (grammar.c): of two ways through a grammar that have met only one is followed on, and
 // each token has an allowance of steps, so that no grammar keeps those waiting who decode in the same batch.
 //
-// This library is built without llama.cpp: its functions come as pointers, some of its structs are mirrored.
+// This library is built without llama.cpp: its functions come as pointers.
 #ifndef TILEBEAM_SAMPLING_H
 #define TILEBEAM_SAMPLING_H
 
@@ -29,17 +38,10 @@ extern "C" {
 #endif
 
 // cffi: begin
-// llama_token_data, llama_token_data_array and llama_logit_bias of llama.h.
 struct tb_candidate {
     int32_t id;
     float logit;
     float p;
-};
-struct tb_candidates {
-    struct tb_candidate * data;
-    size_t size;
-    int64_t selected;
-    bool sorted;
 };
 struct tb_bias {
     int32_t token;
@@ -47,11 +49,10 @@ struct tb_bias {
 };
 
 enum {
-    TB_DRAW_TOP_MAX = 256, // of more likeliest tokens the whole vocabulary is sorted, by llama.cpp
+    TB_DRAW_TOP_MAX = 256, // likeliest tokens that tb_top finds
     TB_DRAW_NOTHING = -1,  // the chain forbids every token
     TB_DRAW_DAMAGED = -2,  // the logits are not numbers
     TB_DRAW_COMPLEX = -4,  // the grammar took more steps than it may
-    TB_RANDOM_STATE = 624,
 };
 
 // What the tokens of a vocabulary add to a text.
@@ -85,30 +86,24 @@ struct tb_grammar; // and where in it one sequence is
 
 // How one sequence draws. Filled in by the caller, then tb_chain_seed.
 struct tb_chain {
-    void * links;                // llama_sampler chain of everything but the grammar
     struct tb_grammar * grammar; // or NULL
-    void * penalties;            // of the links, or NULL
-    void * draw;                 // of the links the one that draws by chance, NULL if the likeliest is taken
     const struct tb_bias * biases;
     int32_t n_biases;
-    bool own;           // drawn here; else the links draw
-    bool one_takes_one; // `draw` takes a random number for a single candidate too
-    int32_t top_k;
-    float top_p;
-    float min_p;
-    float temperature;
-    int32_t * recent; // a ring with the tokens that the penalties look at
-    int32_t n_recent; // its size, at most the vocabulary's
-    int32_t accepted; // tokens so far
-    int32_t behind;   // random numbers drawn here that `draw` has not drawn yet
-    int32_t used;     // of `random`
-    uint32_t random[TB_RANDOM_STATE];
+    int32_t top_k;     // 0: all
+    float top_p;       // 1: all
+    float min_p;       // 0: all
+    float temperature; // 0: the likeliest is taken
+    float repeat;
+    float frequency;
+    float presence;
+    int32_t * recent;   // a ring with the tokens that the penalties look at
+    int32_t n_recent;   // its size; 0: no penalties
+    int64_t accepted;   // tokens so far
+    uint64_t random[4]; // the state of xoshiro256++
 };
 
 // What one thread draws with.
 struct tb_draw_context {
-    void (*apply)(void * sampler, struct tb_candidates * candidates); // llama_sampler_apply
-    void (*accept)(void * sampler, int32_t token);                    // llama_sampler_accept
     int32_t n_vocab;
     struct tb_candidate * candidates; // room for n_vocab
     float * adjusted;                 // room for n_vocab
@@ -125,8 +120,9 @@ struct tb_draw_row {
     double norm;   // logarithm of the sum of exp(logit) over the vocabulary, if wanted
 };
 
-// Start the random numbers of a chain where llama_sampler_init_dist starts them.
-void tb_chain_seed(struct tb_chain * chain, uint32_t seed);
+// Start the random numbers of a chain: xoshiro256++ (Blackman and Vigna, 2019), whose state are the first four numbers
+// of splitmix64 from this seed. A number in [0, 1) is the upper 53 bits of one of 64.
+void tb_chain_seed(struct tb_chain * chain, uint64_t seed);
 
 // Set the logits of n rows. `get` is llama_get_logits_ith, which is for one thread at a time.
 void tb_find_logits(void * context, const float * (*get)(void * context, int32_t entry), struct tb_draw_row * rows,
@@ -136,44 +132,13 @@ void tb_find_logits(void * context, const float * (*get)(void * context, int32_t
 // context.
 void tb_draw_rows(const struct tb_draw_context * context, struct tb_draw_row * rows, int32_t n);
 
-// llama_batch of llama.h.
-struct tb_batch {
-    int32_t n_tokens;
-    int32_t * token;
-    float * embd;
-    int32_t * pos;
-    int32_t * n_seq_id;
-    int32_t ** seq_id;
-    int8_t * logits;
-};
-
-// Steps in which every text goes on by one token: what row i has drawn, batch entry i decodes next.
-struct tb_steps {
-    int32_t (*decode)(void * context, struct tb_batch batch); // llama_decode
-    const float * (*get)(void * context, int32_t entry);      // llama_get_logits_ith
-    bool (*is_end)(const void * vocab, int32_t token);        // llama_vocab_is_eog; NULL: no text ends so
-    void * context;
-    const void * vocab;
-    struct tb_batch batch; // the one decoded last: token and pos are written
-    int64_t limit_ns;      // for all steps
-    int64_t step_ns;       // what a step takes; longer ones count as they come
-    int32_t stop;          // no further step begins; any thread may set it meanwhile
-    // Out.
-    bool ends;         // in the last step a token ends its text, or a row has none: somebody has to look
-    int32_t * tokens;  // [steps, n_tokens]
-    double * logprobs; // [steps, n_tokens], of rows that want their norm
-    int64_t * times;   // [steps, 3]: when decoding and drawing began, and the end, CLOCK_MONOTONIC in ns
-};
-
-// Decode and draw, at most so many times, as long as the limit leaves time for another step: how many steps were made.
-// None follows one that `ends`. Where decoding fails, everything is as it was after the step before: the caller's own
-// try tells why.
-int32_t tb_run_steps(const struct tb_draw_context * context, struct tb_steps * steps, struct tb_draw_row * rows,
-                     int32_t most);
-
 // The k likeliest of n logits, likeliest first, of equals the lower; NaN is never among them. k is at least 1 and at
 // most TB_DRAW_TOP_MAX. How many there are: k, unless fewer are numbers.
 int32_t tb_top(const float * logits, int32_t n, int32_t k, struct tb_candidate * top);
+
+// The same for any k, and no more than it takes for exp(logit - the largest), added up, to reach `mass`. `top` has room
+// for n.
+int32_t tb_likeliest(const float * logits, int32_t n, int32_t k, double mass, struct tb_candidate * top);
 
 // Hidden states of texts by place, summed up token by token: arrays of [places, n_embd], and a count of tokens for
 // each.

@@ -209,3 +209,63 @@ TB_VECTORS int32_t tb_top(const float * logits, int32_t n, int32_t k, struct tb_
     }
     return size < k ? size : k;
 }
+
+static bool is_before(struct tb_candidate a, struct tb_candidate b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+// Let what stands at a place of a heap sink to where it belongs.
+static void sink(struct tb_candidate * heap, int32_t size, int32_t at) {
+    const struct tb_candidate moved = heap[at];
+    for (int32_t child = 2 * at + 1; child < size; child = 2 * at + 1) {
+        child += child + 1 < size && is_before(heap[child + 1], heap[child]);
+        if (!is_before(heap[child], moved)) {
+            break;
+        }
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
+}
+
+static void swap(struct tb_candidate * a, struct tb_candidate * b) {
+    const struct tb_candidate kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+TB_VECTORS int32_t tb_likeliest(const float * logits, int32_t n, int32_t k, double mass, struct tb_candidate * top) {
+    const int32_t few = k < TB_DRAW_TOP_MAX ? k : TB_DRAW_TOP_MAX;
+    int32_t size = tb_top(logits, n, few, top);
+    double reached = 0;
+    for (int32_t i = 0; i < size && mass < INFINITY; ++i) {
+        reached += expf(top[i].logit - top[0].logit);
+    }
+    if (size < few || few == k || reached >= mass) {
+        return size;
+    }
+    // All that may be among them, in a heap.
+    const float enough = k < n / 4 ? reached_by(logits, n, k) : -INFINITY;
+    const float least = isnan(enough) ? -INFINITY : enough;
+    size = 0;
+    for (int32_t i = 0; i < n; ++i) {
+        if (logits[i] >= least) {
+            top[size++] = (struct tb_candidate){i, logits[i], 0};
+        }
+    }
+    for (int32_t i = size / 2; i-- > 0;) {
+        sink(top, size, i);
+    }
+    // What is taken stands behind the heap, the first last.
+    const float largest = top[0].logit;
+    int32_t left = size;
+    for (reached = 0; left > 0 && size - left < k && reached < mass && top[0].logit > -INFINITY;) {
+        reached += expf(top[0].logit - largest);
+        swap(&top[0], &top[--left]);
+        sink(top, left, 0);
+    }
+    for (int32_t i = 0; i < size - left && i < size - 1 - i; ++i) {
+        swap(&top[i], &top[size - 1 - i]);
+    }
+    return size - left;
+}

@@ -1,4 +1,4 @@
-"""Sampling parameters: one small dataclass, checked before anything runs, and the C sampler chain made from it."""
+"""Sampling parameters: one small dataclass, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 from tilebeam.checks import is_finite, is_integer
 from tilebeam.errors import TilebeamError
 
-# llama.cpp takes this seed for "draw one yourself"; sequence seeds are reduced so that they never hit it.
-_RANDOM_SEED = 0xFFFFFFFF
+# Seeds of samples are below this.
+_SEEDS = 2**32 - 1
 
 
 @runtime_checkable
@@ -147,13 +147,13 @@ class SamplingParams:
 
     def resolved(self) -> SamplingParams:
         """Return the same with a seed."""
-        return self if self.seed is not None else replace(self, seed=secrets.randbelow(_RANDOM_SEED))
+        return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEEDS))
 
     def sample_seed(self, index: int) -> int:
         """Return the seed of sample ``index``; distinct for up to ``2**32 - 1`` samples."""
         if self.seed is None:
             raise TilebeamError("SamplingParams: no seed to derive from; call resolved() first.")
-        return (self.seed + index) % _RANDOM_SEED
+        return (self.seed + index) % _SEEDS
 
 
 FIELDS = tuple(one.name for one in fields(SamplingParams))

@@ -244,12 +244,12 @@ def test_a_lost_process_is_replaced(math_answer: tilebeam.MathAnswer) -> None:
     from tilebeam.answers import formulas as module
 
     assert math_answer.equal("1/16", "0.0625") is True
-    process = module._WORKER._process
+    process = module._WORKER.process
     assert process is not None
     process.kill()
     process.wait()
     assert math_answer.equal("1/4", "0.25") is True
-    assert module._WORKER._process is not process
+    assert module._WORKER.process is not process
 
 
 @needs_math

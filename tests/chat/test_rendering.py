@@ -115,7 +115,7 @@ def test_a_template_that_was_stopped_holds_up_only_its_own(monkeypatch: pytest.M
         monkeypatch.setattr(rendering, "SECONDS", 60)
         assert text(SOUND) == "hi;"
         assert not stuck.done()
-        process = rendering._SLOW._process._process
+        process = rendering._SLOW._process.process
         assert process is not None
         process.kill()
         with pytest.raises(TilebeamError, match=NO_END):
@@ -136,7 +136,7 @@ def test_many_at_once() -> None:
 
 def test_the_process_is_confined_and_replaced() -> None:
     assert text(SOUND) == "hi;"
-    process = rendering._USUAL._process._process
+    process = rendering._USUAL._process.process
     assert process is not None
     status = Path(f"/proc/{process.pid}/status").read_text()
     assert "NoNewPrivs:\t1" in status

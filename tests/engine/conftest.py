@@ -1,4 +1,4 @@
-"""A random model in float32, and it loaded anew for every test; every step by itself, for those who watch steps."""
+"""A random model in float32, and it loaded anew for every test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import tilebeam
 from engine_kit import EXACT
 from tilebeam import LM
-from tilebeam.engine import ahead
 
 from bench.lib.synth import preset, write_model
 
@@ -25,8 +24,3 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lm(path: Path) -> Iterator[LM]:
     with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, lookup=False, **EXACT) as model:
         yield model
-
-
-@pytest.fixture(autouse=True)
-def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "SECONDS", 0.0)  # test_ahead.py is about steps that are made at once

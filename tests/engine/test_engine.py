@@ -87,8 +87,8 @@ def slack(lm: LM) -> float:
 
 
 def idle(lm: LM) -> bool:
-    kv = lm._engine.kv
-    return kv.free == lm.n_ctx and not kv.live and not lm._engine.busy
+    kv = lm.engine.kv
+    return kv.free == lm.n_ctx and not kv.live and not lm.engine.busy
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -190,9 +190,8 @@ def test_stop_strings_cut_the_text_also_across_tokens(lm: LM) -> None:
 
 def test_end_of_generation(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = texts(lm, PROMPT, GREEDY)[0]
-    vocab = lm._model.vocab
+    vocab = lm.engine.vocab
     monkeypatch.setattr(vocab, "is_end", lambda token: token == whole[5])
-    monkeypatch.setattr(vocab, "_going", set())
     first = whole.index(whole[5])
     ended = lm.generate(PROMPT, GREEDY)[0]
     assert ended.outputs[0].finish_reason == "stop"
@@ -448,7 +447,7 @@ def test_a_failed_decode_is_an_exception_now_and_later(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, device: str, kind: type[TilebeamError]
 ) -> None:
     with tilebeam.load(paths["q8_0"], device, n_ctx=256, n_seq_max=2, threads=2) as model:
-        monkeypatch.setattr(model._context, "decode", lambda _: -3)
+        monkeypatch.setattr(model.engine.context, "decode", lambda _: -3)
         with pytest.raises(kind, match="fail"):
             model.generate(PROMPT, GREEDY)
         monkeypatch.undo()

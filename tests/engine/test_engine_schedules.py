@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sampler_kit import Witness, check
-from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
+from tilebeam import CompletionOutput, RequestOutput, SamplingParams, Stream
 from tilebeam.engine import dispatcher, lanes, turns
 from tilebeam.engine.drafter import Drafter
 from tilebeam.model import loader
@@ -72,42 +73,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, 
         yield of_tight, of_alone
 
 
-def check_ledger(lm: LM, reading: bool = False) -> None:
-    """Cells that are free, and those of live sequences by how many share them, are all there are.
-
-    Args:
-        reading: a reader has sequences of its own.
-    """
-    engine = lm._engine
-    kv, scheduler = engine.kv, engine.scheduler
-    owners = np.zeros(kv.limits.n_cells, np.int64)
-    for seq in kv.live:
-        assert len(seq.cells) == len(set(seq.cells)) == len(seq.tokens)
-        owners[seq.cells] += 1
-    assert (owners == kv._owners).all()
-    assert sorted(kv._free_cells) == np.flatnonzero(owners == 0).tolist()
-    assert sorted([*(s.id for s in kv.live), *kv._free_ids]) == list(range(kv.limits.n_ids))
-    running = [s for lane in scheduler.lanes.all for s in lane.running]
-    held = [s.kv for s in running] + [r.pinned for r in _requests(lm)]
-    owned = {s.id for s in held if s is not None} | set(kv._cached)
-    assert owned <= {s.id for s in kv.live}
-    assert reading or len(owned) == len(kv.live)
-    for lane in scheduler.lanes.all:
-        assert len(lane.running) <= scheduler.n_slots
-        assert all(s.request.adapters == lane.adapters for s in [*lane.running, *lane.queue])
-    for s in running:
-        assert s.kv is None or s.kv.adapters == s.request.adapters
-        assert s.finish is None
-        if s.kv is not None:
-            draft = len(s.kv) - len(s.target())  # while a batch with one is decoded
-            assert draft <= 0 or engine.scheduler.drafter is not None
-            assert s.kv.tokens[: len(s.target())] == s.target()[: len(s.kv)]
-
-
-def _requests(lm: LM) -> list[Any]:
-    return [r for call in lm._dispatcher._active for r in call.requests]
-
-
 class _Knowing(Drafter):
     """Asks a schedule what comes; now and then it rests."""
 
@@ -135,22 +100,22 @@ class Schedule(RuleBasedStateMachine):
         self.tight = self.of_tight.lm
         self.streams: list[tuple[Stream, list[int], SamplingParams]] = []
         self.ended: list[tuple[RequestOutput, SamplingParams, bool]] = []
-        self.kept = 0
+        self.kept = ExitStack()
         self.decoded = 0
         self.reading = False
         self._real = Context.decode
-        context = self.tight._context
+        context = self.tight.engine.context
 
         def counting(n: int) -> int:
             code = self._real(context, n)
             assert code == 0  # the ledger knows what there is room for
             assert 0 < n <= context.n_batch
             self.decoded += n
-            check_ledger(self.tight, self.reading)
+            self.tight.engine.check(reading=self.reading)
             return code
 
         context.decode = counting  # type: ignore[method-assign]
-        self.tight._engine.use_drafter(_Knowing(self) if self.drafting else None)
+        self.tight.use_drafter(_Knowing(self) if self.drafting else None)
 
     def coming(self, sample: Any) -> list[int]:
         """5 of the tokens that the sample has when it is alone, one of them wrong."""
@@ -193,8 +158,10 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(on=st.booleans())
     def keep(self, on: bool) -> None:
-        self.tight._keep(1 if on else -self.kept)
-        self.kept = self.kept + 1 if on else 0
+        if on:
+            self.kept.enter_context(self.tight.keep_prefixes())
+        else:
+            self.kept.close()
 
     @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=3), lora=LORA)
     def look(self, prompts: list[list[int]], lora: tuple[float, ...] | None) -> None:
@@ -248,21 +215,21 @@ class Schedule(RuleBasedStateMachine):
 
     @invariant()
     def ledger(self) -> None:
-        check_ledger(self.tight)
+        self.tight.engine.check()
 
     def teardown(self) -> None:
         while self.streams:
             self.finish(0, cancelled=False)
-        self.tight._keep(-self.kept)
-        del self.tight._context.decode  # type: ignore[method-assign]
-        self.tight._engine.use_drafter(None)
+        self.kept.close()
+        del self.tight.engine.context.decode  # type: ignore[method-assign]
+        self.tight.use_drafter(None)
         self.expected.cache_clear()
         self.of_tight.forget()
         self.of_alone.forget()
-        kv = self.tight._engine.kv
+        kv = self.tight.engine.kv
         assert kv.free == N_CTX
         assert not kv.live
-        assert not self.tight._engine.busy
+        assert not self.tight.engine.busy
         # What was decoded is what the accounts tell: new prompt tokens, those decoded again, and of every sample all
         # tokens but the last. Of a prompt that was cancelled not all need have been decoded.
         least = most = 0

@@ -33,7 +33,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
 
 @pytest.fixture(scope="module")
 def vocab(lm: LM) -> Vocab:
-    return lm._model.vocab
+    return lm.engine.vocab
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_the_likeliest_that_is_allowed_is_taken(vocab: Vocab, allowed: npt.NDArr
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 0, "top_p": 0.9}, {"top_k": 300}, {"top_k": 0, "top_p": 1, "min_p": 0.1}])
-def test_chains_of_llama_cpp_obey_too(vocab: Vocab, allowed: npt.NDArray[np.intp], cut: dict[str, Any]) -> None:
+def test_other_cuts_obey_too(vocab: Vocab, allowed: npt.NDArray[np.intp], cut: dict[str, Any]) -> None:
     rows = np.random.default_rng(9).normal(0, 2, (60, vocab.size)).astype(np.float32)
     drawn = draws(vocab, params_of(vocab, **cut), rows)
     assert set(drawn) <= set(allowed.tolist())

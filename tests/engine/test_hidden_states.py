@@ -106,11 +106,11 @@ def test_samples_that_gave_up_their_cells(lm: LM) -> None:
 @pytest.mark.parametrize("mode", ["right", "partly", "wrong", "long"])
 def test_of_drafts_only_accepted_tokens_count(lm: LM, mode: str) -> None:
     plain = lm.generate(PROMPTS[:2], PARAMS)
-    lm._engine.use_drafter(ScriptedDrafter(plain, mode))
+    lm.use_drafter(ScriptedDrafter(plain, mode))
     try:
         outputs = lm.generate(PROMPTS[:2], PARAMS)
     finally:
-        lm._engine.use_drafter(None)
+        lm.use_drafter(None)
     assert texts(outputs) == texts(plain)
     assert outputs[0].usage.drafted_tokens > 0
     for output, other in zip(outputs, plain, strict=True):
@@ -156,8 +156,7 @@ def test_batches_in_parts(path: Path, layer: int | None) -> None:
 def test_a_cancelled_call_leaves_nothing_behind(lm: LM) -> None:
     [output] = lm.generate(PROMPTS[:1], PARAMS, progress=lambda state: state.tokens < 9)
     assert all(s.finish_reason == "aborted" and s.hidden is not None for s in output.outputs)
-    hidden = lm._engine.hidden
-    assert sorted(hidden._free) == list(range(len(hidden._count)))
+    assert lm.engine.hidden.held == 0
     check_all(lm, lm.generate(PROMPTS[:1], PARAMS))
 
 
@@ -215,7 +214,7 @@ def test_layers_that_there_are_not(tmp_path: Path, layer: int, message: str) -> 
 def test_a_model_whose_layers_are_not_known_by_name(path: Path) -> None:
     """What would be read is missing, and the message names it; nothing else fails."""
     with tilebeam.load(path, "cpu", hidden_layer=0, lookup=False, **SIZES) as model:
-        tap = model._context.tap
+        tap = model.engine.context.tap
         assert tap is not None
         tap._name[0] = b"?"
         with pytest.raises(TilebeamError, match="no hidden state behind layer 0"):

@@ -42,7 +42,7 @@ def lm(models: Path) -> Iterator[LM]:
 def windowed(models: Path) -> Iterator[LM]:
     """A model with a sliding window of 128 tokens; PROMPT is longer."""
     with tilebeam.load(models / "gemma3.gguf", "cpu", **EXACT) as model:
-        assert 0 < model._model.n_swa < len(model.tokenize(PROMPT))
+        assert 0 < model.engine.context.model.n_swa < len(model.tokenize(PROMPT))
         yield model
 
 
@@ -80,7 +80,7 @@ def test_values_are_those_of_the_whole_texts_logits(request: pytest.FixtureReque
             compare(lm, likelihood, lm.tokenize(prompt + continuation), start)
             assert (likelihood.characters, likelihood.bytes) == (len(continuation), len(continuation))
             assert likelihood.per_token == likelihood.logprob / len(likelihood.token_ids)
-    assert not lm._engine.kv.live
+    assert not lm.engine.kv.live
 
 
 def test_the_likeliest_continuation_is_greedy(lm: LM) -> None:

@@ -40,7 +40,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
 
 @pytest.fixture(scope="module")
 def vocab(lm: LM) -> Vocab:
-    return lm._model.vocab
+    return lm.engine.vocab
 
 
 class Native:
@@ -187,7 +187,7 @@ def test_grammars_with_ever_more_ways_end_their_own_request_only(lm: LM, name: s
         lm.generate("one", SamplingParams(n=2, grammar=HOSTILE_SOON[name], max_tokens=900, seed=1))
     assert len(list(stream)) > 10
     assert stream.output.outputs[0].finish_reason == "length"
-    assert lm._engine.kv.free == lm.n_ctx
+    assert lm.figures().cells_used == 0
 
 
 def test_a_stack_that_grows_is_no_harm(vocab: Vocab) -> None:
@@ -246,7 +246,7 @@ def test_a_vocabulary_is_forgotten_with_its_model(lm: LM) -> None:
     path = lm.info.path
     with tilebeam.load(path, "cpu", n_ctx=64, threads=1) as other:
         other.generate("a", max_tokens=2, grammar='root ::= "b"+')
-        seen = weakref.ref(other._model.vocab)
+        seen = weakref.ref(other.engine.vocab)
     del other
     gc.collect()
     assert seen() is None

@@ -64,7 +64,7 @@ def test_phases_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ear.heard.clear()
         lm.generate([5, 6, 7], params)
         assert ear.heard == []
-        assert lm._context.on_decode is None
+        assert lm.engine.context.on_decode is None
 
 
 def test_guesses_and_their_checks_are_phases(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_guesses_and_their_checks_are_phases(tmp_path: Path) -> None:
 
     params = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
     with tilebeam.load(equal_logits(tmp_path / "m.gguf"), "cpu", n_ctx=256, n_seq_max=2, threads=1) as lm:
-        lm._engine.use_drafter(Sevens())
+        lm.use_drafter(Sevens())
         ear = Ear()
         lm.observe(ear)
         lm.generate([5, 6, 7], params)

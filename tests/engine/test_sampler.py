@@ -1,4 +1,4 @@
-"""Drawing tokens: the C code against numpy and against llama_sampler_sample, grammars, biases, log-probabilities."""
+"""Drawing tokens of a model's batches: threads, damaged logits, grammars, biases, log-probabilities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as C
 import numpy as np
 import pytest
 import tilebeam
@@ -17,6 +16,7 @@ from engine_kit import EXACT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from sampler_kit import Ours
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine.sampler import BAD_LOGITS, NO_TOKEN, BatchSampler, Sampler, SampleRows
 from tilebeam.native.sampling import ffi, lib
@@ -69,6 +69,7 @@ CHAINS = [
     SamplingParams(temperature=0),
     SamplingParams(top_k=0, top_p=1),
     SamplingParams(top_k=300, top_p=0.99, temperature=2),
+    SamplingParams(top_k=0, top_p=0.9),
     SamplingParams(top_k=5, top_p=0.5, min_p=0.2, temperature=1.5),
     SamplingParams(repeat_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.2),
     SamplingParams(logit_bias={7: 3.0, 9: -math.inf}),
@@ -77,41 +78,38 @@ CHAINS = [
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("params", CHAINS)
-def test_a_chain_draws_what_llama_sampler_sample_draws(
+def test_a_batch_draws_what_each_of_its_rows_draws_alone(
     lm: LM, params: SamplingParams, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tilebeam.engine.sampler._SHARED_LOGITS", 0)
-    vocab, rng = lm._model.vocab, np.random.default_rng(3)
-    pairs = [(Sampler(params, seed, vocab), Sampler(params, seed, vocab)) for seed in range(6)]
+    vocab, rng = lm.engine.vocab, np.random.default_rng(3)
+    samplers = [Sampler(params, seed, vocab) for seed in range(6)]
+    alone = [Ours(params, seed, lm.n_vocab, []) for seed in range(6)]
     entries = [0, 0, 0, 2, 3, 3]
     drawn: set[int] = set()
     with lm.raw_decode() as c:
-        rows = SampleRows([(ours, entry, True) for entry, (ours, _) in zip(entries, pairs, strict=True)])
-        sampler = BatchSampler(c, threads)
+        rows = SampleRows([(sampler, entry, True) for entry, sampler in zip(entries, samplers, strict=True)])
+        batch = BatchSampler(c, threads)
         for step in range(25):
             c.token[:6], c.pos[:6], c.seq[:6], c.output[:6] = rng.integers(3, 500, 6), step, range(6), 1
             assert c.decode(6) == 0
-            sampler.sample(rows)
-            theirs = [
-                int(C.llama_sampler_sample(chain.pointer, c.pointer, entry))
-                for entry, (_, chain) in zip(entries, pairs, strict=True)
-            ]
-            assert rows.tokens.tolist() == theirs
+            batch.sample(rows)
+            tokens = [one.draw(c.logits(entry)) for entry, one in zip(entries, alone, strict=True)]
+            assert rows.tokens.tolist() == tokens
             logits = np.stack([c.logits(entry) for entry in entries]).astype(np.float64)
-            np.testing.assert_array_equal(rows.logits, logits[range(6), theirs])
+            np.testing.assert_array_equal(rows.logits, logits[range(6), tokens])
             norm = logits.max(1) + np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
             np.testing.assert_allclose(rows.norms, norm, atol=2e-6)
-            drawn.update(theirs)
+            drawn.update(tokens)
     assert len(drawn) > 20
-    for ours, theirs_too in pairs:
-        ours.close()
-        theirs_too.close()
+    for sampler in (*samplers, *(one.sampler for one in alone)):
+        sampler.close()
 
 
 @pytest.mark.parametrize("params", CHAINS)
 def test_damaged_logits_are_told_from_forbidden_tokens(lm: LM, params: SamplingParams) -> None:
-    chain = Sampler(params, 1, lm._model.vocab)
-    nothing = Sampler(SamplingParams(logit_bias=dict.fromkeys(range(lm.n_vocab), -math.inf)), 1, lm._model.vocab)
+    chain = Sampler(params, 1, lm.engine.vocab)
+    nothing = Sampler(SamplingParams(logit_bias=dict.fromkeys(range(lm.n_vocab), -math.inf)), 1, lm.engine.vocab)
     with lm.raw_decode() as c:
         c.token[:1], c.pos[:1], c.seq[:1], c.output[:1] = 5, 0, 0, 1
         assert c.decode(1) == 0
@@ -202,10 +200,10 @@ def test_a_grammar_needs_no_luck_with_other_limits(lm: LM) -> None:
     ],
 )
 def test_bad_grammars_are_refused_before_anything_is_decoded(lm: LM, monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
-    monkeypatch.setattr(lm._context, "decode", None)
+    monkeypatch.setattr(lm.engine.context, "decode", None)
     with pytest.raises(TilebeamError, match="grammar"):
         lm.generate([PROMPT, "so"], [SamplingParams(), SamplingParams(grammar=bad)])
-    assert lm._engine.kv.free == lm.n_ctx
+    assert lm.figures().cells_used == 0
 
 
 def test_a_grammar_that_leads_nowhere_ends_its_own_request_only(lm: LM) -> None:
@@ -220,7 +218,7 @@ def test_a_grammar_that_leads_nowhere_ends_its_own_request_only(lm: LM) -> None:
     assert rest[-1].finish_reason in ("length", "stop")
     again = lm.generate("so", SamplingParams(max_tokens=20, seed=2))[0].outputs[0]
     assert stream.output.outputs[0].token_ids == again.token_ids
-    assert lm._engine.kv.free == lm.n_ctx
+    assert lm.figures().cells_used == 0
 
 
 @pytest.mark.parametrize(

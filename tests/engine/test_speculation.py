@@ -65,7 +65,7 @@ def test_look_up_saves_steps_and_changes_no_text(chain: Path, device: Any, n: in
         assert outputs[0].usage.accepted_tokens >= 0.9 * outputs[0].usage.drafted_tokens > 40 * n
         if n == 1:
             assert lm.generate(prompts[:1], params)[0].usage.accepted_tokens > 50
-        assert not lm._engine.kv.live
+        assert not lm.engine.kv.live
         assert sum(lm.figures().batches.values()) < 1.9 * steps
         off = lm.generate(prompts, replace(params, speculate=False))
         assert texts(off) == texts(plain)
@@ -195,13 +195,13 @@ def test_a_draft_model_of_the_same_mind_is_always_right(chain: Path, device: Any
             assert texts(outputs) == texts(plain)
             for o in outputs:
                 assert o.usage.accepted_tokens == o.usage.drafted_tokens > 60
-        draft = drafter_of(lm)._model
+        draft = drafter_of(lm).model
         assert draft is not None
-        assert not draft._kv.live
+        assert not draft.kv.live
 
 
 def drafter_of(lm: LM) -> Speculation:
-    drafter = lm._engine.scheduler.drafter
+    drafter = lm.engine.scheduler.drafter
     assert isinstance(drafter, Speculation)
     return drafter
 
@@ -217,14 +217,14 @@ def test_a_draft_model_of_another_mind_changes_no_text(equal: Path, tmp_path: Pa
         outputs = lm.generate(prompts, params)
         assert texts(outputs) == texts(plain)
         assert sum(o.usage.drafted_tokens for o in outputs) > 0
-        model = drafter_of(lm)._model
+        model = drafter_of(lm).model
         assert model is not None
-        assert not model._kv.live
-        assert model._kv.free == 256
+        assert not model.kv.live
+        assert model.kv.free == 256
         with pytest.raises(RuntimeError, match="enough"):
             lm.generate(prompts, params, progress=_enough)  # cancelled: cells of both models are given back
-        assert not model._kv.live
-        assert not lm._engine.kv.live
+        assert not model.kv.live
+        assert not lm.engine.kv.live
         assert texts(lm.generate(prompts, params)) == texts(plain)
 
 
@@ -262,7 +262,7 @@ def trimmed(chain: Path) -> Path:
     """The same model without about half of its tokens."""
     path, tokens = chain.parent / "trimmed.gguf", chain.parent / "tokens"
     with tilebeam.load(chain, "cpu", n_seq_max=1, **OPTIONS) as lm:
-        entries = [lm._model.vocab.entry(t).decode() for t in CHAIN[:500] if not lm.is_control(t)]
+        entries = [lm.engine.vocab.entry(t).decode() for t in CHAIN[:500] if not lm.is_control(t)]
     tokens.write_text("".join(f"{e}\n" for e in entries if e.strip() == e))
     (chain.parent / "corpus").write_text("a\n")
     trim_vocab(chain, path, corpus=[chain.parent / "corpus"], keep_tokens=tokens)
@@ -276,14 +276,14 @@ def test_a_draft_model_may_have_a_part_of_the_vocabulary(chain: Path, trimmed: P
     with tilebeam.load(chain, "cpu", n_seq_max=4, lookup=False, **OPTIONS) as lm:
         plain = lm.generate(prompts, GREEDY)
     with tilebeam.load(chain, "cpu", n_seq_max=4, draft=trimmed, lookup=lookup, **OPTIONS) as lm:
-        model = drafter_of(lm)._model
+        model = drafter_of(lm).model
         assert model is not None
-        assert 300 < model._context.model.vocab.size < 800
+        assert 300 < model.context.model.vocab.size < 800
         outputs = lm.generate(prompts, GREEDY)
         assert texts(outputs) == texts(plain)
         for output in outputs[:2]:  # the chain goes on in kept tokens, of which nearly all are guessed
             assert output.usage.accepted_tokens > 40
-        assert not model._kv.live
+        assert not model.kv.live
 
 
 def test_vocabularies_in_part(chain: Path, trimmed: Path) -> None:
@@ -291,7 +291,7 @@ def test_vocabularies_in_part(chain: Path, trimmed: Path) -> None:
         tilebeam.load(chain, "cpu", n_seq_max=1, **OPTIONS) as whole,
         tilebeam.load(trimmed, "cpu", n_seq_max=1, **OPTIONS) as part,
     ):
-        ours, theirs = part._model.vocab, whole._model.vocab
+        ours, theirs = part.engine.vocab, whole.engine.vocab
         between = DraftVocabulary(ours, theirs)
         kept = [between.written(t) for t in range(ours.size)]
         assert kept != list(range(ours.size))
@@ -310,7 +310,7 @@ def test_vocabularies_in_part(chain: Path, trimmed: Path) -> None:
 def _respell(path: Path, token: int) -> None:
     """Give one token of a synthetic vocabulary another text of the same length."""
     with tilebeam.load(path, "cpu", n_seq_max=1, **OPTIONS) as lm:
-        spelling = lm._model.vocab.spelling(token).strip().encode()
+        spelling = lm.engine.vocab.spelling(token).strip().encode()
     data = path.read_bytes()
     assert data.count(spelling) == 1
     path.write_bytes(data.replace(spelling, spelling[:-1] + b"~"))

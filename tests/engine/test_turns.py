@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from streaming_kit import DEADLINE, PROMPT, Together, add_up, idle, tokens, under_way, until
+from streaming_kit import DEADLINE, PROMPT, Together, add_up, idle, line, tokens, under_way, until
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine import dispatcher, turns
+from tilebeam.engine.dispatcher import Dispatcher
 from tilebeam.engine.turns import STEPS, TOKENS
 from tilebeam.model import loader
 from tilebeam.native.llama import Context
@@ -41,7 +42,7 @@ class Budget:
         self._left = 0
         self._begun = 0
         self._changed = threading.Condition()
-        context, real = lm._context, Context.decode
+        context, real = lm.engine.context, Context.decode
 
         def decode(n: int) -> int:
             with self._changed:
@@ -89,7 +90,7 @@ def budget(lm: LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Budget]:
 
 def readers(lm: LM, count: int) -> None:
     """Return when so many readers wait."""
-    until(lambda: len(lm._dispatcher._readers) == count)
+    until(lambda: line(lm).readers == count)
 
 
 # --- bounded waiting --------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def test_one_token_behind_a_reader_behind_a_long_answer(lm: LM, budget: Budget) 
     reader = Together(lambda: lm.embed("a short text"))
     readers(lm, 1)
     short = Together(lambda: tokens(lm, "so", ONE))
-    until(lambda: len(lm._dispatcher._queue) == 1)
+    until(lambda: line(lm).queued == 1)
     budget.give(STEPS + 4)
     assert len(short.wait()[0][0]) == 1
     assert reader.wait()[0].shape == (lm.n_embd,)
@@ -217,14 +218,14 @@ def test_a_long_text_is_read_in_turns(lm: LM, budget: Budget) -> None:
 def test_a_reader_alone_is_not_interrupted(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its texts share batches as they did, however many they are."""
     taken = 0
-    real = lm._dispatcher.exclusive
+    real = Dispatcher.exclusive
 
     def exclusive(*args: Any) -> Any:
         nonlocal taken
         taken += 1
         return real(*args)
 
-    monkeypatch.setattr(lm._dispatcher, "exclusive", exclusive)
+    monkeypatch.setattr(Dispatcher, "exclusive", exclusive)
     lm.embed([[3 + i, *range(100, 300)] for i in range(20)])
     assert taken == 1
 
@@ -242,7 +243,7 @@ def test_sets_of_adapters_take_turns(lm: LM, monkeypatch: pytest.MonkeyPatch) ->
     until(lambda: under_way(lm) == 2)
     budget.spend(3 * STEPS)
     short = Together(lambda: tokens(lm, "so", SamplingParams(max_tokens=1, lora=sets[2])))
-    until(lambda: len(lm._dispatcher._queue) == 1)
+    until(lambda: line(lm).queued == 1)
     budget.give(2 * STEPS + 2)
     assert len(short.wait()[0][0]) == 1
     budget.give(10**9)
@@ -267,7 +268,7 @@ def test_samples_give_cells_to_a_reader_and_go_on(small: LM, monkeypatch: pytest
     budget = Budget(small, monkeypatch)
     sampling = Together(lambda: small.generate(PROMPT, params)[0])
     budget.spend(30)
-    assert small._engine.kv.free < len(TEXT)
+    assert small.engine.kv.free < len(TEXT)
     reading = Together(lambda: small.embed([TEXT]))
     readers(small, 1)
     budget.give(STEPS + 4)
@@ -356,7 +357,7 @@ def test_a_model_that_is_closed_ends_a_reader_between_its_turns(load: Callable[.
     reading = Together(lambda: lm.embed([[3 + i % 500 for i in range(3 * TOKENS)]], progress=hook))
     assert reached.wait(DEADLINE)
     closing = Together(lm.close)
-    until(lambda: lm._dispatcher.closed)
+    until(lambda: "closed" in repr(lm))
     go_on.set()
     assert closing.wait() == [None]
     (error,) = reading.wait()
@@ -369,7 +370,7 @@ def test_readings_that_were_pushed_out_are_read_again(small: LM, monkeypatch: py
     monkeypatch.setattr(turns, "TOKENS", 48)
     texts = [[*TEXT, 7], [7, *TEXT]]
     alone = [small.token_logprobs([text])[0] for text in texts]
-    real, taken = small._dispatcher.exclusive, list[Any]()
+    real, taken = Dispatcher.exclusive, list[Any]()
 
     def exclusive(*args: Any) -> Any:
         taken.append(args)
@@ -377,8 +378,8 @@ def test_readings_that_were_pushed_out_are_read_again(small: LM, monkeypatch: py
         return real(*args)
 
     with small.raw_decode():
-        monkeypatch.setattr(small._dispatcher, "exclusive", exclusive)
-        monkeypatch.setattr(small._dispatcher, "_is_wanted", lambda: True)  # else who is just coming back may be missed
+        monkeypatch.setattr(Dispatcher, "exclusive", exclusive)
+        monkeypatch.setattr(Dispatcher, "_is_wanted", lambda _: True)  # else who is just coming back may be missed
         reading = Together(*[lambda t=t: small.token_logprobs([t])[0] for t in texts])  # type: ignore[misc]
         readers(small, 2)
     found = reading.wait()
@@ -399,7 +400,7 @@ def test_readers_leave_sequences_for_samples_that_wait_for_a_prompt(
     params = SamplingParams(n=4, max_tokens=5, seed=5, ignore_eos=True)
     prompt = [3 + i % 500 for i in range(400)]
     with load(n_seq_max=4, n_batch=32) as lm, lm.keep_prefixes():
-        assert lm._engine.kv.limits.n_ids == 9
+        assert lm.engine.kv.limits.n_ids == 9
         stream = lm.stream(prompt, params)
         lm.embed([[100 + i, 7, 8, 9] for i in range(12)])
         assert [len(s["ids"]) for s in add_up(list(stream), 4)] == [5] * 4

@@ -247,7 +247,7 @@ class TestHumanEval:
         with pytest.raises(TilebeamError, match=r'bad.jsonl line 1: the text under "prompt" does not define other'):
             open_task(TaskOptions(f"humaneval:{bad}"))
         open_task(options)
-        monkeypatch.setitem(child._PLAIN._greeting, "unconfined", "no filters")
+        monkeypatch.setitem(child._PLAIN.greeting(), "unconfined", "no filters")
         with pytest.raises(TilebeamError, match="--unsafe-code"):
             open_task(options)
         task = open_task(replace(options, unsafe_code=True))

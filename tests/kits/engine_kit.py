@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 from tilebeam import LM, RequestOutput
 from tilebeam import gguf as gguf_tools
-from tilebeam.engine import ahead
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.request import Sample
 from tilebeam.measure.graph_watch import Watch, array, name_of
@@ -101,15 +100,14 @@ class Count:
 
     def __init__(self, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches = self.tokens = 0
-        real = lm._context.decode
+        real = lm.engine.context.decode
 
         def decode(n: int) -> int:
             self.batches += 1
             self.tokens += n
             return real(n)
 
-        monkeypatch.setattr(lm._context, "decode", decode)
-        monkeypatch.setattr(ahead, "SECONDS", 0.0)  # else some steps are made without it
+        monkeypatch.setattr(lm.engine.context, "decode", decode)
 
 
 class _Layer(Watch):
@@ -137,7 +135,7 @@ def states_behind(lm: LM, tokens: list[int]) -> npt.NDArray[np.float32]:
     p.n_ctx = p.n_batch = p.n_ubatch = max(n, 32)
     p.cb_eval, p.type_k, p.type_v, p.flash_attn_type = watch.callback, 0, 0, C.LLAMA_FLASH_ATTN_TYPE_DISABLED
     with log_router().capture():
-        context = Context(C.llama_init_from_model(lm._model.pointer, p), lm._model, n, n)
+        context = Context(C.llama_init_from_model(lm.engine.context.model.pointer, p), lm.engine.context.model, n, n)
     context.token[:n], context.pos[:n], context.seq[:n], context.output[:n] = tokens, np.arange(n), 0, 1
     assert context.decode(n) == 0
     with log_router().capture():

@@ -36,6 +36,34 @@ class Tokens:
     size: int
 
 
+class Numbers:
+    """The random numbers of a seed, as sampling.h promises them: xoshiro256++ from four numbers of splitmix64."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = []
+        for _ in range(4):
+            seed = (seed + 0x9E3779B97F4A7C15) % 2**64
+            z = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+            z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+            self.state.append(z ^ z >> 31)
+
+    def bits(self) -> int:
+        """The next 64."""
+        a, b, c, d = self.state
+        bits = (_rotated((a + d) % 2**64, 23) + a) % 2**64
+        shifted, c, d = b << 17, c ^ a, d ^ b
+        self.state = [a ^ d, b ^ c, c ^ shifted % 2**64, _rotated(d, 45)]
+        return bits
+
+    def next(self) -> float:
+        """The next number in [0, 1)."""
+        return (self.bits() >> 11) * 2.0**-53
+
+
+def _rotated(x: int, by: int) -> int:
+    return (x << by | x >> (64 - by)) % 2**64
+
+
 class Ours:
     """Draws one token after the other with tb_draw_rows."""
 
@@ -60,19 +88,19 @@ class Witness:
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
-        self._sampler: Any = lm._engine.sampler
+        self._sampler: Any = lm.engine.sampler
         self._drawn: dict[int, tuple[list[int], list[F32]]] = {}  # by the identity of the sample's list of tokens
 
     def __enter__(self) -> Witness:
-        real, scheduler = self._sampler.sample, self.lm._engine.scheduler
+        real, scheduler = self._sampler.sample, self.lm.engine.scheduler
 
         def sample(rows: SampleRows) -> None:
             real(rows)
             samples = {id(s.sampler): s for s in scheduler.running}
-            for sampler, entry in zip(rows._samplers, rows._rows["entry"].tolist(), strict=True):
+            for sampler, entry in zip(rows.samplers, rows.entries, strict=True):
                 tokens = samples[id(sampler)].tokens
                 seen = self._drawn.setdefault(id(tokens), (tokens, []))[1]
-                seen.append(self.lm._context.logits(entry).copy())
+                seen.append(self.lm.engine.context.logits(entry).copy())
 
         self._sampler.sample = sample
         return self
@@ -135,7 +163,7 @@ def check(
 
 def ending(lm: LM, params: SamplingParams, limit: int, ids: list[int]) -> tuple[str, str | None]:
     """The text of these tokens, and why there are no more of them; None: there are."""
-    vocab = lm._engine.vocab
+    vocab = lm.engine.vocab
     ends = vocab.is_end(ids[-1]) and not params.ignore_eos
     pieces = b"".join(vocab.piece(t) for t in (ids[:-1] if ends else ids))
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(pieces)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tilebeam import LM, Delta, SamplingParams
-from tilebeam.engine import ahead
+from tilebeam.engine.dispatcher import Line
 from tilebeam.native.llama import Context
 
 PROMPT = "the question is how many times the number"
@@ -18,8 +18,13 @@ DEADLINE = 120.0  # seconds, for a loaded machine
 
 
 def idle(lm: LM) -> bool:
-    engine, dispatcher = lm._engine, lm._dispatcher
-    return engine.kv.free == lm.n_ctx and not engine.kv.live and not engine.busy and dispatcher._owner is None
+    engine = lm.engine
+    return engine.kv.free == lm.n_ctx and not engine.kv.live and not engine.busy and not line(lm).taken
+
+
+def line(lm: LM) -> Line:
+    """Who wants the model's engine."""
+    return lm._dispatcher.line()
 
 
 def tokens(lm: LM, prompt: str, params: SamplingParams) -> list[list[int]]:
@@ -65,7 +70,6 @@ class Gate:
             return real(context, n)
 
         monkeypatch.setattr(Context, "decode", decode)
-        monkeypatch.setattr(ahead, "SECONDS", 0.0)  # else some steps are made without it
 
     def open(self) -> None:
         self._open.set()
@@ -80,8 +84,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 def under_way(lm: LM) -> int:
     """Calls in the line and in the engine, and readers in the line."""
-    dispatcher = lm._dispatcher
-    return len(dispatcher._queue) + len(dispatcher._active) + len(dispatcher._readers)
+    now = line(lm)
+    return now.queued + now.active + now.readers
 
 
 def add_up(deltas: list[Delta], n: int) -> list[dict[str, Any]]:

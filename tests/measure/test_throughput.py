@@ -52,11 +52,12 @@ def test_a_prompt_is_copied(path: Path, sizes: list[tuple[Context, int]]) -> Non
                 runner.run(case)
             of_prompt = []
             for lm in (first, second):
-                assert lm._context.truncate(0, case.n_depth)
-                of_prompt.append(lm._context.save_sequence(0))
+                assert lm.engine.context.truncate(0, case.n_depth)
+                of_prompt.append(lm.engine.context.save_sequence(0))
             np.testing.assert_array_equal(*of_prompt)
-        assert {n for context, n in sizes if context is second._context} == {2, 3}  # of three sequences, and of two
-        assert {n for context, n in sizes if context is first._context} == {2, 3, 20, 40}
+        # Of three sequences, and of two.
+        assert {n for context, n in sizes if context is second.engine.context} == {2, 3}
+        assert {n for context, n in sizes if context is first.engine.context} == {2, 3, 20, 40}
 
 
 def test_other_cells_are_refused(path: Path) -> None:

@@ -330,7 +330,7 @@ def test_tracer_leaves_the_model_as_it_was(model: Path) -> None:
             assert lm.generate("hello", params)[0].outputs[0].token_ids == plain
             with pytest.raises(TilebeamError, match="Another trace"), trace.Tracer(lm):
                 pass
-        assert lm._engine.observer is lm._context.on_decode is None
+        assert lm.engine.observer is lm.engine.context.on_decode is None
         with trace.tracing(lm) as empty:
             pass
         assert len(first.records) > 0

@@ -54,10 +54,10 @@ def test_versions_are_ordered_as_pep_440_has_it() -> None:
     """What `pip` and `packaging` take them for; the installed one may be of any form."""
     order = ["0.9.9", "0.9.36.dev1", "0.9.36a2", "0.9.36b1", "0.9.36rc1.dev2", "0.9.36rc1", "0.9.36rc2", "0.9.36"]
     order += ["0.9.36.post0.dev1", "0.9.36.post0", "0.9.36.post1", "0.9.37", "0.10", "1!0.1"]
-    assert all(releases._order(a) < releases._order(b) for a, b in itertools.pairwise(order))
+    assert all(releases.order(a) < releases.order(b) for a, b in itertools.pairwise(order))
     for same in ("0.9.36+cpu", "0.9.36.0", "0.9.36+cu124.1"):
-        assert releases._order(same) == releases._order("0.9.36")
-    assert releases._order("unknown") < releases._order("0.1")
+        assert releases.order(same) == releases.order("0.9.36")
+    assert releases.order("unknown") < releases.order("0.1")
 
 
 READ = """
@@ -118,7 +118,7 @@ def refusal() -> str:
 
 
 def test_what_a_build_lacks_is_said(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = sorted(releases.built(), key=releases._order)
+    there = sorted(releases.built(), key=releases.order)
     advice = (
         f"llama-cpp-python is {OTHER}, and Tilebeam has its plugin for {', '.join(there)}: "
         f"pip install llama-cpp-python=={there[-1]}. To build the plugin for {OTHER}, "

@@ -11,7 +11,7 @@ from tilebeam.sandbox import child
 
 def children() -> list[str]:
     """The processes that both zygotes have."""
-    running = [z._process.pid for z in (child._PLAIN, child._WITH_LIBRARIES) if z._process is not None]
+    running = [z.process.pid for z in (child._PLAIN, child._WITH_LIBRARIES) if z.process is not None]
     return [n for pid in running for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -89,7 +89,7 @@ def test_the_process_that_programs_are_forked_from_never_holds_a_test_or_a_progr
     marks = [f"# {kind}_mark_{id(object())}" for kind in ("test", "program")]
     said = run_tests(f"def f(): return 1  {marks[1]}", "f", [Test(f"assert f() == 1  {marks[0]}")])
     assert said.passed == (True,)
-    zygote = child._PLAIN._process
+    zygote = child._PLAIN.process
     assert zygote is not None
     held = b""
     with open(f"/proc/{zygote.pid}/maps") as maps, open(f"/proc/{zygote.pid}/mem", "rb", buffering=0) as memory:

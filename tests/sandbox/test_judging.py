@@ -117,7 +117,7 @@ def test_secrets_of_this_process_are_not_in_its_variables(monkeypatch: pytest.Mo
 
 def test_where_programs_cannot_be_confined_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert passes(RIGHT)
-    monkeypatch.setitem(child._PLAIN._greeting, "unconfined", "no list of system calls for vax")
+    monkeypatch.setitem(child._PLAIN.greeting(), "unconfined", "no list of system calls for vax")
     with pytest.raises(TilebeamError, match=r"cannot be confined .*\(no list of system calls for vax\).*--unsafe-code"):
         passes(RIGHT)
     reads = "def f(): return open('/dev/null').read()"
@@ -211,7 +211,7 @@ def test_the_same_program_does_the_same_again() -> None:
 
 def test_who_was_killed_is_replaced() -> None:
     assert passes(RIGHT)
-    process = child._PLAIN._process
+    process = child._PLAIN.process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -222,8 +222,8 @@ def test_who_was_killed_is_replaced() -> None:
 def test_who_is_killed_while_a_program_runs_is_replaced(whom: str) -> None:
     """Where it is the zygote the program runs again; else it has failed."""
     passes(RIGHT)
-    assert child._PLAIN._process is not None
-    pid = child._PLAIN._process.pid
+    assert child._PLAIN.process is not None
+    pid = child._PLAIN.process.pid
     slow = "def add(a, b):\n    for _ in range(10**7): pass\n    return a + b\n"
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(passes, slow, 60)
@@ -237,10 +237,10 @@ def test_who_is_killed_while_a_program_runs_is_replaced(whom: str) -> None:
 
 def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     passes(RIGHT)
-    assert child._PLAIN._process is not None
+    assert child._PLAIN.process is not None
     monkeypatch.setattr(child, "PATIENCE", 1)
     monkeypatch.setattr(child, "_ENDING_SECONDS", 0.5)
-    os.kill(child._PLAIN._process.pid, signal.SIGSTOP)
+    os.kill(child._PLAIN.process.pid, signal.SIGSTOP)
     assert passes(RIGHT, seconds=1)
 
 
@@ -255,7 +255,7 @@ def test_many_threads_ask_at_once() -> None:
 
 def test_descriptors_are_given_back() -> None:
     def held() -> list[int]:
-        zygote = child._PLAIN._process
+        zygote = child._PLAIN.process
         assert zygote is not None
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), zygote.pid)]
 
@@ -284,7 +284,7 @@ def test_nothing_runs_on_when_the_asker_is_killed() -> None:
 import os, threading, time
 from tilebeam.sandbox import run, child
 run("1")
-zygote = child._PLAIN._process.pid
+zygote = child._PLAIN.process.pid
 threading.Thread(target=run, args=["while True: pass"], kwargs={"timeout": 100}, daemon=True).start()
 while not (programs := open(f"/proc/{zygote}/task/{zygote}/children").read()):
     time.sleep(0.01)

@@ -132,7 +132,7 @@ def test_arguments_out_of_range() -> None:
 
 def test_where_programs_cannot_be_confined_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run("1")
-    monkeypatch.setitem(child._PLAIN._greeting, "unconfined", "no filters")
+    monkeypatch.setitem(child._PLAIN.greeting(), "unconfined", "no filters")
     with pytest.raises(TilebeamError, match="no filters"):
         run("1")
     assert run("open('/dev/null').read()", unsafe=True).value == "''"

@@ -93,7 +93,7 @@ def lm(models: Path) -> Iterator[LM]:
 def windowed(models: Path) -> Iterator[LM]:
     """A model with a sliding window of 128 tokens."""
     with tilebeam.load(models / "gemma3.gguf", "cpu", n_ctx=4096, n_seq_max=16, **EXACT) as model:
-        assert model._model.n_swa == 128
+        assert model.engine.context.model.n_swa == 128
         yield model
 
 
@@ -141,7 +141,7 @@ def test_any_texts_read_together_are_as_read_alone(
         # Batches of other shapes round differently; what is wrong is wrong by 1.
         np.testing.assert_allclose(reading.hidden, alone.hidden, atol=2e-3)
         np.testing.assert_allclose(alone.hidden @ _output(lm).T, lm.logits(text)[at], atol=1e-2)
-    assert not lm._engine.kv.live
+    assert not lm.engine.kv.live
 
 
 def _output(lm: LM) -> np.ndarray[Any, Any]:
@@ -270,7 +270,7 @@ def test_scores_of_growing_beams_are_those_of_whole_texts(
     for prompt, steps, scores in final[-4:]:
         np.testing.assert_allclose(scores, by_hand(scorer, prompt, steps), atol=1e-4)
     assert spent.scored_tokens <= spent.full_scoring_tokens or outcome
-    assert not lm._engine.kv.live
+    assert not lm.engine.kv.live
     assert not scorer._known  # nothing outlives a session
 
 

@@ -294,7 +294,7 @@ def test_texts_that_share_a_beginning_are_read_once(lm: LM) -> None:
     for text, reading in zip(texts, readings, strict=True):
         np.testing.assert_allclose(reading.logits[0], lm.logits(text)[-1], atol=1e-4)
     assert sum(r.decoded_tokens for r in readings) < len(start) + 12 * 4
-    kv = lm._engine.kv
+    kv = lm.engine.kv
     assert kv.free == lm.n_ctx
     assert not kv.live
 
@@ -308,7 +308,7 @@ def test_any_texts_read_together_are_as_read_alone(lm: LM, texts: list[list[int]
         together = lm.read(texts, where, [1, 2, 3])
     for text, at, reading in zip(texts, where, together, strict=True):
         np.testing.assert_allclose(reading.logits, lm.logits(text)[at][:, [1, 2, 3]], atol=1e-4)
-    assert not lm._engine.kv.live
+    assert not lm.engine.kv.live
 
 
 def test_kept_prefixes_are_continued_not_decoded_again(lm: LM) -> None:
@@ -324,7 +324,7 @@ def test_kept_prefixes_are_continued_not_decoded_again(lm: LM) -> None:
     assert alone.usage.cached_tokens == 0
     assert [o.token_ids for o in second.outputs] == [o.token_ids for o in alone.outputs]
     assert many[29].outputs[0].token_ids == lm.generate([*longer, 36], brief)[0].outputs[0].token_ids
-    assert not lm._engine.kv.live
+    assert not lm.engine.kv.live
 
 
 def test_kept_prefixes_give_way_when_cells_are_needed(lm: LM) -> None:
@@ -385,7 +385,7 @@ def test_beam_search_over_real_models(lm: LM) -> None:
     whole = reward.score_steps([TEXT] * len(result.steps), result.steps)
     for mine, fresh in zip(result.step_scores, whole, strict=True):
         np.testing.assert_allclose(mine, fresh, atol=1e-4)
-    assert not lm._engine.kv.live
+    assert not lm.engine.kv.live
     best = BestOfN(reward).infer(lm, TEXT, budget=4, sampling=SamplingParams(max_tokens=20, seed=1))
     assert best.scores == pytest.approx(reward.score(TEXT, best.candidates), abs=1e-4)
 
@@ -412,7 +412,7 @@ def test_searches_of_several_threads_share_a_model_and_a_reward_model(lm: LM) ->
         fresh = reward.score_steps([result.prompt] * len(result.steps), result.steps)
         for mine, again in zip(result.step_scores, fresh, strict=True):
             np.testing.assert_allclose(mine, again, atol=1e-4)
-    assert not lm._engine.kv.live
+    assert not lm.engine.kv.live
 
 
 def test_labels_must_be_single_tokens(lm: LM) -> None:

@@ -43,7 +43,7 @@ def test_a_template_that_does_not_end_holds_up_nobody_else(bad: Running, monkeyp
         assert answer.json()["usage"]["completion_tokens"] == 2
         assert not any(chat.done() for chat in chats)
         monkeypatch.setattr(rendering, "SECONDS", 0.1)
-        process = rendering._USUAL._process._process
+        process = rendering._USUAL._process.process
         assert process is not None
         process.kill()
     for chat in chats:

@@ -27,7 +27,7 @@ def test_good_grammars_are_answered(client: Any, name: str) -> None:
 
 @pytest.mark.parametrize("grammar", [*HOSTILE_AT_ONCE.values(), *HOSTILE_SOON.values()])
 def test_others_go_on_while_a_grammar_explodes(server: Running, client: Any, lm: LM, grammar: str) -> None:
-    vocab = lm._model.vocab
+    vocab = lm.engine.vocab
     ends = {str(t): -100 for t in range(vocab.size) if vocab.is_end(t)}  # a text that ends soon meets no explosion
     ask: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 500, "logit_bias": ends}
     ask["extra_body"] = {"grammar": grammar}

@@ -20,7 +20,7 @@ PARTS = (11, 12, 13)
 @pytest.fixture
 def fills(lm: LM, monkeypatch: pytest.MonkeyPatch) -> LM:
     """The model, as if its file named tokens for the parts."""
-    monkeypatch.setattr(lm._model.vocab, "fim", PARTS)
+    monkeypatch.setattr(lm.engine.vocab, "fim", PARTS)
     return lm
 
 
@@ -105,8 +105,8 @@ def test_other_files_have_their_tokens(fills: LM, monkeypatch: pytest.MonkeyPatc
     gap = fills.infill_prompt("a", "b")[len(bos) :]
     files = [("x.py", "one"), ("y.py", "two")]
     assert fills.infill_prompt("a", "b", extra=files) == [*bos, *plain("one\n\n"), *plain("two\n\n"), *gap]
-    monkeypatch.setattr(fills._model.vocab, "fim_repository", 14)
-    monkeypatch.setattr(fills._model.vocab, "fim_file", 15)
+    monkeypatch.setattr(fills.engine.vocab, "fim_repository", 14)
+    monkeypatch.setattr(fills.engine.vocab, "fim_file", 15)
     head, tail = [14, *plain("project\n")], [15, *plain("file\n")]
     both = [*head, 15, *plain("x.py\none"), 15, *plain("y.py\ntwo"), *tail]
     assert fills.infill_prompt("a", "b", extra=files) == [*bos, *both, *gap]

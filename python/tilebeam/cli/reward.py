@@ -42,9 +42,7 @@ app = App(name="reward", help="Train a reward head on a model's own hidden state
 class SampleOptions:
     """Problems, and how samples of them are drawn and kept."""
 
-    task: Annotated[
-        str, typer.Option("--task", help="Problems, as in tilebeam eval: gsm8k:FILE, jsonl:FILE ..")
-    ]
+    task: Annotated[str, typer.Option("--task", help="Problems, as in tilebeam eval: gsm8k:FILE, jsonl:FILE ..")]
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each problem.")] = SAMPLES
     data: Annotated[
         Path | None,

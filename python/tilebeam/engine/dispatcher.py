@@ -25,7 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.request import Request, Sample
@@ -129,6 +129,25 @@ class Call:
         self._reported[sample] = len(sample.tokens), stable
 
 
+@dataclass(frozen=True)
+class Line:
+    """Who wants an engine.
+
+    Attributes:
+        queued: calls whose samples wait for the next step.
+        active: calls in the engine.
+        readers: threads that wait for it.
+        taken: a thread has it.
+        background: a worker thread steps for calls that no thread waits for.
+    """
+
+    queued: int
+    active: int
+    readers: int
+    taken: bool
+    background: bool
+
+
 _CLOSED = -1  # owner of the engine of a closed model
 
 
@@ -185,7 +204,6 @@ class Dispatcher:
                 call.done = True
                 return
             self._queue.append(call)
-            self._engine.ahead.stop(True)
             if background is not None:
                 call.background = True
                 self._background_calls += 1
@@ -234,7 +252,6 @@ class Dispatcher:
         if call.done:
             return
         self._commands.append(lambda: self._drop(call))
-        self._engine.ahead.stop(True)
         if self._lock.acquire(blocking=False):
             try:
                 if self._owner is None:
@@ -246,6 +263,11 @@ class Dispatcher:
         """`PrefixCache.set_caching`, before the next step."""
         with self._lock:
             self._command(lambda: self._engine.kv.set_caching(on))
+
+    def line(self) -> Line:
+        """Who wants the engine now; without the lock."""
+        active, worker = len(self._active), self._worker is not None
+        return Line(len(self._queue), active, len(self._readers), self._owner is not None, worker)
 
     # --- exclusive use ----------------------------------------------------------------------------------------------
 
@@ -269,7 +291,6 @@ class Dispatcher:
             self._check_usable()
             turn = _Reader(self._is_wanted, threading.Condition(self._lock))
             self._readers.append(turn)
-            self._engine.ahead.stop(True)
             try:
                 self._wait_until(lambda: self._owner is None and self._is_next(turn), turn.waiter)
                 self._check_usable()
@@ -327,7 +348,6 @@ class Dispatcher:
                 raise TilebeamError("A thread that is using the model's context cannot close the model.")
             if not self._closed:
                 self._closed = True
-                self._engine.ahead.stop(True)
                 error = TilebeamError("The model was closed while this call was waiting.")
                 for call in [*self._active, *self._queue]:
                     call.fail(error)
@@ -420,7 +440,6 @@ class Dispatcher:
         try:
             with log_router().capture() as self.log:
                 while not self._closed:
-                    self._engine.ahead.stop(bool(self._readers))
                     self._run_commands()
                     self._begin_calls()
                     if ready() or not self._engine.busy or self._stops():
@@ -489,7 +508,6 @@ class Dispatcher:
     def _command(self, what: Callable[[], None]) -> None:
         """Have something done to the engine between two steps: now, if no thread has it."""
         self._commands.append(what)
-        self._engine.ahead.stop(True)
         if self._owner is None:
             self._run_commands()
 

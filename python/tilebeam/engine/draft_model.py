@@ -28,6 +28,9 @@ _SIGNS = 10  # classes of the probability that the draft model gives its token
 class DraftModel:
     """Guesses with a context of its own.
 
+    Attributes:
+        kv: its cells.
+
     Args:
         context: of the draft model, with a unified KV cache.
         target: of the model that it guesses for.
@@ -39,9 +42,9 @@ class DraftModel:
 
     def __init__(self, context: Context, target: Context) -> None:
         self.vocabulary = DraftVocabulary(context.model.vocab, target.model.vocab)
-        self._context = context
-        self._kv = PrefixCache(context, Limits.of(context, context.n_seq_max))
-        if reason := self._kv.uncuttable():
+        self.context = context
+        self.kv = PrefixCache(context, Limits.of(context, context.n_seq_max))
+        if reason := self.kv.uncuttable():
             raise TilebeamError(f"This model cannot be a draft model: {reason}.")
         self._sequences: dict[Sample, CachedSequence] = {}
         self._draws = BatchSampler(context)
@@ -56,7 +59,7 @@ class DraftModel:
         """Give back a sample's cells."""
         seq = self._sequences.pop(sample, None)
         if seq is not None:
-            self._kv.close(seq)
+            self.kv.close(seq)
 
     def cost(self, samples: int) -> float:
         """Seconds that one more token for so many samples takes, by what passes took; 0 before the first."""
@@ -82,15 +85,15 @@ class DraftModel:
         if seq is None:
             for idle in [s for s in self._sequences if s.kv is None]:  # preempted
                 self.finished(idle)
-            if not self._kv.free_ids:
+            if not self.kv.free_ids:
                 return None
-            source, shared = self._kv.longest_prefix(text, len(text) - 1)
-            seq = self._sequences[sample] = self._kv.open_from(source, shared)
+            source, shared = self.kv.longest_prefix(text, len(text) - 1)
+            seq = self._sequences[sample] = self.kv.open_from(source, shared)
         shared = min(common_prefix(seq.tokens, text), len(text) - 1)
-        self._kv.truncate(seq, shared)
+        self.kv.truncate(seq, shared)
         lacks = text[shared:]
         left = sample.limit - len(sample.tokens)
-        if len(lacks) > min(room, self._kv.free) or len(lacks) > max(_AT_ONCE, _WORTH_READING * left):
+        if len(lacks) > min(room, self.kv.free) or len(lacks) > max(_AT_ONCE, _WORTH_READING * left):
             return None
         if len(lacks) > _AT_ONCE:
             self.decode([(seq, lacks[:-1])])
@@ -100,7 +103,7 @@ class DraftModel:
     @property
     def room(self) -> int:
         """Cells that are free."""
-        return self._kv.free
+        return self.kv.free
 
     def decode(self, spans: list[tuple[CachedSequence, list[int]]]) -> list[tuple[int, float]]:
         """Decode tokens of several sequences, each once.
@@ -111,7 +114,7 @@ class DraftModel:
         Raises:
             TilebeamError: decoding failed.
         """
-        context, results = self._context, list[tuple[int, float]]()
+        context, results = self.context, list[tuple[int, float]]()
         pending = list(spans)
         while pending:
             pieces, n, ends = list[Piece](), 0, list[int]()
@@ -119,7 +122,7 @@ class DraftModel:
                 seq, tokens = pending.pop(0)
                 part, rest = tokens[: context.n_batch - n], tokens[context.n_batch - n :]
                 pieces.append((seq.id, len(seq), part, int(not rest)))
-                self._kv.extend(seq, part)
+                self.kv.extend(seq, part)
                 n += len(part)
                 if rest:
                     pending.insert(0, (seq, rest))
@@ -128,7 +131,7 @@ class DraftModel:
             context.fill(pieces)
             if context.decode(n) != 0:
                 self._sequences.clear()
-                self._kv.clear()
+                self.kv.clear()
                 raise TilebeamError("The draft model failed to decode: load the model without it.")
             if ends:
                 rows = SampleRows([(self._likeliest, entry, True) for entry in ends])

@@ -2,7 +2,7 @@
 
 A step admits samples to free slots, decodes the batch that the scheduler plans, draws a token for every sample whose
 logits came out, and ends the samples that are complete. While nothing but the next token of each sample changes, the
-batch is not planned anew; and where steps are short, several are made at once (ahead.py).
+batch is not planned anew.
 
 With a drafter, a step decodes guesses of the next tokens too. Tokens are then drawn position by position, each sample's
 from its own sampler, as long as they are those that were guessed; the cells of the other guesses are given back.
@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import NoReturn
 
-from tilebeam.engine.ahead import Ahead
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.hidden_states import HiddenStates
@@ -66,7 +65,6 @@ class Engine:
         self.kv.adapters = adapters
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context, threads)
-        self.ahead = Ahead(context, self.sampler, n_slots)
         self.hidden = HiddenStates(context)
         self.broken: TilebeamError | None = None
         self.batches: Counter[int] = Counter()
@@ -128,9 +126,9 @@ class Engine:
         self.context.on_decode = None if observer is None else partial(observer.phase, "decode")
 
     def use_drafter(self, drafter: Drafter | None) -> None:
-        """Ask a drafter from the next step on, unless `drafting_off` says why not; None: no drafts."""
+        """Ask a drafter from the next step on; None: no drafts. Only where `drafting_off` is None."""
         self._steady = None
-        self.scheduler.drafter = None if self.drafting_off else drafter
+        self.scheduler.drafter = drafter
 
     @property
     def drafting_off(self) -> str | None:
@@ -165,6 +163,35 @@ class Engine:
         self.broken = self._on_failure(code)
         raise self.broken
 
+    def check(self, *, reading: bool = False) -> None:
+        """Raise `TilebeamError` if cells are lost, or those of a sample are not its text's. A test may ask between two
+        steps or while a batch is decoded.
+
+        Args:
+            reading: a reader has sequences of its own.
+        """
+        self.kv.check()
+        lanes = self.scheduler.lanes.all
+        samples = [s for lane in lanes for s in (*lane.running, *lane.queue)]
+        pinned = {id(s.request): s.request.pinned for s in samples}.values()
+        held = [seq for seq in (*(s.kv for s in samples), *pinned) if seq is not None]
+        owned = {seq.id for seq in held}
+        lost = [seq for seq in self.kv.live if seq.id not in owned and not self.kv.is_cached(seq)]
+        if not all(seq in self.kv.live for seq in held) or (lost and not reading):
+            raise TilebeamError(f"{len(held)} sequences are held, {len(self.kv.live)} are open, {len(lost)} are lost.")
+        for lane in lanes:
+            if len(lane.running) > self.scheduler.n_slots:
+                raise TilebeamError(f"{len(lane.running)} samples run in {self.scheduler.n_slots} slots.")
+            if any(s.request.adapters != lane.adapters for s in (*lane.running, *lane.queue)):
+                raise TilebeamError("A sample waits in a lane of other adapters.")
+        for s in samples:
+            if s.finish is not None or (s.kv is not None and s.kv.adapters != s.request.adapters):
+                raise TilebeamError(f"Sample {s.index} has ended ({s.finish}), or cells of other adapters.")
+            if s.kv is not None:
+                text, drafts = s.target(), self.scheduler.drafter is not None
+                if s.kv.tokens[: len(text)] != text[: len(s.kv)] or (len(s.kv) > len(text) and not drafts):
+                    raise TilebeamError(f"Sample {s.index} has cells of other tokens than its text's.")
+
     # --- one step ---------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -182,7 +209,6 @@ class Engine:
             if plan is not None:
                 with observed(self.observer, "sample"):
                     self._sample(plan)
-                self._run_ahead(plan, time.perf_counter() - began)
         if plan is not None and self.scheduler.is_drafted(len(plan.sampling)):
             self._tell_drafter(plan, time.perf_counter() - began - self._planned)
 
@@ -233,9 +259,9 @@ class Engine:
         """A sample got its slot; it may have had one before."""
         request = sample.request
         if sample.sampler is None:
-            sample.sampler = Sampler(request.params, sample.seed, self.vocab, request.prompt_ids)
-            sample.detokenizer = Detokenizer(request.params.stop or ())
             n_ctx = self.context.n_ctx
+            sample.sampler = Sampler(request.params, sample.seed, self.vocab, request.prompt_ids, n_ctx)
+            sample.detokenizer = Detokenizer(request.params.stop or ())
             sample.place = self.hidden.open() if request.params.hidden else None
             sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(request.prompt_ids))
 
@@ -256,55 +282,13 @@ class Engine:
         self.kv.extend_each([span.seq for span in plan.spans], [[token] for token in tokens.tolist()])
         return plan
 
-    def _run_ahead(self, plan: Plan, seconds: float) -> None:
-        """Further steps of a plan that repeats, where nobody has to look at the single sample.
-
-        Args:
-            seconds: what the step before took.
-        """
-        if self._steady is not plan or plan.hidden or self.observer or self.scheduler.is_drafted(plan.n):
-            return
-        most = min(plan.unchecked, self.kv.free // plan.n)
-        if most < 1 or not self.ahead.pays(plan.n, seconds):
-            return
-        assert plan.rows is not None
-        asked = [request.params for request, _ in plan.shares]
-        logprobs, drawn = any(p.logprobs for p in asked), plan.rows.tokens.tolist()
-        steps = self.ahead.run(
-            plan.rows,
-            most,
-            seconds,
-            ends=not all(p.ignore_eos for p in asked),
-            logprobs=logprobs,
-        )
-        if steps is None:
-            return
-        self.kv.extend_each(
-            [span.seq for span in plan.spans],
-            [[token, *tokens[:-1]] for token, tokens in zip(drawn, steps.tokens, strict=True)],
-        )
-        plan.unchecked -= steps.count
-        self.batches[plan.n] += steps.count
-        kept = steps.count - steps.ends
-        for i, (sample, _) in enumerate(plan.sampling):
-            sample.tokens += steps.tokens[i][:kept]
-            if sample.request.params.logprobs:
-                sample.logprobs += steps.logprobs[i][:kept]
-        for request, count in plan.shares:
-            request.usage.completion_tokens += kept * count
-            request.progress.tokens += kept * count
-            request.usage.decode_seconds += steps.decoding * count / plan.n
-            request.usage.sampling_seconds += steps.drawing * count / plan.n
-        if steps.ends:
-            self._take_each(plan.sampling, plan.rows)
-
     @staticmethod
     def _account(plan: Plan, seconds: float) -> None:
         """Charge the requests for a decoded batch."""
         share = seconds / plan.n
         if plan.steady and plan.rows is not None:  # not the first time: all are sampled tokens
-            for request, count in plan.shares:
-                request.usage.decode_seconds += share * count
+            for span in plan.spans:
+                span.request.usage.decode_seconds += share
             return
         for span in plan.spans:
             request, usage, count = span.request, span.request.usage, len(span.tokens)
@@ -333,18 +317,13 @@ class Engine:
         if plan.sampling:
             self.batches[len(plan.sampling)] += 1
         self._steady = plan if plan.steady else None  # a sample that ends or a new request takes it away again
-        if not self._take_all(plan, plan.rows):
-            self._take_each(plan.sampling, plan.rows)
+        self._take_each(plan.sampling, plan.rows)
         if plan.drafts:
             with observed(self.observer, "verify"):
                 self._verify(plan, plan.rows)
         share = (time.perf_counter() - began) / max(1, len(plan.sampling))
-        if plan.steady:
-            for request, count in plan.shares:
-                request.usage.sampling_seconds += share * count
-        else:
-            for sample, _ in plan.sampling:
-                sample.request.usage.sampling_seconds += share
+        for sample, _ in plan.sampling:
+            sample.request.usage.sampling_seconds += share
 
     def _verify(self, plan: Plan, rows: SampleRows) -> None:
         """The first tokens are drawn: draw on where they are those of the drafts, and give back the other cells."""
@@ -376,25 +355,6 @@ class Engine:
                 self.scheduler.roll_back(sample)
 
     # --- drawn tokens -----------------------------------------------------------------------------------------------
-
-    def _take_all(self, plan: Plan, rows: SampleRows) -> bool:
-        """`_take` for all rows at once, where the tokens need no closer look. False: nothing was done."""
-        plan.unchecked -= 1
-        tokens = rows.tokens.tolist()
-        if plan.unchecked < 0 or min(tokens) < 0 or not self.vocab.none_ends(tokens):
-            return False
-        for (sample, _), token in zip(plan.sampling, tokens, strict=True):
-            sample.tokens.append(token)
-        if any(request.wants_norm for request, _ in plan.shares):
-            for (sample, _), logit, norm in zip(plan.sampling, rows.logits, rows.norms, strict=True):
-                self._note(sample, logit - norm)
-        if any(request.params.hidden_steps for request, _ in plan.shares):
-            for sample, _ in plan.sampling:
-                self._step_ends(sample)
-        for request, count in plan.shares:
-            request.usage.completion_tokens += count
-            request.progress.tokens += count
-        return True
 
     def _take_each(self, sampling: list[tuple[Sample, int]], rows: SampleRows) -> None:
         drawn = zip(sampling, rows.tokens.tolist(), rows.logits, rows.norms, strict=True)

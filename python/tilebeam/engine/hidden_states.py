@@ -78,6 +78,11 @@ class HiddenStates:
             array[place] = 0
         return place
 
+    @property
+    def held(self) -> int:
+        """Places in use."""
+        return len(self._count) - len(set(self._free))
+
     def state(self, place: int, *, ended: bool = False) -> TextState:
         """A sample's state by now.
 

@@ -217,6 +217,20 @@ class KvCache:
             self.close(seq)
         self._memory.clear()
 
+    def check(self) -> None:
+        """Raise `TilebeamError` if the counts do not add up: a cell or an id is lost, or counted wrong."""
+        owners = np.zeros_like(self._owners)
+        for seq in self.live:
+            if not len(set(seq.cells)) == len(seq.cells) == len(seq.tokens):
+                raise TilebeamError(f"Sequence {seq.id} has {len(seq.tokens)} tokens in {len(set(seq.cells))} cells.")
+            owners[seq.cells] += 1
+        for cell in np.flatnonzero(owners != self._owners).tolist():
+            raise TilebeamError(f"Cell {cell} has {owners[cell]} owners, and {self._owners[cell]} are counted.")
+        if sorted(self._free_cells) != np.flatnonzero(owners == 0).tolist():
+            raise TilebeamError(f"{len(self._free_cells)} cells are free, {(owners == 0).sum()} without an owner.")
+        if sorted([*self._live, *self._free_ids]) != list(range(self.limits.n_ids)):
+            raise TilebeamError(f"Of {self.limits.n_ids} ids {len(self._live)} are used, {len(self._free_ids)} free.")
+
     def _no_room(self, count: int) -> TilebeamError:
         return TilebeamError(f"No room for {count} tokens: {self.free} of {self.limits.n_cells} KV cells are free.")
 
@@ -251,6 +265,17 @@ class PrefixCache(KvCache):
             self._cached[seq.id] = seq
         else:
             self.close(seq)
+
+    def check(self) -> None:
+        """Raise `TilebeamError` if the counts do not add up, or a cached sequence has no cells."""
+        super().check()
+        for seq in self._cached.values():
+            if self._live.get(seq.id) is not seq:
+                raise TilebeamError(f"Sequence {seq.id} is cached, but closed.")
+
+    def is_cached(self, seq: Sequence) -> bool:
+        """Whether a sequence stays for later ones, and nobody goes on with it."""
+        return seq.id in self._cached
 
     @property
     def cached(self) -> list[Sequence]:

@@ -89,8 +89,6 @@ class Plan:
             drafter has guesses then.
         sampling: samples that draw a token, and the entries that they draw from.
         rows: the same for the native code; made when the plan is drawn from for the first time.
-        shares: of a steady plan: requests, and how many of its samples.
-        unchecked: of a steady plan: how many draws need no look at the single sample, unless a token ends it.
         asked: whether the drafter was asked; drafts: whether there are spans with drafts.
         hidden: whether hidden states are wanted.
         states: where they go; made when the plan is drawn from for the first time.
@@ -102,8 +100,6 @@ class Plan:
     steady: bool
     sampling: list[tuple[Sample, int]] = field(default_factory=list)
     rows: SampleRows | None = None
-    shares: list[tuple[Request, int]] = field(default_factory=list)
-    unchecked: int = 0
     asked: bool = False
     drafts: bool = False
     only_decodes: bool = False
@@ -381,12 +377,9 @@ class Scheduler:
             (s.sample, s.entry + len(s.tokens) - s.outputs) for s in spans if s.sample is not None and s.outputs
         ]
         steady = len(sampling) == n == len(self.running) and not (self.queue and n < self.n_slots)
-        plan = Plan(
+        return Plan(
             spans, n, steady, sampling, asked=asked, drafts=bool(drafted), only_decodes=not prompts, hidden=hidden
         )
-        if steady:
-            self._count_shares(plan, decoding)
-        return plan
 
     def _decoding(self) -> list[Sample]:
         return [s for s in self.running if s.kv is not None and s.todo() == 1]
@@ -462,18 +455,6 @@ class Scheduler:
         if tokens and (min(tokens) < 0 or max(tokens) >= size):
             return tokens[: next(i for i, t in enumerate(tokens) if not 0 <= t < size)]
         return tokens
-
-    @staticmethod
-    def _count_shares(plan: Plan, decoding: list[Sample]) -> None:
-        asked = [s.request.params for s in decoding]
-        if not any(s.detokenizes for s in decoding) and not any(p.top_logprobs or p.min_tokens for p in asked):
-            plan.unchecked = min(s.limit - len(s.tokens) for s in decoding) - 1
-        for sample in decoding:
-            request = sample.request
-            if plan.shares and plan.shares[-1][0] is request:
-                plan.shares[-1] = request, plan.shares[-1][1] + 1
-            else:
-                plan.shares.append((request, 1))
 
     def undo(self, plan: Plan) -> None:
         """llama.cpp refused a batch: give back its cells."""

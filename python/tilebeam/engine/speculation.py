@@ -149,12 +149,15 @@ class Speculation(Drafter):
         lookup: whether texts are looked up.
         model: a draft model; None: none.
         most_samples: in steps of more samples nothing is guessed.
+
+    Attributes:
+        model: the draft model.
     """
 
     def __init__(self, lookup: bool = True, model: DraftModel | None = None, most_samples: int = sys.maxsize) -> None:
         self.most_samples = most_samples
         self._lookup = Lookup() if lookup else None
-        self._model = model
+        self.model = model
         self._costs = StepCosts()
         self._chances = Chances()
         self._by_lookup, self._by_model = Balance(), Balance()
@@ -196,7 +199,7 @@ class Speculation(Drafter):
             found = [self._looked_up(s, g) for (s, _), g in zip(asked, self._lookup.guess(asked), strict=True)]
             self._by_lookup.asked += 1
             self._asked = self._by_lookup
-        if self._model is not None and self._by_model.wakes():
+        if self.model is not None and self._by_model.wakes():
             began = time.perf_counter()
             unsure = [i for i, c in enumerate(found) if asked[i][1] and (not c.gains or c.gains[0] < _SURE)]
             for i, candidate in zip(unsure, self._ask_model([asked[i] for i in unsure], rows), strict=True):
@@ -218,12 +221,12 @@ class Speculation(Drafter):
 
     def _ask_model(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Candidate]:
         """Let the draft model go on, token by token, for the samples where one more is likely to be worth its time."""
-        assert self._model is not None
+        assert self.model is not None
         candidates = [_Candidate(self._by_model) for _ in asked]
         plain = self._costs.of(rows)
         if plain is None or not asked:  # nothing was measured yet
             return candidates
-        draft = self._model.drafting([sample for sample, _ in asked])
+        draft = self.model.drafting([sample for sample, _ in asked])
         active = [i for i, (_, most) in enumerate(asked) if most and draft.ready(i)]
         drafted = 0
         while active and self._worth_a_pass(active, candidates, drafted, rows, plain):
@@ -236,12 +239,12 @@ class Speculation(Drafter):
     def _worth_a_pass(
         self, active: list[int], candidates: list[_Candidate], drafted: int, rows: int, plain: float
     ) -> bool:
-        assert self._model is not None
+        assert self.model is not None
         gain = sum(candidates[i].gains[-1] if candidates[i].gains else 0.8 for i in active)
         now, more = self._costs.of(rows + drafted), self._costs.of(rows + drafted + len(active))
         assert now is not None
         assert more is not None
-        return gain * plain / rows > self._model.cost(len(active)) + more - now
+        return gain * plain / rows > self.model.cost(len(active)) + more - now
 
     def _choose(self, candidates: list[_Candidate], rows: int) -> None:
         """Say of each how many tokens are taken."""
@@ -297,15 +300,15 @@ class Speculation(Drafter):
         """See `Drafter`."""
         if self._lookup is not None:
             self._lookup.finished(sample)
-        if self._model is not None:
-            self._model.finished(sample)
+        if self.model is not None:
+            self.model.finished(sample)
         if sample.request.unfinished == 0:
             self._chances.forget(sample.request)
             self._known.discard(sample.request)
 
     def rest(self) -> int:
         """See `Drafter`."""
-        sources = [b for b, on in ((self._by_lookup, self._lookup), (self._by_model, self._model)) if on is not None]
+        sources = [b for b, on in ((self._by_lookup, self._lookup), (self._by_model, self.model)) if on is not None]
         steps = min((b.rests for b in sources), default=0)
         for balance in sources:
             balance.rests -= steps

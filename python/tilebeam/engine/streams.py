@@ -30,6 +30,16 @@ class _Streaming:
         """End what is not finished, as "aborted", and free its KV cells. Idempotent, and does not wait."""
         self._dispatcher.cancel(self._call)
 
+    def take(self) -> list[Delta]:
+        """The deltas that have come already, without waiting."""
+        deltas = self._call.deltas
+        return [deltas.popleft() for _ in range(len(deltas))]
+
+    @property
+    def done(self) -> bool:
+        """Whether all samples have ended, or the call has failed."""
+        return self._call.done
+
     @property
     def output(self) -> RequestOutput:
         """The whole result, once all samples have ended.
@@ -37,7 +47,7 @@ class _Streaming:
         Raises:
             TilebeamError: they have not ended, or the call failed.
         """
-        if not self._call.done:
+        if not self.done:
             raise TilebeamError("The stream has not ended: read it to its end, or cancel it.")
         return self._call.outputs()[0]
 
@@ -100,11 +110,6 @@ class AsyncStream(_Streaming):
         if call.error is not None:
             call.outputs()  # raises it
         raise StopAsyncIteration
-
-    def take(self) -> list[Delta]:
-        """The deltas that have come already, without waiting."""
-        deltas = self._call.deltas
-        return [deltas.popleft() for _ in range(len(deltas))]
 
     async def __aenter__(self) -> AsyncStream:
         return self

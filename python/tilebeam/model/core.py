@@ -284,6 +284,12 @@ class Core:
         return self._engine.figures()
 
     @property
+    def engine(self) -> Engine:
+        """The step loop, to look at its cells, samples and vocabulary. Only the thread that steps may change it, and
+        what it has may be another thing after a step: look while nothing generates, or inside `raw_decode`."""
+        return self._engine
+
+    @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary."""
         return self._model.vocab.size

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tilebeam.engine.draft_model import DraftModel
+from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.observer import Observer
 from tilebeam.engine.saved_state import Origin, SavedState, cells_of, put_cells
 from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
@@ -200,22 +201,37 @@ class LM(Chatting, Reads, Embeddings):
             if draft is not None:
                 stack.callback(draft.close)
                 draft.check_generates()
-            guesses = draft is not None or bool(lookup)
-            if self.info.deterministic and guesses:
-                raise TilebeamError(f"{self.info.path} was loaded with deterministic=True, which guesses no tokens.")
-            reason = self._engine.drafting_off
-            if reason and guesses:
-                raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
+            if draft is not None or lookup:
+                self._check_guesses()
             model = None if draft is None else DraftModel(draft._context, self._context)
             if model is not None:
                 stack.callback(model.close)
             drafter = None
             if lookup or model is not None:
                 drafter = Speculation(bool(lookup), model)
-            elif lookup is None and not reason and not self.info.deterministic:
+            elif lookup is None and not self._engine.drafting_off and not self.info.deterministic:
                 drafter = Speculation(most_samples=FEW_SAMPLES)
             self._engine.use_drafter(drafter)
             self._resources.push(stack.pop_all())
+
+    def use_drafter(self, drafter: Drafter | None) -> None:
+        """Guess tokens ahead with a drafter of your own from now on; None: stop guessing. It replaces what `speculate`
+        chose.
+
+        Raises:
+            TilebeamError: this model's memory cannot go back to an earlier token, or it was loaded with
+                ``deterministic=True``.
+        """
+        with self._alone():
+            if drafter is not None:
+                self._check_guesses()
+            self._engine.use_drafter(drafter)
+
+    def _check_guesses(self) -> None:
+        if self.info.deterministic:
+            raise TilebeamError(f"{self.info.path} was loaded with deterministic=True, which guesses no tokens.")
+        if reason := self._engine.drafting_off:
+            raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
 
     def observe(self, observer: Observer | None) -> None:
         """Tell an observer of all phases of the engine's work from now on; None: of none any more. A model has one

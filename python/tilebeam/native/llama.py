@@ -134,7 +134,6 @@ class Vocab:
         self.fim_file: int = C.llama_vocab_fim_sep(pointer)
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
-        self._going: set[int] = set()  # known not to end
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text.
@@ -195,8 +194,6 @@ class Vocab:
         known = self._ends.get(token)
         if known is None:
             known = self._ends[token] = self.has_text and bool(C.llama_vocab_is_eog(self.pointer, token))
-            if not known:
-                self._going.add(token)
         return known
 
     @cached_property
@@ -204,10 +201,6 @@ class Vocab:
         """All tokens that end a generation."""
         is_end = C.llama_vocab_is_eog
         return tuple(t for t in range(self.size) if is_end(self.pointer, t)) if self.has_text else ()
-
-    def none_ends(self, tokens: Sequence[int]) -> bool:
-        """Tell whether no token ends a generation."""
-        return self._going.issuperset(tokens) or not any(map(self.is_end, tokens))
 
 
 # Architectures that this llama.cpp computes wrongly, and when: PLaMo 2 puts the state of a batch's second sequence into

@@ -39,7 +39,7 @@ def installed() -> str:
     try:
         return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
-        newest = max(built(), key=_order)
+        newest = max(built(), key=order)
         raise TilebeamError(f"llama-cpp-python is not installed: pip install llama-cpp-python=={newest}") from None
 
 
@@ -115,15 +115,6 @@ def map_files(params: Any, wanted: bool) -> None:
         params.use_mmap = wanted
 
 
-def penalties_sampler(n_vocab: int, last_n: int, repeat: float, frequency: float, presence: float) -> Any:
-    """llama.cpp's sampler of repetition penalties, which is told the size of the vocabulary since 0.3.35."""
-    import llama_cpp.llama_cpp as capi
-
-    make: Any = capi.llama_sampler_init_penalties
-    values = (last_n, repeat, frequency, presence)
-    return make(n_vocab, *values) if len(make.argtypes) > len(values) else make(*values)
-
-
 def check_architecture(path: object, architecture: str) -> None:
     """Refuse a model on which the llama.cpp of the installed release ends the process, on any backend.
 
@@ -131,7 +122,7 @@ def check_architecture(path: object, architecture: str) -> None:
         TilebeamError: it is one.
     """
     last = _ABORTS_UP_TO.get(architecture)
-    if last is not None and _order(installed()) <= _order(last):
+    if last is not None and order(installed()) <= order(last):
         raise TilebeamError(
             f"{path} has the architecture {architecture}, on which llama-cpp-python aborts up to {last}: "
             f"pip install 'llama-cpp-python>{last}'."
@@ -142,12 +133,12 @@ _ABORTS_UP_TO = {"gemma-embedding": "0.3.35"}
 
 
 def _build(release: str, sources: Path, target: Path) -> Path:
-    known = ", ".join(sorted(built(), key=_order))
+    known = ", ".join(sorted(built(), key=order))
     lacks = _lacks(release, sources)
     if lacks:
         raise TilebeamError(
             f"llama-cpp-python is {release}, and Tilebeam has its plugin for {known}: "
-            f"pip install llama-cpp-python=={max(built(), key=_order)}. To build the plugin for {release}, {lacks}."
+            f"pip install llama-cpp-python=={max(built(), key=order)}. To build the plugin for {release}, {lacks}."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target.parent):
@@ -261,8 +252,8 @@ def _alone(folder: Path) -> Iterator[None]:
 _PARTS = re.compile(r"(?:(\d+)!)?(\d*(?:\.\d+)*)(?:(a|b|rc)(\d+))?(?:\.post(\d+))?(?:\.dev(\d+))?")
 
 
-def _order(version: str) -> tuple[object, ...]:
-    """For order, as Python packages go: 1.0.dev1, 1.0a1, 1.0rc1, 1.0 and 1.0+cpu, 1.0.post1."""
+def order(version: str) -> tuple[object, ...]:
+    """Return what sorts versions as Python packages are sorted: 1.0.dev1, 1.0a1, 1.0rc1, 1.0 and 1.0+cpu, 1.0.post1."""
     found = _PARTS.match(version)
     assert found is not None
     epoch, numbers, stage, count, post, dev = found.groups()

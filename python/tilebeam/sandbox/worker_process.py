@@ -101,6 +101,11 @@ class WorkerProcess:
             self._running()
             return self._greeting
 
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The process that was started last; None: none was, or it was given up."""
+        return self._process
+
     def close(self) -> None:
         """End the process; the next request starts another."""
         with self._lock:

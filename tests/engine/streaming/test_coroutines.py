@@ -7,7 +7,7 @@ import gc
 from typing import Any
 
 import pytest
-from streaming_kit import DEADLINE, LONG, PROMPT, Gate, Together, add_up, idle, tokens, under_way, until
+from streaming_kit import DEADLINE, LONG, PROMPT, Gate, Together, add_up, idle, line, tokens, under_way, until
 from tilebeam import LM, Progress, SamplingParams
 
 
@@ -35,7 +35,7 @@ def test_tasks_share_batches(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asyncio.run(main()) == expected
     assert len(gate.sizes) < 3 * 20
-    until(lambda: lm._dispatcher._worker is None)
+    until(lambda: not line(lm).background)
     assert idle(lm)
     assert asyncio.run(lm.agenerate([])) == []
 
@@ -55,8 +55,10 @@ def test_cancelled_tasks_free_their_cells(lm: LM) -> None:
         ]
         kept = asyncio.create_task(lm.agenerate(PROMPT, LONG))
         async with lm.astream("a", forever) as stream:
+            drawn = 0
             async for d in stream:
-                if len(d.token_ids) and stream._call.progress.tokens > 20:
+                drawn += len(d.token_ids)
+                if drawn > 20:
                     break
         for task in tasks:
             task.cancel()
@@ -83,7 +85,7 @@ def test_streams_that_nobody_reads_any_more_end(lm: LM) -> None:
 
     async def leaves() -> None:
         task = asyncio.create_task(lm.agenerate(PROMPT, forever))
-        while not lm._engine.busy:
+        while not lm.engine.busy:
             await asyncio.sleep(0.001)
         assert not task.done()
 

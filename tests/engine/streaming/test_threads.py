@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from streaming_kit import DEADLINE, LONG, PROMPT, Gate, Together, add_up, idle, tokens, under_way, until
+from streaming_kit import DEADLINE, LONG, PROMPT, Gate, Together, add_up, idle, line, tokens, under_way, until
 from tilebeam import LM, NpuError, Progress, SamplingParams, TilebeamError
 from tilebeam.native.llama import Context
 
@@ -91,7 +91,7 @@ def test_a_failed_decode_reaches_every_caller(
         assert all("fail" in str(e) for e in errors)
         with pytest.raises(kind, match="fail"):
             lm.stream(PROMPT)
-        until(lambda: lm._dispatcher._worker is None)
+        until(lambda: not line(lm).background)
 
 
 def test_closing_ends_every_call_with_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_closing_ends_every_call_with_an_error(path: Path, monkeypatch: pytest.M
     )
     until(lambda: under_way(lm) == 6)
     closing = Together(lm.close, lm.close)
-    until(lambda: lm._dispatcher.closed)
+    until(lambda: "closed" in repr(lm))
     gate.open()
     assert closing.wait() == [None, None]
     for error in first.wait() + others.wait():
@@ -263,7 +263,7 @@ def test_reading_beside_a_stream_of_the_same_thread(lm: LM) -> None:
     for _ in range(2):
         np.testing.assert_allclose(lm.logits([5, 6, 7]), rows, atol=1e-4)
         np.testing.assert_allclose(lm.read([PROMPT], [[-1, 0]])[0].logits, reading.logits, atol=1e-4)
-    assert not stream._call.done
+    assert not stream.done
     assert [s["ids"] for s in add_up(deltas + list(stream), 2)] == expected
 
 
