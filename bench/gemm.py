@@ -58,7 +58,6 @@ class NpuMulMat:
 
     Args:
         tile_group: quantize to `tile` grouping instead of packing losslessly.
-        flags: of the ops, TB_FLAG_*.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class NpuMulMat:
         threads: int,
         isa: str | None = None,
         tile_group: bool = False,
-        flags: int = 0,
     ) -> None:
         m, k = x.shape
         plain = PLAIN[type]
@@ -95,7 +93,6 @@ class NpuMulMat:
                     Tensor(w, kind, (k, n), (element, row, data.nbytes), i * data.nbytes),
                     Tensor(a, Type.F32, (k, m), (4, 4 * k, 4 * k * m)),
                 ],
-                flags=flags,
             )
         self.kernel = self._npu.kernel
         self.run, self.close = self._npu.run, self._npu.close
@@ -113,8 +110,7 @@ def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generato
     weights = random_weights(plain, k, n, rng)
     x = rng.standard_normal((m, k), np.float32)
     copies = max(1, -(-MIN_WEIGHT_BYTES // weights.nbytes)) if m <= 32 else 1
-    flags = ggml_ext.lib.TB_FLAG_INT8_256 if args.numerics == "int8-256" else 0
-    ours = NpuMulMat(plain, weights, x, n, copies, args.threads, args.isa, tile_group, flags)
+    ours = NpuMulMat(plain, weights, x, n, copies, args.threads, args.isa, tile_group)
     stock = ggml_cpu.CpuMulMat(plain, weights, x, n, copies, args.threads)
     work = 2e-9 * k * n * m * copies
     traffic = 1e-9 * ours.weight_bytes * copies
@@ -152,12 +148,6 @@ def main() -> None:
     p.add_argument("-n", type=int, default=8192)
     p.add_threads()
     p.add_argument("--isa", help="kernel set (default: the best)")
-    p.add_argument(
-        "--numerics",
-        choices=("int8", "int8-256"),
-        default="int8",
-        help="int8-256: one scale per 256 k for 64 rows and more, as TILEBEAM_NUMERICS (docs/accuracy.md)",
-    )
     p.add_rounds(15, 5)
     args = p.parse()
     args.seconds = 0.05 if args.quick else 0.15

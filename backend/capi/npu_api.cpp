@@ -8,7 +8,6 @@
 #include <exception>
 #include <new>
 
-#include "attention_stages.h"
 #include "cpus.h"
 #include "executor.h"
 #include "kernels/kernels.h"
@@ -102,6 +101,8 @@ const char * tb_npu_isa_name(int i) {
 
 const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op) { return npu->executor.kernel_name(*op); }
 
+const void * tb_npu_kernels(tb_npu * npu) { return tb::npu::find_kernels(npu->executor.isa()); }
+
 int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t n) {
     const tb::npu::kernel_table * kernels = tb::npu::find_kernels(npu->executor.isa());
     if (!kernels) {
@@ -109,26 +110,6 @@ int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t
     }
     return guarded([&] {
         kernels->attention.exp2_fp16(in, out, n);
-        return TB_OK;
-    });
-}
-
-int tb_npu_attention_stages(tb_npu * npu, uint32_t rows, uint32_t cells, uint32_t dim, uint32_t flags, uint32_t repeats,
-                            double seconds[3]) {
-    constexpr uint32_t most = 1 << 16; // of each: memory for it stays far below 2^32 bytes
-    const tb::npu::kernel_table * kernels = tb::npu::find_kernels(npu->executor.isa());
-    if (!kernels) {
-        return TB_E_INTERNAL;
-    }
-    if (rows == 0 || rows > most || cells == 0 || cells > most || dim == 0 || dim > (1 << 12)) {
-        return TB_E_SHAPE;
-    }
-    return guarded([&] {
-        const tb::npu::stage_shape shape = {static_cast<int>(rows), static_cast<int>(cells), static_cast<int>(dim),
-                                            flags};
-        double spent[3];
-        tb::npu::attention_stages(*kernels, shape, static_cast<int>(repeats), spent);
-        std::copy(spent, spent + 3, seconds);
         return TB_OK;
     });
 }

@@ -43,11 +43,8 @@ const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op);
 // count as 0). Returns a tb_status.
 int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t n);
 
-// Seconds that the steps of attention take on the calling thread over `repeats` passes: scores, softmax, accumulation.
-// `rows` queries of one head against `cells` cells of F16, of `dim` elements each; flags are those of TB_OP_FLASH_ATTN.
-// Returns a tb_status.
-int tb_npu_attention_stages(tb_npu * npu, uint32_t rows, uint32_t cells, uint32_t dim, uint32_t flags, uint32_t repeats,
-                            double seconds[3]);
+// The kernels of its set, a tb::npu::kernel_table (npu/kernels/kernels.h), for programs that time them by themselves.
+const void * tb_npu_kernels(tb_npu * npu);
 
 // Bytes of memory that this process can have: all, what is available of it, and that with swap (base/usable_memory.h).
 // `root`: NULL, or where proc/ and sys/ are.

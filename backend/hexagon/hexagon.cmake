@@ -1,4 +1,4 @@
-# Builds tilebeam-npud-hexagon and the programs of tests/hexagon where clang for Hexagon, ld.lld and libc++'s headers
+# Builds tilebeam-npud-hexagon, and with TILEBEAM_TESTS the programs of tests/hexagon, where clang for Hexagon, ld.lld and libc++'s headers
 # are there; everything else does without them. See CMakeLists.txt beside this file.
 option(TILEBEAM_HEXAGON "build tilebeam-npud-hexagon if the tools for it are there" ON)
 if(NOT TILEBEAM_HEXAGON OR TILEBEAM_FUZZ)
@@ -40,6 +40,7 @@ ExternalProject_Add(tilebeam_hexagon
         -DTILEBEAM_HEXAGON_LLD=${TILEBEAM_HEXAGON_LLD}
         -DTILEBEAM_GENERATED=${CMAKE_BINARY_DIR}/generated
         -DTILEBEAM_WERROR=${TILEBEAM_WERROR}
+        -DTILEBEAM_TESTS=${TILEBEAM_TESTS}
         -DOUT=${CMAKE_LIBRARY_OUTPUT_DIRECTORY}
     BUILD_ALWAYS TRUE # ninja finds out by itself what is left to do
     INSTALL_COMMAND ""

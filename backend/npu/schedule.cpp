@@ -121,6 +121,28 @@ bool is_aligned(const placed & x, const placed & y, bool whole_rows) {
     return true;
 }
 
+// How a step runs in the phase of those that it depends on, without a barrier between them.
+struct bond {
+    enum { unbound, barrier, thread, rows, runs } by = unbound; // unbound: it depends on none; barrier: it does not
+    int32_t on = all_threads;                                   // by thread: the one that runs them all
+};
+
+bond bond_between(const placed & x, const placed & y) {
+    if (y.thread != all_threads) return x.tiny ? bond{bond::thread, y.thread} : bond{bond::barrier};
+    const bool whole = y.whole_rows();
+    const bool alike = x.divided != cut::any && y.divided != cut::any && same_rows(*x.shape, *y.shape);
+    if (!alike || !is_aligned(x, y, whole)) return {bond::barrier};
+    if (whole) return {bond::rows};
+    // rows of several runs, divided as runs, go with runs of such rows only
+    return {x.divided == cut::runs && x.shape->ne[0] == y.shape->ne[0] ? bond::runs : bond::barrier};
+}
+
+// Of a step with two others at once.
+bond both(const bond & a, const bond & b) {
+    if (a.by == bond::unbound) return b;
+    return a.by == b.by && a.on == b.on ? a : bond{bond::barrier};
+}
+
 struct phase_use {
     uint32_t counters = 0;
     uint32_t alone = 0; // chains of steps that one thread runs
@@ -307,37 +329,19 @@ class scheduler {
         uint32_t phase = std::max(earliest, first_open);
         for (const placed & y : recent)
             if (y.phase >= phase && depends(x, y)) phase = y.phase;
-        bool met = false, joins_thread = x.tiny, joins_rows = x.divided != cut::any, rows = false, runs = false;
-        int32_t thread = all_threads;
-        for (const placed & y : recent) {
-            if (y.phase != phase || !depends(x, y)) continue;
-            joins_thread = joins_thread && y.thread != all_threads && (!met || y.thread == thread);
-            joins_rows =
-                joins_rows && y.thread == all_threads && y.divided != cut::any && same_rows(*x.shape, *y.shape);
-            if (joins_rows) {
-                (y.whole_rows() ? rows : runs) = true;
-                joins_rows = is_aligned(x, y, y.whole_rows()) && (y.whole_rows() || x.shape->ne[0] == y.shape->ne[0]);
-            }
-            thread = y.thread;
-            met = true;
-        }
-        // Rows of several runs, divided as runs, go with runs of such rows only.
-        if (runs) joins_rows = joins_rows && !rows && x.divided == cut::runs;
-        x.thread = all_threads;
-        if (met && joins_thread) {
-            x.thread = thread;
-        } else if (met && joins_rows) {
-            x.by_rows = rows && x.divided == cut::runs;
-        } else if (met) {
-            ++phase;
-        }
+        bond tied;
+        for (const placed & y : recent)
+            if (y.phase == phase && depends(x, y)) tied = both(tied, bond_between(x, y));
+        if (tied.by == bond::barrier) ++phase;
         while (phase < last_phase() && takes_chunks && phases[phase].counters == most_counters)
             ++phase;
         if (phase == last_phase()) open_phase();
-        if (x.tiny && x.thread == all_threads && !(met && joins_rows)) {
+        x.phase = phase;
+        x.thread = tied.on;
+        x.by_rows = tied.by == bond::rows && x.divided == cut::runs;
+        if (x.tiny && (tied.by == bond::unbound || tied.by == bond::barrier)) {
             x.thread = static_cast<int32_t>(phases[phase].alone++ % static_cast<uint32_t>(n_threads));
         }
-        x.phase = phase;
     }
 
     void open_phase() {

@@ -6,12 +6,12 @@
 #include <exception>
 #include <memory>
 
-#include "apart.h"
 #include "ggml-impl.h"
 #include "ggml_release.h"
 #include "graph_content.h"
+#include "graph_optimize.h"
 #include "lower.h"
-#include "state.h"
+#include "shared_state.h"
 #include "trace.h"
 #include "wait.h"
 

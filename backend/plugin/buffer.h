@@ -29,7 +29,7 @@
 #include "fork.h"
 #include "ggml-backend-impl.h"
 #include "manifest.h"
-#include "state.h"
+#include "shared_state.h"
 #include "tiles.h"
 #include "window.h"
 

@@ -12,7 +12,7 @@
 #include "device.h"
 #include "ggml_release.h"
 #include "manifest.h"
-#include "state.h"
+#include "shared_state.h"
 #include "trace.h"
 
 namespace tb::plugin {

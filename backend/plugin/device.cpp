@@ -9,10 +9,11 @@
 #include "backend.h"
 #include "buffer.h"
 #include "buffer_type.h"
+#include "configuration.h"
 #include "control.h"
 #include "ggml_release.h"
 #include "lower.h"
-#include "state.h"
+#include "shared_state.h"
 #include "tilebeam/layout.h"
 #include "types.h"
 

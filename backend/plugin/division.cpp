@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include "ggml.h"
-#include "state.h"
+#include "shared_state.h"
 #include "tilebeam/layout.h"
 
 namespace tb::plugin {

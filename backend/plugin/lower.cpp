@@ -213,8 +213,7 @@ uint32_t flags_of(uint32_t code, int32_t numerics) {
     case TB_OP_MUL_MAT:
     case TB_OP_MUL_MAT_ID:
         if (deterministic) return TB_FLAG_DETERMINISTIC;
-        return ((numerics & TILEBEAM_NUMERICS_FP16) != 0 ? TB_FLAG_FP16 : 0) |
-               ((numerics & TILEBEAM_NUMERICS_INT8_256) != 0 ? TB_FLAG_INT8_256 : 0);
+        return (numerics & TILEBEAM_NUMERICS_FP16) != 0 ? TB_FLAG_FP16 : 0;
     case TB_OP_FLASH_ATTN: // exact exponentials are for attention in float32
         if (deterministic) return TB_FLAG_DETERMINISTIC;
         return (numerics & TILEBEAM_NUMERICS_EXACT_EXP) != 0 ? TB_FLAG_EXACT_EXP

@@ -16,7 +16,7 @@
 #include "device.h"
 #include "ggml-impl.h"
 #include "ggml_release.h"
-#include "state.h"
+#include "shared_state.h"
 
 namespace tb::plugin {
 

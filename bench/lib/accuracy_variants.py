@@ -59,7 +59,6 @@ COLUMN_FP16_EXACT = replace(COLUMN_FP16, name="Q4_0 column, fp16, attention in f
 COLUMN_KV8 = replace(COLUMN, name="Q4_0 column, int8, KV Q8_0", kv="q8_0")
 COLUMN_KV4 = replace(COLUMN, name="Q4_0 column, int8, KV Q4_0", kv="q4_0")
 COLUMN_FP16_KV8 = replace(COLUMN_FP16, name="Q4_0 column, fp16, KV Q8_0", kv="q8_0")
-COLUMN_256 = replace(COLUMN, name="Q4_0 column, int8-256", numerics="int8-256")
 TILE = Variant("Q4_0 tile, int8", "q4_0-tile")
 TILE_FP16 = replace(TILE, name="Q4_0 tile, fp16", numerics="fp16")
 COLUMN_SEARCH = Variant("Q4_0 column --search, int8", "q4_0-column-search")
@@ -111,7 +110,6 @@ _LAYOUT_GROUPS = (
         (
             STOCK,
             COLUMN,
-            COLUMN_256,
             COLUMN_EXACT,
             COLUMN_KV8,
             COLUMN_KV4,
@@ -124,7 +122,7 @@ _LAYOUT_GROUPS = (
     Group(
         "Against the unquantized source, other types and devices",
         SOURCE,
-        (STOCK, COLUMN, COLUMN_256, COLUMN_EXACT, COLUMN_KV8, COLUMN_KV4, TILE, TILE_FP16, PAPER, PAPER_COLUMN, NL, Q8),
+        (STOCK, COLUMN, COLUMN_EXACT, COLUMN_KV8, COLUMN_KV4, TILE, TILE_FP16, PAPER, PAPER_COLUMN, NL, Q8),
         most=32,
     ),
     Group(
@@ -145,7 +143,6 @@ _LAYOUT_PAIRS = (
     Pair("searched against nearest scales, tile", TILE_SEARCH, TILE),
     Pair("searched tile against plain common groups", TILE_SEARCH, COLUMN),
     Pair("8-bit activations against FP16 operands", COLUMN, COLUMN_FP16),
-    Pair("one scale per 256 activations against one per 32", COLUMN_256, COLUMN),
     Pair("8-bit activations: the NPU against the stock CPU backend", COLUMN, STOCK),
     Pair("KV cache Q8_0 against F16", COLUMN_FP16_KV8, COLUMN_FP16),
     Pair("the same with 8-bit activations", COLUMN_KV8, COLUMN),

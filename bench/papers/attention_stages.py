@@ -15,6 +15,8 @@ fp16     value: 10^9 operations a second of the products with FP16 operands and 
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from statistics import median
 
 from tilebeam._ext import lib
@@ -22,12 +24,20 @@ from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.native import executor as _npu
 
-from bench.lib import report
+from bench.lib import ROOT, limits, report
 from bench.lib.options import Parser
 
 STEPS = ("scores", "softmax", "accumulation")
 TABLE, EXACT, FP16 = 0, int(lib.TB_FLAG_EXACT_EXP), int(lib.TB_FLAG_FP16)
 TILE = 64  # cells
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """attention_stages.cpp, which takes the kernels from libtilebeam_npu.so."""
+    folders = (ROOT / "backend/npu", ROOT / "backend/base", ROOT / "ggml_ext/src")
+    fp16 = ROOT / "backend/npu/ops/attention_fp16.cpp"
+    return limits.compile("papers/attention_stages.cpp", "-fno-fast-math", *(f"-I{f}" for f in folders), str(fp16))
 
 
 class Stages:
@@ -42,15 +52,14 @@ class Stages:
         self._handle = self._npu.tb_npu_create(1, isa.encode())
         if self._handle == self._ffi.NULL:
             raise ValueError(f"no kernel set {isa!r} here: {', '.join(_npu.isas())}")
+        self._kernels = ctypes.c_void_p(int(self._ffi.cast("uintptr_t", self._npu.tb_npu_kernels(self._handle))))
         self._cells, self._dim, self._bf16 = cells, dim, bf16
 
     def seconds(self, rows: int, flags: int, repeats: int) -> list[float]:
         """Of each step in one pass over all cells."""
-        out = self._ffi.new("double[3]")
+        out = (ctypes.c_double * 3)()
         flags |= int(lib.TB_FLAG_BF16) if self._bf16 and flags == TABLE else 0
-        status = self._npu.tb_npu_attention_stages(self._handle, rows, self._cells, self._dim, flags, repeats, out)
-        if status:
-            raise RuntimeError(f"the steps of attention ended with status {status}")
+        library().tb_attention_stages(self._kernels, rows, self._cells, self._dim, flags, repeats, out)
         return [s / repeats for s in out]
 
     def close(self) -> None:

@@ -11,13 +11,6 @@
 
 uint32_t tb_layout_version(void) { return TB_LAYOUT_VERSION; }
 
-size_t tb_tile_bytes(uint32_t type) {
-    const tb_type_info * info = tb_type_of(type);
-    return info ? info->tile_bytes : 0;
-}
-
-uint32_t tb_tile_k(uint32_t type) { return !tb_type_is_tiled(type) ? 0 : is_k_quant(type) ? TB_K_BLOCK : TILE; }
-
 uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n) {
     const uint64_t tile = tb_tile_bytes(type);
     if (tile == 0 || n == 0 || bad_panel(type, k, TILE)) return 0;
@@ -25,32 +18,6 @@ uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n) {
     const uint64_t nt = n / TILE + (n % TILE != 0);
     if (kt > UINT64_MAX / tile || nt > UINT64_MAX / (kt * tile)) return 0;
     return kt * nt * tile;
-}
-
-uint32_t tb_tiled_source(uint32_t type) {
-    const tb_type_info * info = tb_type_of(type);
-    return info ? info->source : (uint32_t)TB_TYPE_COUNT;
-}
-
-#define OF_SOURCE(NAME, LABEL, SOURCE, QUANTS, SCALES)                                                                 \
-    case TB_##SOURCE:                                                                                                  \
-        return TB_##NAME;
-
-uint32_t tb_tiled_column(uint32_t plain) {
-    switch (plain) {
-        TB_COLUMN_TYPES(OF_SOURCE)
-        TB_K_TYPES(OF_SOURCE)
-    default:
-        return TB_TYPE_COUNT;
-    }
-}
-
-uint32_t tb_tiled_tile(uint32_t plain) {
-    switch (plain) {
-        TB_TILE_TYPES(OF_SOURCE)
-    default:
-        return TB_TYPE_COUNT;
-    }
 }
 
 // ggml's blocks of 4 and 5 bits: FP16 scale, or MXFP4's exponent of one byte; maybe FP16 minimum; maybe 32 fifth bits,

@@ -1,7 +1,5 @@
-// The table of types as data, and the names of status codes.
+// The table of types as data, what is read off it, and the names of status codes.
 #include "tilebeam/types.h"
-
-#include <stddef.h>
 
 #define PLAIN(NAME, LABEL, GGML, BLOCK, BYTES, WEIGHTS)                                                                \
     [TB_##NAME] = {LABEL, GGML, TB_TYPE_COUNT, TB_NO_TILES, WEIGHTS, BLOCK, BYTES, 0, 0},
@@ -43,6 +41,33 @@ unsigned tb_type_block(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type
 int tb_type_is_tiled(unsigned type) { return type < TB_TYPE_COUNT && TYPES[type].grouping != TB_NO_TILES; }
 
 const char * tb_type_name(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type].name : "unknown"; }
+
+size_t tb_tile_bytes(uint32_t type) { return type < TB_TYPE_COUNT ? TYPES[type].tile_bytes : 0; }
+
+uint32_t tb_tile_k(uint32_t type) { return tb_type_is_tiled(type) ? TYPES[TYPES[type].source].block : 0; }
+
+uint32_t tb_tiled_source(uint32_t type) { return type < TB_TYPE_COUNT ? TYPES[type].source : (uint32_t)TB_TYPE_COUNT; }
+
+#define OF_SOURCE(NAME, LABEL, SOURCE, QUANTS, SCALES)                                                                 \
+    case TB_##SOURCE:                                                                                                  \
+        return TB_##NAME;
+
+uint32_t tb_tiled_column(uint32_t plain) {
+    switch (plain) {
+        TB_COLUMN_TYPES(OF_SOURCE)
+        TB_K_TYPES(OF_SOURCE)
+    default:
+        return TB_TYPE_COUNT;
+    }
+}
+
+uint32_t tb_tiled_tile(uint32_t plain) {
+    switch (plain) {
+        TB_TILE_TYPES(OF_SOURCE)
+    default:
+        return TB_TYPE_COUNT;
+    }
+}
 
 const char * tb_status_name(int status) {
     const int n = (int)(sizeof(STATUS) / sizeof(STATUS[0]));

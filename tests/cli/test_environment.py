@@ -98,8 +98,8 @@ def test_the_variables_are_defaults(model: Path) -> None:
     threads = default_threads()
     assert load(model, {}) == ["thread", threads, threads, "int8", "table"]
     assert load(model, {"TILEBEAM_NPU": "process", "TILEBEAM_THREADS": "3"}) == ["process", 3, 3, "int8", "table"]
-    numerics = {"TILEBEAM_NUMERICS": "int8-256", "TILEBEAM_SOFTMAX": "bf16"}
-    assert load(model, numerics) == ["thread", threads, threads, "int8-256", "bf16"]
+    numerics = {"TILEBEAM_NUMERICS": "fp16", "TILEBEAM_SOFTMAX": "exact"}
+    assert load(model, numerics) == ["thread", threads, threads, "fp16", "exact"]
     assert load(model, {"TILEBEAM_THREADS": "3"}, device="cpu") == [None, 3, 0]
 
 
@@ -112,6 +112,7 @@ def test_arguments_come_first(model: Path) -> None:
     ("environment", "arguments", "told"),
     [
         ({"TILEBEAM_NPU": "proces"}, {}, "Invalid environment settings: TILEBEAM_NPU=proces"),
+        ({"TILEBEAM_NUMERICS": "int8-256"}, {}, "TILEBEAM_NUMERICS=int8-256 is not int8 or fp16"),
         ({"TILEBEAM_SOFTMAX": "half"}, {}, "TILEBEAM_SOFTMAX=half is not table, exact or bf16"),
         ({"TILEBEAM_DETERMINISTIC": "yes"}, {}, "TILEBEAM_DETERMINISTIC=yes is not 0 or 1"),
         ({"TILEBEAM_DETERMINISTIC": "1"}, {"lookup": True}, "deterministic and lookup exclude each other"),

@@ -22,7 +22,6 @@ Array = npt.NDArray[Any]
 IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 FLAG_FP16 = 1
-FLAG_INT8_256 = 4
 FLOATS = (Type.F32, Type.F16, Type.BF16)
 BLOCKS = (Type.Q4_0, Type.Q8_0, Type.IQ4_NL)
 COLUMN = (Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL)
@@ -209,58 +208,6 @@ def int8_error_bound(w: Weights, x: Array) -> Array:
         # half a step, and what rounding the fixed-point ratio adds
         bound = bound + (np.abs(x.astype(np.float64)) + s / 2) @ (d * 0.51).T
     return bound * 1.001 + 1e-30
-
-
-def coarse_rows(x: Array) -> tuple[Array, Array]:
-    """Activations of the coarse numerics, both (M, K): as :func:`quantize_rows`, per 256 k."""
-    parts = []
-    for first in range(0, x.shape[1], 256):
-        block = x[:, first : first + 256].astype(np.float32)
-        amax = np.abs(block).max(axis=1, keepdims=True)
-        q = np.rint(block * (np.float32(127) / amax))
-        parts.append((q, np.broadcast_to(amax / np.float32(127), q.shape)))
-    q, s = (np.concatenate(p, axis=1) for p in zip(*parts, strict=True))
-    return q.astype(np.int64), s.astype(np.float64)
-
-
-def coarse_weights(w: Weights) -> tuple[Array, Array]:
-    """Weights of the coarse numerics: q and d (N, K), one d per column and 256 k (the formulas of gemm.h)."""
-    assert w.q is not None
-    assert w.d is not None
-    parts = []
-    for first in range(0, w.k, 256):
-        d = w.d[:, first : first + 256].astype(np.float32)
-        q = w.q[:, first : first + 256].astype(np.int64)
-        common = np.take_along_axis(d, np.abs(d).argmax(axis=1)[:, None], axis=1)
-        if w.type == Type.Q4_0_COL:
-            r = np.minimum(np.rint(d * (np.float32(-32768) / common)).astype(np.int64), 32639)
-            q, common = (-16 * q * r + (1 << 14)) >> 15, common / np.float32(16)
-        else:
-            r = np.maximum(np.rint(d * (np.float32(16384) / common)).astype(np.int64), -16319)
-            q = (2 * q * r + (1 << 14)) >> 15
-        assert np.all((q >= -128) & (q <= 127))
-        parts.append((q, np.broadcast_to(common, q.shape)))
-    q, d = (np.concatenate(p, axis=1) for p in zip(*parts, strict=True))
-    return q, d.astype(np.float64)
-
-
-def coarse_product(w: Weights, x: Array) -> tuple[Array, Array]:
-    """The coarse numerics in float64, and the sum of the magnitudes that float rounding acts on; both (M, N)."""
-    (a, s), (q, d) = coarse_rows(x), coarse_weights(w)
-    total, magnitude = np.zeros((x.shape[0], w.n)), np.zeros((x.shape[0], w.n))
-    for first in range(0, w.k, 256):
-        part = slice(first, first + 256)
-        term = (a[:, part] @ q[:, part].T) * (s[:, [first]] * d[:, first])
-        total, magnitude = total + term, magnitude + np.abs(term)
-    return total, magnitude
-
-
-def coarse_error_bound(w: Weights, x: Array) -> Array:
-    """How far the coarse numerics may be from exact arithmetic, (M, N): half a step of each rounded operand, and what
-    keeps the weights in 8 bits."""
-    (_, s), (_, d) = coarse_rows(x), coarse_weights(w)
-    weights_off = np.abs(d) * 0.51 + np.abs(w.values) / 250
-    return ((s / 2) @ np.abs(w.values).T + (np.abs(x.astype(np.float64)) + s / 2) @ weights_off.T) * 1.001 + 1e-30
 
 
 class Device:

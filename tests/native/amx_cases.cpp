@@ -85,19 +85,6 @@ void blocks_of_256(int rows) {
     }
 }
 
-void coarse(int rows) {
-    for (const column_kind & kind : column_kinds) {
-        if (kind.format != gemm_q4 && kind.format != gemm_q8 && kind.format != gemm_iq4nl) continue;
-        const int64_t n = up_to(3 * gemm_coarse_tiles);
-        const size_t blocks = static_cast<size_t>((n + gemm_coarse_tiles - 1) / gemm_coarse_tiles);
-        // what lies behind the last of the k is anything
-        std::vector<uint8_t> panel(blocks * gemm_coarse_panel_bytes, 0x5a);
-        amx.coarse.prepare(kind.type, column_panel(kind, n).data(), n, panel.data());
-        compare(amx.coarse.name, amx.coarse.run, vnni.coarse.run, amx.coarse.quantize, panel, n, rows,
-                gemm_coarse_record_bytes(1) * blocks, false);
-    }
-}
-
 } // namespace
 
 int main() {
@@ -105,7 +92,6 @@ int main() {
         for (int rows = 1; rows <= gemm_max_rows; rows++) {
             columns(rows);
             blocks_of_256(rows);
-            coarse(rows);
         }
     }
     std::printf("%d cases, %d of them wrong\n", cases, failures);

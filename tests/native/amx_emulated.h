@@ -1,6 +1,6 @@
 // AMX's instructions over tiles in memory, in place of the intrinsics that kernels/amx/ uses, for CPUs without them: to
 // be included before that. As strict as a CPU: what would fault there ends the program (Intel's Software Developer's
-// Manual, volume 2: LDTILECFG, TILELOADD, TDPBSSD and the others). It does not emulate permissions or interrupts.
+// Manual, volume 2: LDTILECFG, TILELOADD, TDPBSSD). It does not emulate permissions or interrupts.
 #ifndef TILEBEAM_TESTS_AMX_EMULATED_H
 #define TILEBEAM_TESTS_AMX_EMULATED_H
 
@@ -85,8 +85,8 @@ inline void store(int from, void * to, int64_t stride) {
         std::memcpy(static_cast<uint8_t *>(to) + m * stride, t.bytes[m], static_cast<size_t>(t.row_bytes));
 }
 
-// sum[m][n] += a[m][4 k + i] * b[k][4 n + i], of bytes that are signed or not.
-template <class A, class B> void multiply(int sums, int rows, int columns) {
+// sum[m][n] += a[m][4 k + i] * b[k][4 n + i], of signed bytes.
+inline void multiply(int sums, int rows, int columns) {
     tile & sum = used(sums);
     const tile &a = used(rows), &b = used(columns);
     if (sums == rows || sums == columns || rows == columns) fault("a tile is used twice");
@@ -98,8 +98,8 @@ template <class A, class B> void multiply(int sums, int rows, int columns) {
             std::memcpy(&x, sum.bytes[m] + 4 * n, 4);
             for (int k = 0; k < b.rows; k++) {
                 for (int i = 0; i < 4; i++)
-                    x += static_cast<uint32_t>(static_cast<A>(a.bytes[m][4 * k + i]) *
-                                               static_cast<B>(b.bytes[k][4 * n + i]));
+                    x += static_cast<uint32_t>(static_cast<int8_t>(a.bytes[m][4 * k + i]) *
+                                               static_cast<int8_t>(b.bytes[k][4 * n + i]));
             }
             std::memcpy(sum.bytes[m] + 4 * n, &x, 4);
         }
@@ -113,13 +113,11 @@ template <class A, class B> void multiply(int sums, int rows, int columns) {
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbssd
-#undef _tile_dpbsud
 #define _tile_loadconfig amx_emulated::load_configuration
 #define _tile_release amx_emulated::release
 #define _tile_loadd amx_emulated::load
 #define _tile_stored amx_emulated::store
 #define _tile_zero amx_emulated::zero
-#define _tile_dpbssd amx_emulated::multiply<int8_t, int8_t>
-#define _tile_dpbsud amx_emulated::multiply<int8_t, uint8_t>
+#define _tile_dpbssd amx_emulated::multiply
 
 #endif // TILEBEAM_TESTS_AMX_EMULATED_H

@@ -15,7 +15,6 @@ namespace {
 
 struct unit : lanes {
     static constexpr int vectors = 1;
-    static constexpr gemm_shape coarse = {1, 1};
     static constexpr bool signed_weights = false, starts = true;
 
     // vpdpbusd: bytes 0 and 2 of each lane, then 1 and 3.
@@ -55,8 +54,6 @@ struct emulated_sets {
         fill<gemm_q5_1, format_bits<unit, TB_Q5_1_COL>>(k);
         fill<gemm_mxfp4, format_mxfp4<unit>>(k);
         fill<gemm_prepared, format_prepared<unit>>(k);
-        k.coarse.rows = unit::coarse.rows;
-        k.coarse.run = coarse<unit, unit::coarse.rows>;
         fill_k_kernels<unit>(k, TILEBEAM_K_NAMES("vnni"));
         amx = vnni;
         amx.isa = "amx";

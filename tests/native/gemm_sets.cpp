@@ -142,42 +142,6 @@ void quantizing(const kernel_table & t, const kernel_table & reference) {
     }
 }
 
-// 11 tiles are a block of 256 k and a shorter one.
-void coarse(const kernel_table & t, const kernel_table & reference) {
-    if (t.gemm.coarse.name == nullptr) return;
-    constexpr int64_t n = 11;
-    auto x = floats(32 * n);
-    x[300] = NAN;
-    for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL}) {
-        const auto panel = tiles(tile_of(type).quants, n, false);
-        std::vector<uint8_t> p(2 * gemm_coarse_panel_bytes), q = p;
-        t.gemm.coarse.prepare(type, panel.data(), n, p.data());
-        reference.gemm.coarse.prepare(type, panel.data(), n, q.data());
-        expect(p == q, t.isa, "coarse prepare");
-        std::vector<uint8_t> a(2 * gemm_coarse_record_bytes(2)), b = a;
-        for (int row = 0; row < 2; row++) {
-            t.gemm.coarse.quantize(x.data(), n, a.data(), 2, row);
-            reference.gemm.coarse.quantize(x.data(), n, b.data(), 2, row);
-        }
-        expect(a == b, t.isa, "coarse quantize");
-        for (int rows = 1; rows <= t.gemm.coarse.rows; rows++) {
-            result out(rows), want(rows);
-            for (bool add : {false, true}) {
-                std::vector<uint8_t> group(2 * gemm_coarse_record_bytes(rows));
-                for (int m = 0; m < rows; m++) {
-                    const auto row = floats(32 * n);
-                    std::vector<uint8_t> one(2 * gemm_coarse_record_bytes(1));
-                    t.gemm.coarse.quantize(row.data(), n, group.data(), rows, m);
-                    reference.gemm.coarse.quantize(row.data(), n, one.data(), 1, 0);
-                    reference.gemm.coarse.run({q.data(), one.data(), n, 1, add, want.at + m});
-                }
-                t.gemm.coarse.run({p.data(), group.data(), n, rows, add, out.at});
-                expect(close(out.data, want.data, 2e-3f), t.isa, t.gemm.coarse.name);
-            }
-        }
-    }
-}
-
 // Types of 256 k: random bytes with finite scales, over blocks of 256 k.
 void k_quants(const kernel_table & t, const kernel_table & reference) {
     constexpr int64_t blocks = 3, n = blocks * gemm_k_tiles;
@@ -286,7 +250,6 @@ int main() {
         integer(*list.tables[i], reference);
         tile_groups(*list.tables[i], reference);
         quantizing(*list.tables[i], reference);
-        coarse(*list.tables[i], reference);
         k_quants(*list.tables[i], reference);
         floating(*list.tables[i], reference);
         std::printf("%s: checked\n", list.tables[i]->isa);

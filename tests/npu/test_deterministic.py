@@ -248,7 +248,7 @@ def test_goes_with_no_other_numerics() -> None:
     norm = t.make_op("RMS_NORM", a.add(t.F32, (32, 1)), [q], {0: 1e-6})
     for op, others in (
         (attention, (lib.TB_FLAG_FP16, lib.TB_FLAG_EXACT_EXP, lib.TB_FLAG_BF16)),
-        (product, (lib.TB_FLAG_FP16, lib.TB_FLAG_INT8_256)),
+        (product, (lib.TB_FLAG_FP16,)),
     ):
         op.flags = FLAG
         assert lib.tb_op_check_shape(op, t.ggml_ext.ffi.NULL) == 0

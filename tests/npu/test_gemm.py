@@ -9,14 +9,11 @@ from gemm_reference import (
     BLOCKS,
     COLUMN,
     FLAG_FP16,
-    FLAG_INT8_256,
     FLOATS,
     MORE_BLOCKS,
     MORE_COLUMN,
     TILE,
     Weights,
-    coarse_error_bound,
-    coarse_product,
     device,
     float_product,
     int8_error_bound,
@@ -60,63 +57,6 @@ def test_int8(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: 
     other = device("portable", 1).product(w, x)
     _, magnitude = int8_product(w, x)
     assert np.all(np.abs(out - other) <= magnitude * (2.0**-22) * (k / 32 + 4) + 1e-30)
-
-
-@isas
-@pytest.mark.parametrize("type", COLUMN, ids=lambda w: w.label)
-@settings(max_examples=8, deadline=None)
-@given(
-    **{
-        **dims,
-        "k": st.sampled_from([32, 224, 256, 288, 1024, 1056, 3104]),
-        "m": st.sampled_from([1, 63, 64, 65, 100, 131, 300]),
-    }
-)
-def test_int8_256(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
-    """One scale per 256 k from 64 rows on, where the set has kernels for it; else the numerics of int8, bit for bit."""
-    rng = np.random.default_rng(seed)
-    w = make_weights(type, k, n, rng)
-    x = (rng.standard_normal((m, k)) * np.exp2(rng.integers(-20, 20, (m, 1)))).astype(np.float32)
-    name: list[str] = []
-    out = device(isa, threads).product(w, x, flags=FLAG_INT8_256, name=name)
-    if "q8k" not in name[0]:
-        assert m < 64 or isa not in ("portable", "avx512vnni", "avx512bf16", "amx")
-        np.testing.assert_array_equal(out, device(isa, threads).product(w, x))
-        return
-    assert m >= 64
-    model, magnitude = coarse_product(w, x)
-    assert np.all(np.abs(out - model) <= magnitude * (2.0**-23) * (k / 256 + 5) + 1e-30)
-    exact = x.astype(np.float64) @ w.values.T
-    assert np.all(np.abs(out - exact) <= coarse_error_bound(w, x) + magnitude * 1e-5)
-
-
-@isas
-@pytest.mark.parametrize("type", MORE_COLUMN, ids=lambda w: w.label)
-def test_types_without_int8_256_keep_the_numerics_of_int8(isa: str, type: Type) -> None:
-    rng = np.random.default_rng(12)
-    w = make_weights(type, 512, 70, rng)
-    x = rng.standard_normal((80, 512)).astype(np.float32)
-    out = device(isa, 2).product(w, x, flags=FLAG_INT8_256)
-    np.testing.assert_array_equal(out, device(isa, 2).product(w, x))
-
-
-@isas
-@pytest.mark.parametrize("type", COLUMN, ids=lambda w: w.label)
-def test_int8_256_of_hostile_numbers(isa: str, type: Type) -> None:
-    """Zero rows give zeros; a NaN or infinity spoils its row, or of a scale its column, and nothing else."""
-    rng = np.random.default_rng(8)
-    w = make_weights(type, 512, 64, rng)
-    x = rng.standard_normal((70, 512)).astype(np.float32)
-    x[1] = 0
-    x[2, 300] = np.nan
-    x[3, 511] = -np.inf
-    x[4] = 1e-45
-    data = w.data.copy()
-    data.reshape(2, 16, -1)[1, 3, -64:].view(np.float16)[5] = np.inf
-    out = device(isa, 2).product(Weights(type, w.k, w.n, data, w.values), x, flags=FLAG_INT8_256)
-    bad_rows, bad_columns = np.isin(np.arange(70), [2, 3]), np.arange(64) == 37
-    np.testing.assert_array_equal(np.isfinite(out), ~(bad_rows[:, None] | bad_columns[None, :]))
-    assert np.all(out[np.ix_([1, 4], ~bad_columns)] == 0)
 
 
 @isas

@@ -1,6 +1,6 @@
 """Products of the same activations run in one phase of the schedule, wherever llama.cpp's list of ops has them.
 
-ggml's allocator puts V where Q was before its rotation, unless the plugin asks it not to (`plugin/apart.h`).
+ggml's allocator puts V where Q was before its rotation, unless the plugin asks it not to (`plugin/graph_optimize.h`).
 """
 
 from __future__ import annotations

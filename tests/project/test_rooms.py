@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -66,3 +67,21 @@ def test_the_npu_side_knows_no_ggml() -> None:
     for file in files():
         if file.relative_to(BACKEND).parts[0] != "plugin":
             assert not [n for n in INCLUDE.findall(file.read_text(encoding="utf-8")) if n.startswith("ggml")], file
+
+
+def test_an_sdist_builds_without_tests_and_benches() -> None:
+    """It has neither. CMake reaches for them under TILEBEAM_TESTS alone, which pyproject.toml turns off there."""
+    files = [ROOT / "CMakeLists.txt", *(f for d in (BACKEND, ROOT / "ggml_ext") for f in sorted(d.rglob("*")))]
+    for file in files:
+        if file.name == "CMakeLists.txt" or file.suffix == ".cmake":
+            text = re.sub(r"#.*|^option\(.*", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            text = re.sub(r"^if\(TILEBEAM_TESTS\)$.*?^endif\(\)$", "", text, flags=re.MULTILINE | re.DOTALL)
+            assert not re.search(r"\b(?:tests|bench)/", text), file
+    scikit = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]
+    assert {"tests", "bench"} <= set(scikit["sdist"]["exclude"])
+    assert scikit["overrides"] == [
+        {
+            "if": {"any": {"state": "wheel", "from-sdist": True}},
+            "cmake": {"define": {"TILEBEAM_TESTS": "OFF"}},
+        }
+    ]

@@ -139,7 +139,8 @@ def test_where_programs_cannot_be_confined_they_are_refused(monkeypatch: pytest.
 
 
 def test_many_at_a_time_and_no_more_than_there_are_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_SLOTS", threading.BoundedSemaphore(3))
+    slots = threading.BoundedSemaphore(3)
+    monkeypatch.setattr(child, "_slots", lambda: slots)
     most, under_way, lock = 0, 0, threading.Lock()
     hear = child.Child.hear
 

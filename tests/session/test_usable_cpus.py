@@ -183,7 +183,7 @@ def test_cpus_that_are_off(tree: Tree) -> None:
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = ["base/cpus.cpp", "base/control_groups.cpp"]
-    return native_kit.build("apart.cpp", sources, tmp_path_factory.mktemp("native"))
+    return native_kit.build("cores_apart.cpp", sources, tmp_path_factory.mktemp("native"))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ double powers_simd(int64_t n, float * x, float max) {
 template <int rows> void add_wide(const attention_any_order_args & a, int first, int d, const double * v) {
     using wide = simd::wide;
     constexpr int vecs = simd::tile_vecs;
-    const double * p = a.p + first * attention_tile_cells;
     wide sum[rows][vecs];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -36,21 +35,15 @@ template <int rows> void add_wide(const attention_any_order_args & a, int first,
             sum[r][i] = simd::load(a.o[first + r] + d + i * wide_lanes);
         }
     }
-    for (int c = 0; c < a.cells; c++) {
-        wide x[vecs];
+    const auto weight = [p = a.p + first * attention_tile_cells](int r, int c) {
+        return p[r * attention_tile_cells + c];
+    };
+    add_products(sum, a.cells, weight, [v](int c, wide * x) {
 #pragma GCC unroll 8
         for (int i = 0; i < vecs; i++) {
             x[i] = simd::load(v + c * wide_panel + i * wide_lanes);
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            const wide weight = simd::set1(p[r * attention_tile_cells + c]);
-#pragma GCC unroll 8
-            for (int i = 0; i < vecs; i++) {
-                sum[r][i] = simd::fma(weight, x[i], sum[r][i]);
-            }
-        }
-    }
+    });
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 8

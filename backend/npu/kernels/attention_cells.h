@@ -93,6 +93,24 @@ template <class F> inline void with_cells(cell_type type, F && f) {
     }
 }
 
+// sum[r][i] += weight(r, c) * x[i] for c = 0 .. n - 1 in order, where load(c, x) gives x: the tile of sums stays in
+// registers. Floats or doubles.
+template <int rows, int vecs, class V, class Weight, class Load>
+inline __attribute__((always_inline)) void add_products(V (&sum)[rows][vecs], int n, Weight && weight, Load && load) {
+    for (int c = 0; c < n; c++) {
+        V x[vecs];
+        load(c, x);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            const V w = simd::set1(weight(r, c));
+#pragma GCC unroll 8
+            for (int i = 0; i < vecs; i++) {
+                sum[r][i] = simd::fma(w, x[i], sum[r][i]);
+            }
+        }
+    }
+}
+
 // Parts of at most `most` rows, as equal as possible: the size of the next one.
 inline int next_part(int left, int most) {
     const int parts = (left + most - 1) / most;

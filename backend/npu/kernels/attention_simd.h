@@ -69,21 +69,13 @@ template <int rows, int vecs> void scores_tile(int dim, const float * const * q,
             sum[r][v] = simd::zero();
         }
     }
-    for (int d = 0; d < dim; d++) {
-        vec cell[vecs];
+    const auto query = [&row](int r, int d) { return row[r][d]; };
+    add_products(sum, dim, query, [k](int d, vec * x) {
 #pragma GCC unroll 8
         for (int v = 0; v < vecs; v++) {
-            cell[v] = simd::load(k + d * attention_tile_cells + v * lanes);
+            x[v] = simd::load(k + d * attention_tile_cells + v * lanes);
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            const vec x = simd::set1(row[r][d]);
-#pragma GCC unroll 8
-            for (int v = 0; v < vecs; v++) {
-                sum[r][v] = simd::fma(x, cell[v], sum[r][v]);
-            }
-        }
-    }
+    });
     for (int r = 0; r < rows; r++) {
         for (int v = 0; v < vecs; v++) {
             simd::store(s + r * attention_tile_cells + v * lanes, sum[r][v]);
@@ -222,7 +214,6 @@ struct panel_source {
 // o[r][d..] for `rows` rows and `vecs` vectors, whose last has `tail` elements.
 template <int rows, int vecs, class S>
 void accumulate_tile(const attention_accumulate_args & a, int first, int d, int tail, const S & v, fetcher & soon) {
-    const float * p = a.p + first * attention_tile_cells;
     vec sum[rows][vecs];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -232,22 +223,16 @@ void accumulate_tile(const attention_accumulate_args & a, int first, int d, int 
             sum[r][i] = simd::mul(alpha, get(a.o[first + r] + d + i * lanes, i == vecs - 1 ? tail : lanes));
         }
     }
-    for (int c = 0; c < a.cells; c++) {
+    const auto weight = [p = a.p + first * attention_tile_cells](int r, int c) {
+        return p[r * attention_tile_cells + c];
+    };
+    add_products(sum, a.cells, weight, [&](int c, vec * x) __attribute__((always_inline)) {
         soon.step();
-        vec x[vecs];
 #pragma GCC unroll 8
         for (int i = 0; i < vecs; i++) {
             x[i] = i == vecs - 1 && tail < lanes ? v.get_n(c, d + i * lanes, tail) : v.get(c, d + i * lanes);
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            const vec weight = simd::set1(p[r * attention_tile_cells + c]);
-#pragma GCC unroll 8
-            for (int i = 0; i < vecs; i++) {
-                sum[r][i] = simd::fma(weight, x[i], sum[r][i]);
-            }
-        }
-    }
+    });
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 8

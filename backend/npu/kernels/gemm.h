@@ -10,8 +10,6 @@
 //                offset -1: their start is sum(q), which the minima are multiplied with. A set with
 //                gemm_kernels.row_pairs has two rows' q side by side: eight k of the first, eight of the second; an
 //                odd last row by itself
-//   coarse group for each 256 k (the last may be fewer) one record: int8 q[rows][256], float scale[rows],
-//                int32 start[rows], as above with offset 128
 //   K group      for each 256 k one record, for types of 256 k: kernels/gemm_k.h
 //   float group  float x[k][rows]
 //
@@ -72,20 +70,6 @@ constexpr size_t gemm_prepared_bytes = gemm_prepared_quants + gemm_panel * sizeo
 constexpr int gemm_requantize_shift_q4 = 11;
 constexpr int gemm_requantize_shift_q8 = 14;
 
-// The coarse numerics (TB_FLAG_INT8_256), for many rows: one scale per row, or column, and 256 k. A panel's block of
-// 256 k: uint8 w[64][128], the quads of its tiles in order, each value plus 128; then 32 float scales.
-//
-// The common scale is that of the 32 k with the largest scale, the first of equals, with its sign; c = scale / common.
-// Q4_0 counts in sixteenths of it, so that those 32 k keep their values: w = ((128 - 16 q) * R + 2^14) >> 15 with
-// R = min(round(-c * 2^15), gemm_coarse_most_q4); Q8_0 and IQ4_NL in wholes: w = (2 q * R + 2^14) >> 15 with
-// R = max(round(c * 2^14), gemm_coarse_least_q8). The bounds keep w in 8 bits; here q is the nibble of a Q4_0 weight.
-constexpr int gemm_coarse_k = 256;
-constexpr int gemm_coarse_tiles = gemm_coarse_k / gemm_panel;
-constexpr size_t gemm_coarse_panel_bytes = gemm_coarse_k * gemm_panel + 32 * sizeof(float);
-constexpr size_t gemm_coarse_record_bytes(int rows) { return static_cast<size_t>(rows) * (gemm_coarse_k + 8); }
-constexpr int gemm_coarse_most_q4 = 32639;
-constexpr int gemm_coarse_least_q8 = -16319;
-
 // A record of a K group: int8 q[rows][256], float scale[rows], int16 sums[rows][16] of 16 k each and sums[rows][8] of
 // 32 k each. Of one row:
 constexpr size_t gemm_k_sums16 = 16 * sizeof(int16_t);
@@ -113,18 +97,6 @@ struct gemm_int8 {
     int rows;          // rows per group at most
     int32_t offset;    // of the unsigned weights
     void (*run)(const gemm_int8_args & a);
-};
-
-// The coarse numerics: gemm_int8_args with coarse panel and group, whose first k begins a block.
-struct gemm_coarse {
-    const char * name; // nullptr: the set has none, and computes as without the flag
-    int rows;
-    void (*run)(const gemm_int8_args & a);
-    // One row's k_tiles * 32 floats, beginning with a block, into place `row` of a group of `rows`; otherwise like
-    // gemm_kernels.quantize.
-    void (*quantize)(const float * x, int64_t k_tiles, uint8_t * group, int rows, int row);
-    // Tiles with a scale per column (TB_Q4_0_COL, ..), beginning with a block, to coarse panel blocks.
-    void (*prepare)(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out);
 };
 
 struct gemm_float_args {
@@ -185,7 +157,6 @@ struct gemm_fp16 {
 struct gemm_kernels {
     gemm_int8 int8[gemm_format_count]; // `tile` grouping: name = nullptr where the set prepares it
     bool row_pairs;                    // of int8 groups
-    gemm_coarse coarse;
     gemm_float f32;
     gemm_fp16 fp16;
     gemm_dot dot[gemm_float_type_count];

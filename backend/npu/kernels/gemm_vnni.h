@@ -1,23 +1,18 @@
 // Integer GEMM for sets with vpdpbusd, written once over the names of a `unit` (avx512vnni/unit.h, avxvnni/unit.h):
 // vectors of unit::width columns, each 32-bit lane four k of one column.
 //
-// whole panels  a tile's quants, unpacked in registers, meet all rows of the group before the next tile comes. The
-// float
-//               sums stay in L1: beside eight dot products a sum is one load and one store, and so any number of rows
-//               goes through one loop, and an activation is loaded once for unit::vectors vectors.
-// coarse        one scale per 256 k: rows x 2 vectors of integer sums stay in registers, and weights pass by.
+// A tile's quants, unpacked in registers, meet all rows of the group before the next tile comes. The float sums stay in
+// L1: beside eight dot products a sum is one load and one store, and so any number of rows goes through one loop, and
+// an activation is loaded once for unit::vectors vectors.
 //
 // vpdpbusd shares its ports with multiplications, and each 32 k with a scale of their own cost two of those beside
-// eight dot products: 80 % of the peak is the most that `multiply_panel` can reach; `coarse` 97 %.
-// Internal linkage, see vec_loops.h.
+// eight dot products: 80 % of the peak is the most that `multiply_panel` can reach. Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_GEMM_VNNI_H
 #define TILEBEAM_NPU_KERNELS_GEMM_VNNI_H
 
-#include <algorithm>
 #include <cstring>
 
 #include "kernels/gemm.h"
-#include "kernels/gemm_shape.h"
 
 namespace tb::npu {
 namespace {
@@ -225,75 +220,6 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
         }
     }
     close_sums<unit>(a, sums);
-}
-
-// ---- coarse
-
-// What a block adds to, or leaves in, `out`.
-template <class unit>
-void coarse_products(float * out, typename unit::ints dot, typename unit::floats scale, typename unit::floats row_scale,
-                     bool add) {
-    const typename unit::floats product = unit::mul(scale, row_scale), sum = unit::to_floats(dot);
-    unit::store_floats(out, add ? unit::fma(sum, product, unit::load_floats(out)) : unit::mul(sum, product));
-}
-
-// One block of `quads` quads, added to or written to `out`.
-template <class unit, int rows>
-void coarse_block(const uint8_t * weights, const float * scales, const uint8_t * record, int quads, bool add,
-                  float * const * out, int first) {
-    constexpr int vectors = unit::coarse.vectors;
-    const uint8_t * factors = record + rows * gemm_coarse_k;
-    typename unit::ints dot[rows][vectors];
-#pragma GCC unroll 16
-    for (int m = 0; m < rows; m++) {
-        const typename unit::ints start = unit::broadcast(read_int(factors + 4 * (rows + m)));
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++)
-            dot[m][i] = start;
-    }
-    for (int j = 0; j < quads; j++, weights += quad_bytes, record += 4) {
-        typename unit::ints w[vectors];
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++)
-            w[i] = unit::load(weights + column_bytes * unit::width * (first + i));
-#pragma GCC unroll 16
-        for (int m = 0; m < rows; m++) {
-            const typename unit::ints x = unit::broadcast(read_int(record + gemm_coarse_k * m));
-#pragma GCC unroll 4
-            for (int i = 0; i < vectors; i++)
-                unit::dot(dot[m][i], w[i], x);
-        }
-    }
-    typename unit::floats scale[vectors];
-#pragma GCC unroll 4
-    for (int i = 0; i < vectors; i++)
-        scale[i] = unit::load_floats(scales + unit::width * (first + i));
-#pragma GCC unroll 16
-    for (int m = 0; m < rows; m++) {
-        const typename unit::floats s = unit::broadcast(read_float(factors + 4 * m));
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++)
-            coarse_products<unit>(out[m] + unit::width * (first + i), dot[m][i], scale[i], s, add);
-    }
-}
-
-template <class unit, int rows> void coarse(const gemm_int8_args & a) {
-    if (a.rows != rows) {
-        if constexpr (rows > 1) coarse<unit, rows - 1>(a);
-    } else {
-        const uint8_t * panel = a.panel;
-        const uint8_t * record = a.group;
-        bool add = a.add;
-        for (int64_t t = 0; t < a.k_tiles; t += gemm_coarse_tiles) {
-            const int quads = 8 * static_cast<int>(std::min<int64_t>(gemm_coarse_tiles, a.k_tiles - t));
-            const float * scales = reinterpret_cast<const float *>(panel + gemm_coarse_k * gemm_panel);
-            for (int i = 0; i < gemm_panel / unit::width; i += unit::coarse.vectors)
-                coarse_block<unit, rows>(panel, scales, record, quads, add, a.out, i);
-            panel += gemm_coarse_panel_bytes;
-            record += gemm_coarse_record_bytes(rows);
-            add = true;
-        }
-    }
 }
 
 } // namespace

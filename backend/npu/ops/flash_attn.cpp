@@ -2,19 +2,13 @@
 //
 // A work item (attention_plan.h) is a block of tokens x the heads of GQA groups; each K and V element that is loaded
 // and converted serves all of a group's. The mask is turned into bits (64 cells a word), once for all layers that have
-// the same one. An item then walks the words:
-//   * cells that no row of the item sees are not read;
-//   * where most rows see most cells (a prompt that all sequences share, a causal prefill), the word's cells become
-//     one tile for all rows;
-//   * where rows see different cells (the tails of sequences that decode side by side in one unified cache), each
-//     token collects its own cells, over as many words as it takes to fill a tile, and runs them alone; tokens with
-//     equal words run together.
-// So N samples of one prompt cost one pass over the prompt's cells plus their own tails. When there are fewer items
-// than threads want, the words are split too, and the parts are merged at the end (flash-decoding).
+// the same one. An item then walks the words, and what its rows see becomes tiles (attention_walk.h). When there are
+// fewer items than threads want, the words are split too, and the parts are merged at the end (flash-decoding).
 // Under TB_FLAG_DETERMINISTIC an item walks its words twice, and is never split: ops/attention_any_order.h.
 #include "ops/attention_any_order.h"
 #include "ops/attention_fp16.h"
 #include "ops/attention_plan.h"
+#include "ops/attention_walk.h"
 #include "ops/ops.h"
 
 #include <algorithm>
@@ -33,25 +27,13 @@ uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) {
     return make_attention_plan(op, n_threads).total;
 }
 
-// Cells waiting to become a tile, and per line (see item_runner) which of them it sees.
-struct pending_tile {
-    int cells = 0;
-    int32_t cell[attention_tile_cells];
-    uint64_t visible[attention_tile_rows];
-};
-
-// Cells that will probably be read after those of a tile.
-struct wanted_cells {
-    const int32_t * cell;
-    int n;
-};
-
 // Runs items, one after the other, on one thread.
 class item_runner {
   public:
     item_runner(const op_context & context, const attention_plan & plan)
         : ctx(context), p(plan), kernels(context.kernels->attention), q(context.src[0]), k(context.src[1]),
           v(context.src[2]), mask(context.src[3]), workspace(workspace_of(context, plan)),
+          walk(*this, plan.n_kv, reinterpret_cast<int32_t *>(workspace) + plan.own_at),
           fp16{*context.kernels, 0.0f, nullptr, nullptr},
           any_order(*context.kernels, workspace + plan.any_order_at, plan.item_rows(), plan.n_kv, plan.dv) {
         scores = workspace + p.scores_at;
@@ -61,7 +43,6 @@ class item_runner {
         output = workspace + p.output_at;
         max = workspace + p.max_at;
         sums = workspace + p.sums_at;
-        own_cell = reinterpret_cast<int32_t *>(workspace) + p.own_at;
         scale = ctx.param_f(0);
         if (p.fp16) {
             fp16.queries = workspace + p.queries_at;
@@ -83,7 +64,7 @@ class item_runner {
         std::fill_n(max, rows, -infinity);
         std::fill_n(sums, rows * attention_sum_parts, 0.0f);
         std::fill_n(output, rows * p.dv, 0.0f);
-        walk(p.words * split / p.splits, p.words * (split + 1) / p.splits);
+        walk.run(p.words * split / p.splits, p.words * (split + 1) / p.splits);
         if (p.splits == 1) {
             for (int64_t row = 0; row < rows; row++) {
                 finish_row(row, output + row * p.dv, max[row], sum(row));
@@ -99,6 +80,14 @@ class item_runner {
         last = std::min(last, n_groups * group_rows);
         for (int64_t row = first; row < last; row++) {
             merge_row(item, row);
+        }
+    }
+
+    // A tile of `walk`: `lines` of all groups against `cells`.
+    void run_tile(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
+                  const wanted_cells & next) {
+        for (int64_t group = 0; group < n_groups; group++) {
+            run_group(group, lines, n, cell, cells, visible, next);
         }
     }
 
@@ -120,13 +109,13 @@ class item_runner {
     float * tile;
     float * k_floats;
     float * v_floats;
-    float * output;     // [rows][dv]
-    float * max;        // [rows]
-    float * sums;       // [rows][attention_sum_parts]
-    int32_t * own_cell; // [lines][attention_tile_cells]
+    float * output; // [rows][dv]
+    float * max;    // [rows]
+    float * sums;   // [rows][attention_sum_parts]
     float scale, max_bias, softcap;
     int64_t k_bytes, v_bytes; // of a cell's row
     bool exact;
+    cell_walk<item_runner> walk;
     fp16_products fp16;
     any_order_rows any_order;
     bool again = false; // the second walk of run_twice
@@ -138,11 +127,8 @@ class item_runner {
     int n_lines = 0;
     int64_t heads_per_line = 1;
     const uint8_t * line_q[attention_tile_rows]; // of the first group's first head
-    const uint64_t * line_bits[attention_tile_rows];
     const uint16_t * line_mask[attention_tile_rows];
     bool line_biased[attention_tile_rows];
-    pending_tile shared;
-    int own_cells[attention_tile_rows];
 
     float sum(int64_t row) const {
         const float * parts = sums + row * attention_sum_parts;
@@ -165,11 +151,11 @@ class item_runner {
         group_rows = n_tokens * n_heads;
         heads_per_line = p.mask_heads > 1 ? 1 : n_heads;
         n_lines = static_cast<int>(group_rows / heads_per_line);
-        shared.cells = 0;
+        walk.open(n_lines);
         for (int line = 0; line < n_lines; line++) {
-            own_cells[line] = 0;
             line_q[line] = q.at<const uint8_t>(token_of(line * heads_per_line), head_of(line * heads_per_line), stream);
             if (!mask) {
+                walk.bits[line] = nullptr;
                 line_biased[line] = false;
                 continue;
             }
@@ -177,20 +163,10 @@ class item_runner {
             const int64_t head = p.mask_heads > 1 ? (head0 + line % n_heads) % p.mask_heads : 0;
             const int64_t from = stream % p.mask_streams;
             const int64_t index = (from * p.mask_heads + head) * p.tokens + token;
-            line_bits[line] = reinterpret_cast<const uint64_t *>(ctx.prepared) + index * p.words;
+            walk.bits[line] = reinterpret_cast<const uint64_t *>(ctx.prepared) + index * p.words;
             line_mask[line] = mask.at<const uint16_t>(token, head, from);
             const uint8_t * flags = ctx.prepared + p.biased_at + index * p.words;
             line_biased[line] = std::any_of(flags, flags + p.words, [](uint8_t f) { return f != 0; });
-        }
-    }
-
-    void walk(int64_t first, int64_t last) {
-        for (int64_t w = first; w < last; w++) {
-            add_word(w);
-        }
-        flush_shared();
-        for (int line = 0; line < n_lines; line++) {
-            flush_own(line);
         }
     }
 
@@ -198,136 +174,16 @@ class item_runner {
         place(item);
         any_order.open(group_rows);
         again = false;
-        walk(0, p.words);
+        walk.run(0, p.words);
         for (int64_t row = 0; row < group_rows; row++) {
             any_order.weigh(row);
         }
         again = true;
-        walk(0, p.words); // which left nothing behind the first time
+        walk.run(0, p.words); // which left nothing behind the first time
         for (int64_t row = 0; row < group_rows; row++) {
             const any_order_rows::result r = any_order.close(row, p.dv, output);
             finish_row(row, output, r.max, r.sum);
         }
-    }
-
-    void add_word(int64_t w) {
-        const int64_t first = w * word_cells;
-        const int n = static_cast<int>(std::min(word_cells, p.n_kv - first));
-        const uint64_t all = n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
-        uint64_t bits[attention_tile_rows];
-        uint64_t seen = 0;
-        int64_t pairs = 0;
-        int active = 0;
-        for (int line = 0; line < n_lines; line++) {
-            bits[line] = mask ? line_bits[line][w] : all;
-            seen |= bits[line];
-            pairs += __builtin_popcountll(bits[line]);
-            active += bits[line] != 0;
-        }
-        if (seen == 0) {
-            return;
-        }
-        if (active > 1 && 2 * pairs < static_cast<int64_t>(active) * __builtin_popcountll(seen)) {
-            add_apart(first, bits);
-            return;
-        }
-        // One tile for all lines. Nearly full words keep their cells in place, so that bits need no moving; a cell
-        // that nobody sees is replaced by one that somebody does, because its memory may hold anything.
-        const int span = 64 - __builtin_clzll(seen);
-        if (__builtin_popcountll(seen) >= span - span / 4) {
-            if (shared.cells + span > attention_tile_cells) {
-                flush_shared();
-            }
-            const int at = shared.cells;
-            for (int c = 0; c < span; c++) {
-                shared.cell[at + c] = static_cast<int32_t>(first + c);
-            }
-            for (uint64_t unseen = ~seen & (all >> (n - span)); unseen != 0; unseen &= unseen - 1) {
-                shared.cell[at + __builtin_ctzll(unseen)] = static_cast<int32_t>(first + __builtin_ctzll(seen));
-            }
-            for (int line = 0; line < n_lines; line++) {
-                shared.visible[line] = (at == 0 ? 0 : shared.visible[line]) | (bits[line] << at);
-            }
-            shared.cells = at + span;
-            return;
-        }
-        for (uint64_t left = seen; left != 0; left &= left - 1) {
-            if (shared.cells == attention_tile_cells) {
-                flush_shared();
-            }
-            const int c = __builtin_ctzll(left);
-            const int at = shared.cells++;
-            shared.cell[at] = static_cast<int32_t>(first + c);
-            for (int line = 0; line < n_lines; line++) {
-                shared.visible[line] = (at == 0 ? 0 : shared.visible[line]) | (((bits[line] >> c) & 1) << at);
-            }
-        }
-    }
-
-    // A word of which lines see different cells: lines with equal bits run together, others collect.
-    void add_apart(int64_t first, const uint64_t * bits) {
-        int left[attention_tile_rows]; // lines that see something and are not served yet
-        int n_left = 0;
-        for (int line = 0; line < n_lines; line++) {
-            if (bits[line] != 0) {
-                left[n_left++] = line;
-            }
-        }
-        while (n_left > 0) {
-            const uint64_t seen = bits[left[0]];
-            int lines[attention_tile_rows];
-            int n = 0;
-            int others = 0;
-            for (int i = 0; i < n_left; i++) {
-                if (bits[left[i]] == seen) {
-                    lines[n++] = left[i];
-                } else {
-                    left[others++] = left[i];
-                }
-            }
-            n_left = others;
-            if (n > 1) {
-                int32_t cell[attention_tile_cells];
-                int cells = 0;
-                for (uint64_t b = seen; b != 0; b &= b - 1) {
-                    cell[cells++] = static_cast<int32_t>(first + __builtin_ctzll(b));
-                }
-                run_words(lines, n, cell, cells, nullptr);
-                continue;
-            }
-            const int line = lines[0];
-            for (uint64_t b = seen; b != 0; b &= b - 1) {
-                if (own_cells[line] == attention_tile_cells) {
-                    flush_own(line);
-                }
-                own_cell[line * attention_tile_cells + own_cells[line]++] =
-                    static_cast<int32_t>(first + __builtin_ctzll(b));
-            }
-        }
-    }
-
-    void flush_shared() {
-        int lines[attention_tile_rows];
-        int n = 0;
-        for (int line = 0; line < n_lines && shared.cells > 0; line++) {
-            if (shared.visible[line] != 0) {
-                lines[n++] = line;
-            }
-        }
-        if (n > 0) {
-            run_words(lines, n, shared.cell, shared.cells, shared.visible);
-        }
-        shared.cells = 0;
-    }
-
-    void flush_own(int line) {
-        if (own_cells[line] > 0) {
-            // lines that collect side by side are full one after the other
-            const int other = (line + 1) % n_lines;
-            run_tile(&line, 1, own_cell + line * attention_tile_cells, own_cells[line], nullptr,
-                     {own_cell + other * attention_tile_cells, other == line ? 0 : own_cells[other]});
-        }
-        own_cells[line] = 0;
     }
 
     int64_t head_of(int64_t row) const { return head0 + row / group_rows * p.group + row % n_heads; }
@@ -336,24 +192,6 @@ class item_runner {
     // The cells of a group's K or V head.
     const uint8_t * cells_of(const view & t, int64_t group) const {
         return t.at<const uint8_t>(0, (head0 + group * p.group) / (p.heads / t.ne(2)), stream / (p.streams / t.ne(3)));
-    }
-
-    // `lines` of all groups against `cells`. visible is indexed by line; nullptr: all of them.
-    void run_tile(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
-                  const wanted_cells & next) {
-        for (int64_t group = 0; group < n_groups; group++) {
-            run_group(group, lines, n, cell, cells, visible, next);
-        }
-    }
-
-    // The same for cells of words, which are followed by those of the next word.
-    void run_words(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible) {
-        int32_t next[attention_tile_cells];
-        int n_next = 0;
-        for (int c = 0; c < cells && cell[c] + word_cells < p.n_kv; c++) {
-            next[n_next++] = cell[c] + static_cast<int32_t>(word_cells);
-        }
-        run_tile(lines, n, cell, cells, visible, {next, n_next});
     }
 
     // Scores, softmax and accumulation.

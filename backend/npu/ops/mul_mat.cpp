@@ -29,9 +29,9 @@ constexpr int64_t block_bytes = 512 << 10; // of a block of activations: half of
 constexpr int64_t stage_k = 256;           // k of staged float panels: 32 KiB
 constexpr int64_t block_rows = mul_mat_stage_bytes / (TB_TILE_N * static_cast<int64_t>(sizeof(float))); // 288
 constexpr int64_t dot_rows = 96;   // of one call of the dot kernel at most
-constexpr int64_t convert_k = 256; // activations converted at a time: a scale of coarse groups
+constexpr int64_t convert_k = 256; // activations converted at a time: a block of the longest types
 
-static_assert(run_elements % convert_k == 0 && convert_k % gemm_coarse_k == 0, "a run is converted in whole pieces");
+static_assert(run_elements % convert_k == 0 && convert_k % TB_K_BLOCK == 0, "a run is converted in whole pieces");
 static_assert(stage_k * TB_TILE_N * static_cast<int64_t>(sizeof(float)) <= mul_mat_stage_bytes,
               "stages share their scratch");
 
@@ -52,7 +52,6 @@ const float * activations(const op_context & ctx, const uint8_t * row, int64_t f
 
 // Where in a group of an integer product the record of tile t begins; of 256 k, t is the first of a block.
 int64_t record_offset(const mul_mat_plan & p, int64_t t, int rows) {
-    if (p.coarse) return t / gemm_coarse_tiles * static_cast<int64_t>(gemm_coarse_record_bytes(rows));
     if (p.k_quant) return t / gemm_k_tiles * static_cast<int64_t>(gemm_k_record_bytes(rows));
     return t * static_cast<int64_t>(gemm_record_bytes(rows));
 }
@@ -68,10 +67,6 @@ void convert_piece(const op_context & ctx, const mul_mat_plan & p, int64_t matri
     uint8_t * group = ctx.prepared + p.group_offset(matrix, g);
     float buffer[convert_k];
     const float * x = activations(ctx, row_of_matrix(p, ctx.src[1], ctx.src[0], matrix, r), first, n, buffer);
-    if (p.coarse) {
-        kernels.coarse.quantize(x, n / tile, group + record_offset(p, first / tile, rows), rows, in_group);
-        return;
-    }
     if (p.k_quant) {
         kernels.quantize_k(x, n / tile, group + record_offset(p, first / tile, rows), rows, in_group);
         return;
@@ -171,7 +166,7 @@ void stage_tiles_of(const op_context & ctx, const mul_mat_plan & p, const uint8_
     if (tb_type_is_tiled(p.type)) {
         const int64_t bytes = static_cast<int64_t>(tb_tile_bytes(p.type));
         const uint8_t * from = weights + (panel * (p.k / tile) + t) * bytes;
-        (p.coarse ? ctx.kernels->gemm.coarse.prepare : ctx.kernels->gemm.prepare)(p.type, from, n, stage);
+        ctx.kernels->gemm.prepare(p.type, from, n, stage);
         return;
     }
     const int64_t n0 = panel * TB_TILE_N, stride = ctx.src[0].nb(1);
@@ -204,7 +199,7 @@ void store_sums(outputs & out, int64_t panel, int64_t group, int64_t last_group,
 // staged in L1, and all rows of the block meet it there.
 void run_integer_staged(const op_context & ctx, const mul_mat_plan & p, const item_range & r, uint8_t * stage) {
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
-    const auto run = p.coarse ? ctx.kernels->gemm.coarse.run : ctx.kernels->gemm.int8[p.format].run;
+    const auto run = ctx.kernels->gemm.int8[p.format].run;
     const int64_t k_tiles = p.k / tile, blocks = divide_up(k_tiles, block_tiles);
     const int64_t k_block = divide_up(divide_up(k_tiles, blocks), piece) * piece;
     const int64_t row_bytes = std::min(k_block, k_tiles) * static_cast<int64_t>(gemm_record_bytes(1));
@@ -472,8 +467,8 @@ bool same_conversion(const tb_op & a, const tb_op & b, int n_threads, const kern
     };
     if (integer(p) != integer(q) || (!integer(p) && p.path != q.path)) return false;
     if (integer(p) && kernels.gemm.int8[p.format].offset != kernels.gemm.int8[q.format].offset) return false;
-    if (p.coarse != q.coarse || p.k_quant != q.k_quant) return false;
-    return p.fp16 == q.fp16 && p.max_rows == q.max_rows && p.matrices == q.matrices && p.rows == q.rows && p.r2 == q.r2;
+    return p.k_quant == q.k_quant && p.fp16 == q.fp16 && p.max_rows == q.max_rows && p.matrices == q.matrices &&
+           p.rows == q.rows && p.r2 == q.r2;
 }
 
 cut conversion_cut(const tb_op & op) { return op.src[0].ne[2] == 1 && op.src[0].ne[3] == 1 ? cut::runs : cut::any; }

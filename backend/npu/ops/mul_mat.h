@@ -23,7 +23,6 @@ struct mul_mat_plan {
     mul_mat_way path;
     gemm_format format;
     bool fp16;
-    bool coarse;              // one scale per 256 k
     bool k_quant;             // block panels against K groups
     uint32_t type;            // of the weights
     int64_t k, n, rows;       // rows: per weight matrix

@@ -5,7 +5,6 @@ namespace tb::npu {
 
 namespace {
 
-constexpr int64_t coarse_rows = 64;       // at least, for one scale per 256 k to pay for making the weights' anew
 constexpr int64_t item_bytes = 256 << 10; // weights that one item keeps in L2 while its rows pass
 constexpr int64_t least_bytes = 32 << 10; // of an item's weights that pass once: each begins by waiting for memory
 constexpr int64_t items_per_thread = 4;   // at least, where there is enough to share
@@ -113,14 +112,10 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     } else {
         const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
         p.path = in_place ? mul_mat_way::integer : mul_mat_way::integer_staged;
-        p.coarse = tile_of(w.type).column && has_all_numerics(w.type) && (op.flags & TB_FLAG_INT8_256) != 0 &&
-                   kernels.gemm.coarse.name != nullptr && p.rows >= coarse_rows;
-        if (p.coarse) p.path = mul_mat_way::integer_staged;
     }
     const bool integer = p.path == mul_mat_way::integer || p.path == mul_mat_way::integer_staged;
     const bool matrix = p.path == mul_mat_way::matrix;
-    p.max_rows = p.coarse                     ? kernels.gemm.coarse.rows
-                 : integer                    ? kernels.gemm.int8[p.format].rows
+    p.max_rows = integer                      ? kernels.gemm.int8[p.format].rows
                  : p.path == mul_mat_way::dot ? 1
                  : matrix                     ? kernels.gemm.fp16.rows
                                               : kernels.gemm.f32.rows;
@@ -129,9 +124,6 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     p.longer_groups = p.rows - p.groups * p.group_size;
     p.row_bytes = integer ? p.k / TB_TILE_K * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * (matrix ? 2 : 4);
     if (p.k_quant) p.row_bytes = p.k / TB_K_BLOCK * static_cast<int64_t>(gemm_k_record_bytes(1));
-    // never less than without: experts with few rows are not coarse
-    const int64_t coarse_bytes = divide_up(p.k, gemm_coarse_k) * static_cast<int64_t>(gemm_coarse_record_bytes(1));
-    if (p.coarse) p.row_bytes = std::max(p.row_bytes, coarse_bytes);
     // a panel as FP16 tiles and, of plain blocks, as packed tiles before
     p.stage = matrix ? p.k / TB_TILE_K * (gemm_fp16_tile_bytes + static_cast<int64_t>(gemm_prepared_bytes))
                      : 2 * mul_mat_stage_bytes;
@@ -176,7 +168,7 @@ const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels)
     case mul_mat_way::matrix:
         return kernels.gemm.fp16.name;
     default:
-        return p.coarse ? kernels.gemm.coarse.name : kernels.gemm.int8[p.format].name;
+        return kernels.gemm.int8[p.format].name;
     }
 }
 

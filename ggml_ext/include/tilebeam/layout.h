@@ -5,9 +5,12 @@
 // k-tiles of 32 output columns (a "panel") are contiguous. A tile is quants in quad order, then 32 FP16 scales;
 // of Q4_1 and Q5_1 then 32 FP16 minima. MXFP4 has 32 bytes for scales, exponents x of 2^(x - 128).
 //
+// clang-format off
 //   4 bits (Q4_0, IQ4_NL, Q4_1, MXFP4)  chunk c = k/8, k' = k%8, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + (v&1),
-//   nibble v>>1 5 bits (Q5_0, Q5_1)          the low four so; the fifth in byte 512 + 4n + 2p + (v&1), bit k/4 8 bits
-//   (Q8_0)                chunk c = k/4, k' = k%4, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + v
+//                                       nibble v>>1
+//   5 bits (Q5_0, Q5_1)                 the low four so; the fifth in byte 512 + 4n + 2p + (v&1), bit k/4
+//   8 bits (Q8_0)                       chunk c = k/4, k' = k%4, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + v
+// clang-format on
 //
 //   column grouping       scale d[n]: one per column and 32 k, ggml's own grouping; lossless
 //   tile grouping         scale d[e>>5], e(k,n) = (k>>1)*64 + 2n + (k&1), the HMX FP16 order: a 2(k) x 16(n) block
@@ -31,22 +34,9 @@ extern "C" {
 // The layout version this library was built with: Python compares it with the header's.
 uint32_t tb_layout_version(void);
 
-// Bytes of one tile (quants and scales); 0 for a type that is not tiled.
-size_t tb_tile_bytes(uint32_t type);
-
-// k of the smallest piece that a tiled type is cut into: 32, or 256 (k_panels.h; their tb_tile_bytes is an eighth of a
-// block panel); 0 for a type that is not tiled.
-uint32_t tb_tile_k(uint32_t type);
-
 // Bytes of a tiled K x N matrix, N rounded up to whole tiles; 0 if the type is not tiled or K is no multiple of
 // tb_tile_k.
 uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n);
-
-// The plain type (TB_Q4_0, ..) whose blocks a tiled type holds, and the other way round by grouping; TB_TYPE_COUNT if
-// there is none.
-uint32_t tb_tiled_source(uint32_t type);
-uint32_t tb_tiled_column(uint32_t plain);
-uint32_t tb_tiled_tile(uint32_t plain);
 
 // Pack ggml blocks of `rows` (1..32) weight rows, each K elements and `row_stride` bytes apart, into one panel of
 // K/32 tiles. Missing rows become zero scales and zero quants. `type` is a column-grouped type.

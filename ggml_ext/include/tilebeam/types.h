@@ -3,6 +3,7 @@
 #ifndef TILEBEAM_TYPES_H
 #define TILEBEAM_TYPES_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -113,6 +114,20 @@ unsigned tb_type_size(unsigned type);
 unsigned tb_type_block(unsigned type);
 int tb_type_is_tiled(unsigned type);
 const char * tb_type_name(unsigned type);
+
+// Bytes of one tile (quants and scales); 0 for a type that is not tiled.
+size_t tb_tile_bytes(uint32_t type);
+
+// k of the smallest piece that a tiled type is cut into: 32, or 256 (k_panels.h; their tb_tile_bytes is an eighth of a
+// block panel); 0 for a type that is not tiled.
+uint32_t tb_tile_k(uint32_t type);
+
+// The plain type (TB_Q4_0, ..) whose blocks a tiled type holds, and the other way round by grouping; TB_TYPE_COUNT if
+// there is none.
+uint32_t tb_tiled_source(uint32_t type);
+uint32_t tb_tiled_column(uint32_t plain);
+uint32_t tb_tiled_tile(uint32_t plain);
+
 const char * tb_status_name(int status);
 // cffi: end
 

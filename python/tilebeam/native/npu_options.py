@@ -6,7 +6,7 @@ from typing import Literal
 
 # How the NPU side runs; in the order of enum tilebeam_executor.
 Executor = Literal["thread", "process", "qemu-hexagon"]
-# Its matrix arithmetic: int8 products per 32 inputs, per 256 in prompts, or FP16 operands.
-Numerics = Literal["int8", "int8-256", "fp16"]
+# Its matrix arithmetic: int8 products per 32 inputs, or FP16 operands.
+Numerics = Literal["int8", "fp16"]
 # Its flash attention: exponentials from a table, or all in float32, or the table and products of many rows in BF16.
 Softmax = Literal["table", "exact", "bf16"]

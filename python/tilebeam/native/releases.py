@@ -150,7 +150,15 @@ def _build(release: str, sources: Path, target: Path) -> Path:
         try:
             if not _headers(release).is_dir():
                 _fetch(release, sources)
-            configure = ["cmake", "-S", str(sources), "-B", str(work), "-DCMAKE_BUILD_TYPE=Release"]
+            configure = [
+                "cmake",
+                "-S",
+                str(sources),
+                "-B",
+                str(work),
+                "-DCMAKE_BUILD_TYPE=Release",
+                "-DTILEBEAM_TESTS=OFF",
+            ]
             configure += [f"-DTILEBEAM_RELEASE={release}", f"-DPython3_EXECUTABLE={sys.executable}"]
             configure += [f"-DTILEBEAM_SOURCE_CACHE={_source_cache()}"]
             configure += [] if _makes() else ["-G", "Ninja"]

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import BinaryIO, TypeVar
 
 from tilebeam.errors import TilebeamError
@@ -33,18 +34,18 @@ _PLAIN = WorkerProcess(["tilebeam.sandbox.zygote"], "programs", _VARIABLES)
 # One of its own, so that what a program finds does not depend on which ran before.
 _WITH_LIBRARIES = WorkerProcess(["tilebeam.sandbox.zygote", *_LIBRARIES], "programs with libraries", _VARIABLES)
 
-# Programs at a time: each may take all of its memory.
-_SLOTS = threading.BoundedSemaphore(min(8, len(os.sched_getaffinity(0))))
-
 T = TypeVar("T")
 
 
-def _renew_slots() -> None:
-    global _SLOTS
-    _SLOTS = threading.BoundedSemaphore(_SLOTS._initial_value)  # type: ignore[attr-defined]
+@cache
+def _slots() -> threading.BoundedSemaphore:
+    """Programs at a time: each may take all of its memory."""
+    from tilebeam._ext import cpus  # not where the processes of programs are made: it needs numpy
+
+    return threading.BoundedSemaphore(min(8, cpus.default_threads()))
 
 
-os.register_at_fork(after_in_child=_renew_slots)  # those who hold one are not in the child
+os.register_at_fork(after_in_child=_slots.cache_clear)  # those who hold one are not in the child
 
 
 class Lost(Exception):
@@ -75,7 +76,7 @@ def attempt(once: Callable[[], T]) -> T:
     """
     for last in (False, True):
         try:
-            with _SLOTS:
+            with _slots():
                 return once()
         except (Lost, OSError) as error:
             if last:

@@ -1,11 +1,10 @@
 // Integer GEMM on AMX, written once over a `unit` of vectors (avx512vnni/unit.h; the tests have one of AVX2), with the
 // formats of kernels/gemm_vnni.h and that file's bits: integers are exact, and floats come in the same order.
 //
-// whole panels  quants are unpacked to signed bytes in L1, the matrix unit leaves a tile's products there, and vectors
-//               scale and add them. A scale of its own for each 32 k feeds the unit half of the k that it takes. Two
-//               tiles are multiplied while vectors scale the two before: counted in cycles, 32 rows then wait for the
-//               vectors and the stores, about 110 a tile, where vpdpbusd alone takes 360.
-// coarse        256 k to a scale: the unit takes 64 k at a time, and sums stay in its tiles.
+// Quants are unpacked to signed bytes in L1, the matrix unit leaves a tile's products there, and vectors scale and add
+// them. A scale of its own for each 32 k feeds the unit half of the k that it takes. Two tiles are multiplied while
+// vectors scale the two before: counted in cycles, 32 rows then wait for the vectors and the stores, about 110 a tile,
+// where vpdpbusd alone takes 360.
 //
 // Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_AMX_GEMM_INT8_H
@@ -62,7 +61,7 @@ void make_products(Format & format, const gemm_int8_args & a, int64_t first, int
     }
     for (int i = 0; i < n; i++, record += gemm_record_bytes(a.rows)) {
         matrix_unit::clear(a.rows);
-        matrix_unit::add<true>(record, gemm_panel, weights[i], a.rows);
+        matrix_unit::add(record, gemm_panel, weights[i], a.rows);
         matrix_unit::store(p.dots[i], a.rows);
     }
 }
@@ -110,34 +109,6 @@ template <class unit, class Format> void multiply_on_unit(const gemm_int8_args &
     close_sums<unit>(a, sums);
 }
 
-template <class unit> void coarse_on_unit(const gemm_int8_args & a) {
-    alignas(64) int32_t dots[gemm_max_rows][gemm_panel];
-    matrix_unit tiles(a.rows, unit_k);
-    const uint8_t * panel = a.panel;
-    const uint8_t * record = a.group;
-    for (int64_t t = 0; t < a.k_tiles; t += gemm_coarse_tiles) {
-        const int n = static_cast<int>(std::min<int64_t>(gemm_coarse_tiles, a.k_tiles - t));
-        // only a panel's last block can have an odd number of tiles
-        const int step = n % 2 == 0 ? unit_k : gemm_panel;
-        if (step != unit_k) tiles.configure(a.rows, step);
-        tiles.clear(a.rows);
-        for (int k = 0; k < gemm_panel * n; k += step)
-            tiles.add<false>(record + k, gemm_coarse_k, panel + gemm_panel * k, a.rows);
-        tiles.store(dots, a.rows);
-        const float * scales = reinterpret_cast<const float *>(panel + gemm_coarse_k * gemm_panel);
-        const uint8_t * factors = record + gemm_coarse_k * a.rows;
-        for (int m = 0; m < a.rows; m++, factors += 4) {
-            const auto start = unit::broadcast(read_int(factors + 4 * a.rows));
-            const auto row_scale = unit::broadcast(read_float(factors));
-            for (int i = 0; i < gemm_panel; i += unit::width)
-                coarse_products<unit>(a.out[m] + i, unit::add(unit::load_sums(dots[m] + i), start),
-                                      unit::load_floats(scales + i), row_scale, a.add || t > 0);
-        }
-        panel += gemm_coarse_panel_bytes;
-        record += gemm_coarse_record_bytes(a.rows);
-    }
-}
-
 template <class unit, class Format, gemm_format format> void by_rows(const gemm_int8_args & a) {
     (a.rows <= few_rows ? replaced[format] : multiply_on_unit<unit, Format>)(a);
 }
@@ -148,7 +119,7 @@ template <class unit, gemm_format format, class Format> void replace_kernel(gemm
     k.int8[format] = {name, gemm_max_rows, k.int8[format].offset, by_rows<unit, Format, format>};
 }
 
-// The kernels of a table that has others of the same formats, and for one scale per 256 k.
+// The kernels of a table that has others of the same formats.
 template <class unit> void replace_int8_kernels(gemm_kernels & k) {
     replace_kernel<unit, gemm_q4, format_q4<unit>>(k, "gemm_q4c_32x32_amx");
     replace_kernel<unit, gemm_q8, format_q8<unit>>(k, "gemm_q8c_32x32_amx");
@@ -157,9 +128,6 @@ template <class unit> void replace_int8_kernels(gemm_kernels & k) {
     replace_kernel<unit, gemm_q4_1, format_bits<unit, TB_Q4_1_COL>>(k, "gemm_q41c_32x32_amx");
     replace_kernel<unit, gemm_q5_1, format_bits<unit, TB_Q5_1_COL>>(k, "gemm_q51c_32x32_amx");
     replace_kernel<unit, gemm_mxfp4, format_mxfp4<unit>>(k, "gemm_mx4c_32x32_amx");
-    k.coarse.name = "gemm_q8k_32x32_amx";
-    k.coarse.rows = gemm_max_rows;
-    k.coarse.run = coarse_on_unit<unit>;
 }
 
 } // namespace

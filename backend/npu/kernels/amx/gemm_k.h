@@ -43,7 +43,7 @@ template <class unit> struct k_on_unit : unit {
         }
         for (int s = 0; s < Format::scales; s++) {
             matrix_unit::clear(rows);
-            matrix_unit::add<true>(q + part * s, TB_K_BLOCK, w + gemm_panel * part * s, rows);
+            matrix_unit::add(q + part * s, TB_K_BLOCK, w + gemm_panel * part * s, rows);
             matrix_unit::store(dots[s], rows);
         }
     }

@@ -17,9 +17,8 @@
 namespace tb::npu {
 namespace {
 
-constexpr int unit_rows = 16;          // of a tile
-constexpr int unit_row_bytes = 64;     // of a tile: 16 columns
-constexpr int unit_k = unit_row_bytes; // that activations can have at a time
+constexpr int unit_rows = 16;      // of a tile
+constexpr int unit_row_bytes = 64; // of a tile: 16 columns
 
 // GCC 12's intrinsics do not tell the compiler what memory they read: bytes written before must be there.
 inline void finish_writing(const void * bytes) { asm volatile("" : : "r"(bytes) : "memory"); }
@@ -29,12 +28,7 @@ inline void finish_writing(const void * bytes) { asm volatile("" : : "r"(bytes) 
 class matrix_unit {
   public:
     // For k activations of a row at a time: a multiple of 4.
-    matrix_unit(int rows, int k) { configure(rows, k); }
-    ~matrix_unit() { _tile_release(); } // no thread keeps tiles: the system would save them at every switch
-    matrix_unit(const matrix_unit &) = delete;
-    matrix_unit & operator=(const matrix_unit &) = delete;
-
-    static void configure(int rows, int k) {
+    matrix_unit(int rows, int k) {
         struct {
             uint8_t palette, start_row, reserved[14];
             uint16_t row_bytes[16];
@@ -57,6 +51,9 @@ class matrix_unit {
         finish_writing(&c);
         _tile_loadconfig(&c);
     }
+    ~matrix_unit() { _tile_release(); } // no thread keeps tiles: the system would save them at every switch
+    matrix_unit(const matrix_unit &) = delete;
+    matrix_unit & operator=(const matrix_unit &) = delete;
 
     static void clear(int rows) {
         _tile_zero(4);
@@ -66,28 +63,18 @@ class matrix_unit {
         _tile_zero(7);
     }
 
-    // Adds the products of activations, rows `stride` bytes apart, with quads of weights.
-    template <bool signed_weights> static void add(const uint8_t * q, int64_t stride, const uint8_t * w, int rows) {
+    // Adds the products of activations, rows `stride` bytes apart, with quads of signed weights.
+    static void add(const uint8_t * q, int64_t stride, const uint8_t * w, int rows) {
         finish_writing(w);
         _tile_loadd(0, q, stride);
         _tile_loadd(2, w, quad_bytes);
         _tile_loadd(3, w + unit_row_bytes, quad_bytes);
-        if constexpr (signed_weights) {
-            _tile_dpbssd(4, 0, 2);
-            _tile_dpbssd(5, 0, 3);
-        } else {
-            _tile_dpbsud(4, 0, 2);
-            _tile_dpbsud(5, 0, 3);
-        }
+        _tile_dpbssd(4, 0, 2);
+        _tile_dpbssd(5, 0, 3);
         if (rows <= unit_rows) return;
         _tile_loadd(1, q + unit_rows * stride, stride);
-        if constexpr (signed_weights) {
-            _tile_dpbssd(6, 1, 2);
-            _tile_dpbssd(7, 1, 3);
-        } else {
-            _tile_dpbsud(6, 1, 2);
-            _tile_dpbsud(7, 1, 3);
-        }
+        _tile_dpbssd(6, 1, 2);
+        _tile_dpbssd(7, 1, 3);
     }
 
     static void store(int32_t (*sums)[gemm_panel], int rows) {

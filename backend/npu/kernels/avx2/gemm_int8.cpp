@@ -244,7 +244,6 @@ void fill_gemm_avx2(gemm_kernels & k) {
     k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_4x16_avx2");
     k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_4x16_avx2");
     k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_4x16_avx2");
-    k.coarse = {};
     fill_gemm_avx2_float(k);
     fill_gemm_avx2_convert(k);
     fill_gemm_avx2_k(k);

@@ -7,7 +7,6 @@ namespace tb::npu {
 
 void fill_gemm_avx512vnni_float(gemm_kernels & k);
 void fill_gemm_avx512vnni_convert(gemm_kernels & k);
-void fill_gemm_avx512vnni_coarse(gemm_kernels & k);
 void fill_gemm_avx512vnni_k(gemm_kernels & k);
 
 namespace {
@@ -29,11 +28,8 @@ void fill_gemm_avx512vnni(gemm_kernels & k) {
     k.int8[gemm_q4_tile] = kernel<format_nibbles_tile<TB_Q4_0_TILE>>("gemm_q4t_32x32_avx512vnni");
     k.int8[gemm_q8_tile] = kernel<format_q8_tile>("gemm_q8t_32x32_avx512vnni");
     k.int8[gemm_iq4nl_tile] = kernel<format_nibbles_tile<TB_IQ4_NL_TILE>>("gemm_nlt_32x32_avx512vnni");
-    static_assert(unit::coarse.rows == 14 && unit::coarse.vectors == 2, "the kernel's name");
-    k.coarse = {"gemm_q8k_14x32_avx512vnni", unit::coarse.rows, coarse<unit, unit::coarse.rows>, nullptr, nullptr};
     fill_gemm_avx512vnni_float(k);
     fill_gemm_avx512vnni_convert(k);
-    fill_gemm_avx512vnni_coarse(k);
     fill_gemm_avx512vnni_k(k);
 }
 

@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "kernels/gemm.h"
-#include "kernels/gemm_shape.h"
 
 namespace tb::npu {
 namespace {
@@ -18,7 +17,6 @@ struct unit {
     using floats = __m512;
     static constexpr int width = 16;
     static constexpr int vectors = 2; // of weights at once: half of the registers
-    static constexpr gemm_shape coarse = solve_gemm_shape(32, 2, 1, 1, 16);
 
     static ints load(const uint8_t * p) { return _mm512_loadu_si512(p); }
     static void store(uint8_t * p, ints x) { _mm512_storeu_si512(p, x); }

@@ -249,7 +249,6 @@ void fill_gemm_hvx(gemm_kernels & k) {
     k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_8x32_hvx");
     k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_8x32_hvx");
     k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_8x32_hvx");
-    k.coarse = {};
     fill_gemm_hvx_convert(k);
     fill_gemm_hvx_fp16(k);
     fill_gemm_hvx_k(k);

@@ -34,7 +34,6 @@ void fill_gemm_neon(gemm_kernels & k) {
     k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_4x16_neon");
     k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_4x16_neon");
     k.quantize = quantize;
-    k.coarse = {};
     fill_gemm_neon_float(k);
     fill_gemm_neon_k(k);
 }

@@ -9,7 +9,6 @@
 namespace tb::npu {
 
 void fill_gemm_portable_int8(gemm_kernels & k);
-void fill_gemm_portable_coarse(gemm_kernels & k);
 void fill_gemm_portable_k(gemm_kernels & k);
 
 namespace {
@@ -101,7 +100,6 @@ void round_fp16(int64_t n, float * x) {
 
 void fill_gemm_portable(gemm_kernels & k) {
     fill_gemm_portable_int8(k);
-    fill_gemm_portable_coarse(k);
     fill_gemm_portable_k(k);
     k.f32 = {"gemm_f32_8x32_portable", 8, run};
     k.fp16 = {};

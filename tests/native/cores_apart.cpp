@@ -1,5 +1,5 @@
-// Where a worker goes that shares its CPU or core with others: apart ROOT OWN CPU.. prints the CPUs, all equally good.
-// ROOT has the files of the machine; thread OWN is one of those that run on these CPUs.
+// Where a worker goes that shares its CPU or core with others: cores_apart ROOT OWN CPU.. prints the CPUs, all equally
+// good. ROOT has the files of the machine; thread OWN is one of those that run on these CPUs.
 // tests/session/test_usable_cpus.py compiles and runs it.
 #include <cstdio>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// See apart.h.
-#include "apart.h"
+// See graph_optimize.h.
+#include "graph_optimize.h"
 
 #include <algorithm>
 

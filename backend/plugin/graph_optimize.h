@@ -1,6 +1,6 @@
 // What ggml's allocator is asked for before it places a graph's tensors.
-#ifndef TILEBEAM_PLUGIN_APART_H
-#define TILEBEAM_PLUGIN_APART_H
+#ifndef TILEBEAM_PLUGIN_GRAPH_OPTIMIZE_H
+#define TILEBEAM_PLUGIN_GRAPH_OPTIMIZE_H
 
 #include "ggml_release.h"
 
@@ -13,4 +13,4 @@ void keep_products_apart(ggml_backend_t backend, ggml_cgraph * graph, optimize_p
 
 } // namespace tb::plugin
 
-#endif // TILEBEAM_PLUGIN_APART_H
+#endif // TILEBEAM_PLUGIN_GRAPH_OPTIMIZE_H

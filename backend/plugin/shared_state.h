@@ -7,8 +7,8 @@
 // All sessions of a machine share its CPUs, and each has a worker per CPU. They do not compete, because a backend lets
 // them work one after the other: layers follow each other anyway, and a matrix that is cut over sessions is computed
 // part by part, each with all CPUs.
-#ifndef TILEBEAM_PLUGIN_STATE_H
-#define TILEBEAM_PLUGIN_STATE_H
+#ifndef TILEBEAM_PLUGIN_SHARED_STATE_H
+#define TILEBEAM_PLUGIN_SHARED_STATE_H
 
 #include <array>
 #include <atomic>
@@ -89,12 +89,9 @@ class state {
     std::string error;
 };
 
-// Kernel sets that an executor (enum tilebeam_executor) has, best first; never empty.
-std::vector<std::string> kernel_sets(int32_t executor);
-
 // The directory that holds this plugin.
 std::string plugin_directory();
 
 } // namespace tb::plugin
 
-#endif // TILEBEAM_PLUGIN_STATE_H
+#endif // TILEBEAM_PLUGIN_SHARED_STATE_H

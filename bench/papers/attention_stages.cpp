@@ -1,6 +1,5 @@
-// See attention_stages.h.
-#include "attention_stages.h"
-
+// How the time of attention divides into its steps: the kernels of a set that libtilebeam_npu.so gives, tile by tile as
+// in backend/npu/ops/flash_attn.cpp. See attention_stages.py.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -8,11 +7,12 @@
 #include <random>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "ops/attention_fp16.h"
 #include "tilebeam/ops.h"
 #include "wait.h"
 
-namespace tb::npu {
+using namespace tb::npu;
 
 namespace {
 
@@ -33,8 +33,12 @@ class floats {
 
 } // namespace
 
-void attention_stages(const kernel_table & kernels, const stage_shape & shape, int repeats, double (&seconds)[3]) {
-    const int rows = shape.rows, cells = shape.cells, dim = shape.dim;
+// Seconds that scores, softmax and accumulation take together over `repeats` passes of `rows` queries of one head
+// against `cells` cells of one cache head, random numbers in F16. `flags`: of TB_OP_FLASH_ATTN. The clock is read four
+// times a tile, which is in the figures.
+extern "C" void tb_attention_stages(const kernel_table * set, int rows, int cells, int dim, uint32_t flags, int repeats,
+                                    double * seconds) {
+    const kernel_table & kernels = *set;
     const size_t width = static_cast<size_t>(dim), block = static_cast<size_t>(std::min(rows, attention_tile_rows));
     std::mt19937 rng(1);
     std::normal_distribution<float> normal;
@@ -55,13 +59,13 @@ void attention_stages(const kernel_table & kernels, const stage_shape & shape, i
         sum(block * attention_sum_parts);
     floats scratch(static_cast<size_t>(attention_scratch_floats(dim))), queries(block * width), values(block * width);
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-    const bool half = (shape.flags & TB_FLAG_FP16) != 0;
+    const bool half = (flags & TB_FLAG_FP16) != 0;
     const fp16_products fp16{kernels, scale, queries.data(), values.data()};
     int64_t spent[3] = {};
     for (int i = 0; i < repeats; i++) {
         for (int first = 0; first < rows; first += attention_tile_rows) {
             const int n = std::min(rows - first, attention_tile_rows);
-            const attention_products & own = kernels.attention.products(n, (shape.flags & TB_FLAG_BF16) != 0);
+            const attention_products & own = kernels.attention.products(n, (flags & TB_FLAG_BF16) != 0);
             const float * q_rows[attention_tile_rows];
             float * o_rows[attention_tile_rows];
             for (int r = 0; r < n; r++) {
@@ -89,13 +93,13 @@ void attention_stages(const kernel_table & kernels, const stage_shape & shape, i
                 weights.max = max.data();
                 weights.sum = sum.data();
                 weights.alpha = alpha.data();
-                weights.exact = (shape.flags & TB_FLAG_EXACT_EXP) != 0;
+                weights.exact = (flags & TB_FLAG_EXACT_EXP) != 0;
                 const attention_accumulate_args pv = {
                     n, m, dim, s.data(), alpha.data(), v_rows, cell_type::f16, o_rows, scratch.data(), {}};
-                int64_t at = now_ns();
+                int64_t at = tb::now_ns();
                 const auto lap = [&](int stage) {
                     const int64_t then = at;
-                    at = now_ns();
+                    at = tb::now_ns();
                     spent[stage] += at - then;
                 };
                 half ? fp16.scores(qk) : own.scores(qk);
@@ -109,5 +113,3 @@ void attention_stages(const kernel_table & kernels, const stage_shape & shape, i
     }
     std::transform(spent, spent + 3, seconds, [](int64_t ns) { return static_cast<double>(ns) * 1e-9; });
 }
-
-} // namespace tb::npu
