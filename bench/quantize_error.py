@@ -22,7 +22,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
 from tilebeam.cli import console
 from tilebeam.gguf.gguf_file import GGUFFile
-from tilebeam.gguf.imatrix import importance_of, load_imatrix
+from tilebeam.gguf.imatrix_file import importance_of, load_imatrix
 from tilebeam.gguf.quantize import ErrorSum, Floats, quantize_rows
 from tilebeam.gguf.weights import fits_tiles, has_values, to_float
 

@@ -37,7 +37,7 @@ class Pair:
 
 
 def check_adapter(adapter: GGUFFile, model: Source, architecture: str) -> list[Pair]:
-    """The pairs of a LoRA adapter, which all fit the model.
+    """Return the pairs of a LoRA adapter, which all fit the model.
 
     Args:
         adapter: the adapter's file.

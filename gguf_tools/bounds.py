@@ -1,4 +1,4 @@
-"""How far stored values may be from those they were made of: each type's error bound, checked group by group.
+"""Error bounds of types: how far stored values may be from those they were made of, checked group by group.
 
 Round to nearest keeps every value of a group of 32 within a fixed share of the group's largest magnitude, see
 ``LARGEST``. A search for better scales may move one value further, but not the group's root mean square error, unless
@@ -32,7 +32,7 @@ TENSOR = {Q.Q4_0: 0.5, Q.Q8_0: 0.05, Q.IQ4_NL: 0.5}
 
 
 def _groups(x: Doubles, tile: bool) -> Doubles:
-    """(groups, 32): the values that share a scale. For tiles, 2 (k) x 16 (n) blocks."""
+    """Reshape to (groups, 32): the values that share a scale. For tiles, 2 (k) x 16 (n) blocks."""
     rows, k = x.shape
     if not tile:
         return x.reshape(-1, BLOCK)
@@ -40,7 +40,7 @@ def _groups(x: Doubles, tile: bool) -> Doubles:
 
 
 def worst(x: Floats, y: Floats, type: gguf.GGMLQuantizationType, tile: bool, scales: str) -> float:
-    """The worst group's (or value's) error over its bound; above 1 the values are not those the type gives.
+    """Return the worst group's (or value's) error over its bound; above 1 the values are not those the type gives.
 
     Args:
         x: values of the source, float32 (rows, k); whole panels of rows for ``tile``.

@@ -27,7 +27,7 @@ _MIB = 1 << 20
 
 @contextlib.contextmanager
 def byte_bars(quiet: bool = False) -> Iterator[Shown | None]:
-    """What to call as the work goes on; None if nothing is to be shown.
+    """Show progress bars; yields what to call as the work goes on, None if nothing is to be shown.
 
     Nothing appears before the first call: an error that comes at once is one line.
     """

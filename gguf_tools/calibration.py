@@ -59,7 +59,7 @@ class Calibration:
 
 
 def plain_type(t: Target) -> Type | None:
-    """The tiled type that a target is quantized in: its own, or the one that holds the same plain blocks."""
+    """Return the tiled type that a target is quantized in: its own, or the one that holds the same plain blocks."""
     if not t.quantizes or not ggml_ext.has_quantizer(TB_TYPE.get(t.type, Type.F32)):
         return None
     return t.tiled if t.tiled is not None else ggml_ext.column_type(TB_TYPE[t.type])
@@ -107,12 +107,12 @@ class _Work:
             )
 
     def path(self, t: Target) -> Path:
-        """The file of a matrix."""
+        """Return the file of a matrix."""
         return self.folder / f"{hashlib.sha256(t.name.encode()).hexdigest()[:32]}.tiles"
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Should the block fail, the folder stays if there is work in it."""
+        """Keep the folder if the block fails and there is work in it."""
         try:
             yield
         except BaseException:
@@ -142,7 +142,8 @@ def _groups(targets: Sequence[Target], memory: int) -> Iterator[list[Target]]:
 
 
 def _nearest_if_far(w: Floats, tiles: Bytes, t: Target, tiled: Type) -> Bytes:
-    """The tiles; or the weights rounded with searched scales where the text moved them so far that they are others."""
+    """Return the tiles; or the weights rounded with searched scales where the text moved them so far that they are
+    others."""
     error = ErrorSum()
     n, k = w.shape
     error.add_values(w, ggml_ext.dequantize(tiled, tiles, k, n))
@@ -182,7 +183,7 @@ def _quantize_group(
 def calibrated(
     f: Source, output: Path, targets: Sequence[Target], calibration: Calibration, threads: int | None = None
 ) -> Iterator[dict[str, Prepared]]:
-    """The matrices that second moments could be had for, by the target's name; others are not in it.
+    """Quantize the matrices that second moments can be had for, by the target's name; others are left out.
 
     What is done is kept in the folder OUTPUT.calibration until the block ends without an error.
 

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,9 +23,10 @@ from .errors import GGUFError
 from .heat_map import heat_map as draw_heat_map
 from .heat_map import relative_errors
 from .help_text import App
-from .imatrix import load_imatrix
+from .imatrix_file import load_imatrix
 from .inspection import inspect as inspect_file
 from .inspection import table
+from .option_groups import grouped
 from .policy import GROUPINGS, KEEP, TYPES, OutputWeight, Policy, Preset
 from .repack import Report
 from .repack import pack as pack_file
@@ -37,6 +38,7 @@ from .whole_file import check_target, end_output, os_error
 WINDOW = 512  # tokens
 CHUNKS = 64
 MEMORY = 1024
+MIB = 1 << 20
 
 app = App(help="Rewrite GGUF files into the tile layout of Tilebeam, and back.", no_args_is_help=True)
 
@@ -54,120 +56,54 @@ else:
     EmbeddingType = Literal[(KEEP, *CONVERT_TYPES)]
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.", show_default=False)]
-Target = Annotated[Path | None, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help="Output file, instead of OUT.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=64, help="Worker threads.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite OUT if it exists.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]
 Search = Annotated[
-    bool,
-    typer.Option("--search", help="Choose every scale for the smallest squared error, not by the largest weight."),
-]
-Calibrate = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Run the model on this text and quantize for the smallest error of the matrices' results (GPTQ). What is "
-        "done is kept in OUT.calibration: the same command resumes a run that was stopped.",
-    ),
-]
-CalibrateChunks = Annotated[
-    int, typer.Option("--calibrate-chunks", min=-1, help=f"Windows of {WINDOW} tokens of the text to read; -1: all.")
-]
-CalibrateMemory = Annotated[
-    int,
-    typer.Option(
-        "--calibrate-memory",
-        metavar="MIB",
-        min=1,
-        help="Memory for what one pass over the text collects; less memory means more passes.",
-    ),
+    bool, typer.Option("--search", help="Choose every scale for the smallest squared error, not by the largest weight.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 
-MIB = 1 << 20
 
-
-def _target(target: Path | None, output: Path | None) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
     """The file to write."""
-    if (target is None) == (output is None):
-        raise typer.BadParameter("name one file to write: OUT, or -o OUT")
-    path = target or output
-    assert path is not None
-    if str(path) == "-":
-        raise typer.BadParameter(
-            "cannot write to a pipe: the digests in the header are known only when all tensors are written, and a "
-            "partial file must never be taken for a whole one. Name a file"
-        )
-    return path
+
+    target: Annotated[Path | None, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)] = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Output file, instead of OUT.")
+    ] = None
+
+    def path(self) -> Path:
+        """Give its path."""
+        if (self.target is None) == (self.output is None):
+            raise typer.BadParameter("name one file to write: OUT, or -o OUT")
+        path = self.target or self.output
+        assert path is not None
+        if str(path) == "-":
+            raise typer.BadParameter(
+                "cannot write to a pipe: the digests in the header are known only when all tensors are written, and a "
+                "partial file must never be taken for a whole one. Name a file"
+            )
+        return path
 
 
-def _part(what: str, show: Shown | None) -> Progress | None:
-    """The progress of one part, on a bar of its own."""
-    return None if show is None else lambda done, total: show(what, done, total)
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Options that decide what becomes of each tensor."""
 
-
-@contextlib.contextmanager
-def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar of one part."""
-    with byte_bars(quiet) as show:
-        yield _part(what, show)
-
-
-def _calibration(
-    context: typer.Context,
-    source: Path,
-    text: Path | None,
-    chunks: int,
-    memory: int,
-    threads: int | None,
-    show: Shown | None,
-) -> Calibration | None:
-    """What `--calibrate` asks for."""
-    if text is None:
-        return None
-    if context.obj is None:
-        raise typer.BadParameter("--calibrate runs the model: start gguf-repack, or python -m tilebeam.cli.repack")
-    if chunks == 0:
-        raise typer.BadParameter("--calibrate-chunks: at least 1 window is needed, or -1 for all")
-    made: Calibration = context.obj(source, text, WINDOW, chunks, threads, memory * MIB, show)
-    return made
-
-
-def _say(report: Report, quiet: bool, as_json: bool) -> None:
-    for note in report.notes:
-        typer.echo(f"note: {note}", err=True)
-    if as_json:
-        typer.echo(json.dumps({**asdict(report), "path": str(report.path)}, indent=1))
-    elif not quiet:
-        kind = fidelity(report.lossless, report.same_contents)
-        would = "" if report.written else "would be "
-        typer.echo(
-            f"{report.path}: {would}{report.size / MIB:.1f} MiB, {report.n_tensors} tensors, {report.n_tiled} tiled "
-            f"({report.tiled_bytes / MIB:.1f} MiB), {report.n_requantized} quantized or converted, {kind}",
-            err=True,
-        )
-
-
-@app.command()
-def pack(
-    context: typer.Context,
-    source: Source,
-    target: Target = None,
-    output: Output = None,
     preset: Annotated[
         Preset | None,
         typer.Option(
             help="lossless: no type changes (the default). paper: Q4_0, the down projections in Q8_0, tile grouping."
         ),
-    ] = None,
-    type: Annotated[PackType | None, typer.Option(help="Quantize weight matrices; keep: leave them.")] = None,
+    ] = None
+    type: Annotated[PackType | None, typer.Option(help="Quantize weight matrices; keep: leave them.")] = None
     grouping: Annotated[
         Grouping | None,
         typer.Option(
             "--grouping", "--group", help="Elements that share a scale: ggml's 32 of a row (column), or 2 x 16 (tile)."
         ),
-    ] = None,
+    ] = None
     tensor_type: Annotated[
         list[str] | None,
         typer.Option(
@@ -175,7 +111,7 @@ def pack(
             help="Type of the tensors whose names match, for instance ffn_down=q8_0. May be repeated; the first that "
             "matches counts. Types: keep, q4_0, q8_0, iq4_nl, f16, f32.",
         ),
-    ] = None,
+    ] = None
     output_weight: Annotated[
         OutputWeight,
         typer.Option(
@@ -183,11 +119,104 @@ def pack(
             "tiles of its own (split). auto: split where weights are quantized and the embeddings are of a type that "
             "cannot be tiled at load time."
         ),
-    ] = Policy.output_weight,
-    output_tensor_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of output.weight.")] = None,
+    ] = Policy.output_weight
+    output_tensor_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of output.weight.")] = None
     token_embedding_type: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Type of the token embeddings, which are never tiled.")
-    ] = None,
+    ] = None
+
+    def policy(self) -> Policy:
+        """Make the policy."""
+        given = vars(self) | {"tensor_types": self.tensor_type or ()}
+        del given["tensor_type"]
+        try:
+            return Policy.make(**given)
+        except ValueError as e:
+            raise typer.BadParameter(str(e)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationOptions:
+    """A text by which errors are weighed."""
+
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Run the model on this text and quantize for the smallest error of the matrices' results (GPTQ). What "
+            "is done is kept in OUT.calibration: the same command resumes a run that was stopped.",
+        ),
+    ] = None
+    calibrate_chunks: Annotated[
+        int,
+        typer.Option("--calibrate-chunks", min=-1, help=f"Windows of {WINDOW} tokens of the text to read; -1: all."),
+    ] = CHUNKS
+    calibrate_memory: Annotated[
+        int,
+        typer.Option(
+            "--calibrate-memory",
+            metavar="MIB",
+            min=1,
+            help="Memory for what one pass over the text collects; less memory means more passes.",
+        ),
+    ] = MEMORY
+
+    def run(self, context: typer.Context, source: Path, threads: int | None, show: Shown | None) -> Calibration | None:
+        """Collect what the text says of a model's matrices; None without a text."""
+        if self.calibrate is None:
+            return None
+        if context.obj is None:
+            raise typer.BadParameter("--calibrate runs the model: start gguf-repack, or python -m tilebeam.cli.repack")
+        if self.calibrate_chunks == 0:
+            raise typer.BadParameter("--calibrate-chunks: at least 1 window is needed, or -1 for all")
+        memory = self.calibrate_memory * MIB
+        made: Calibration = context.obj(source, self.calibrate, WINDOW, self.calibrate_chunks, threads, memory, show)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """Options of writing a file and of reporting it."""
+
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite OUT if it exists.")] = False
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    def say(self, report: Report) -> None:
+        """Print what became of a file."""
+        for note in report.notes:
+            typer.echo(f"note: {note}", err=True)
+        if self.as_json:
+            typer.echo(json.dumps({**asdict(report), "path": str(report.path)}, indent=1))
+        elif not self.quiet:
+            kind = fidelity(report.lossless, report.same_contents)
+            would = "" if report.written else "would be "
+            typer.echo(
+                f"{report.path}: {would}{report.size / MIB:.1f} MiB, {report.n_tensors} tensors, {report.n_tiled} "
+                f"tiled ({report.tiled_bytes / MIB:.1f} MiB), {report.n_requantized} quantized or converted, {kind}",
+                err=True,
+            )
+
+
+def _part(what: str, show: Shown | None) -> Progress | None:
+    """Return the progress hook of one part, on a bar of its own."""
+    return None if show is None else lambda done, total: show(what, done, total)
+
+
+@contextlib.contextmanager
+def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
+    """Show a progress bar of one part."""
+    with byte_bars(quiet) as show:
+        yield _part(what, show)
+
+
+@app.command()
+@grouped
+def pack(
+    context: typer.Context,
+    source: Source,
+    out: OutputOptions,
+    policy: PolicyOptions,
     search: Search = False,
     imatrix: Annotated[
         Path | None,
@@ -196,14 +225,11 @@ def pack(
             help="Importance matrix of llama-imatrix (GGUF): --search, with each input's error weighted by it.",
         ),
     ] = None,
-    calibrate: Calibrate = None,
-    calibrate_chunks: CalibrateChunks = CHUNKS,
-    calibrate_memory: CalibrateMemory = MEMORY,
+    *,
+    calibration: CalibrationOptions,
     threads: Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    result: ResultOptions,
 ) -> None:
     """Rewrite an ordinary GGUF (of a split model: any part) into the tile layout.
 
@@ -212,57 +238,37 @@ def pack(
 
     Example: gguf-repack pack model-f16.gguf model.tb.gguf --type q4_0 --search
     """
-    path = _target(target, output)
-    try:
-        policy = Policy.make(
-            preset=preset,
-            type=type,
-            grouping=grouping,
-            tensor_types=tensor_type or (),
-            output_weight=output_weight,
-            output_tensor_type=output_tensor_type,
-            token_embedding_type=token_embedding_type,
-        )
-    except ValueError as e:
-        raise typer.BadParameter(str(e)) from None
-    if imatrix is not None and calibrate is not None:
+    path, chosen = out.path(), policy.policy()
+    if imatrix is not None and calibration.calibrate is not None:
         raise typer.BadParameter("--imatrix and --calibrate are two ways to weigh errors: choose one")
     importance = load_imatrix(imatrix) if imatrix is not None else None
-    with byte_bars(quiet or dry_run) as show:
-        calibration = _calibration(context, source, calibrate, calibrate_chunks, calibrate_memory, threads, show)
+    with byte_bars(result.quiet or dry_run) as show:
         report = pack_file(
             source,
             path,
-            policy=policy,
+            policy=chosen,
             search=search,
             importance=importance,
-            calibration=calibration,
+            calibration=calibration.run(context, source, threads, show),
             threads=threads,
             progress=_part("pack", show),
             dry_run=dry_run,
-            overwrite=force,
+            overwrite=result.force,
         )
-    _say(report, quiet, as_json)
+    result.say(report)
 
 
 @app.command()
-def unpack(
-    source: Source,
-    target: Target = None,
-    output: Output = None,
-    threads: Threads = None,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+@grouped
+def unpack(source: Source, out: OutputOptions, threads: Threads = None, *, result: ResultOptions) -> None:
     """Rewrite a repacked GGUF into an ordinary one.
 
     Example: gguf-repack unpack model.tb.gguf model.gguf
     """
-    path = _target(target, output)
-    with _bar("unpack", quiet) as progress:
-        report = unpack_file(source, path, threads=threads, progress=progress, overwrite=force)
-    _say(report, quiet, as_json)
+    path = out.path()
+    with _bar("unpack", result.quiet) as progress:
+        report = unpack_file(source, path, threads=threads, progress=progress, overwrite=result.force)
+    result.say(report)
 
 
 @app.command()
@@ -332,11 +338,11 @@ def inspect(
 
 
 @app.command()
+@grouped
 def convert(
     context: typer.Context,
     source: Source,
-    target: Target = None,
-    output: Output = None,
+    out: OutputOptions,
     type: Annotated[
         ConvertType, typer.Option(help="Type of all weight matrices and embeddings.", show_default=False)
     ] = ...,  # type: ignore[assignment]
@@ -345,35 +351,31 @@ def convert(
         typer.Option(help="Type of the token embeddings and the output matrix, if not --type; keep: leave them."),
     ] = None,
     search: Search = False,
-    calibrate: Calibrate = None,
-    calibrate_chunks: CalibrateChunks = CHUNKS,
-    calibrate_memory: CalibrateMemory = MEMORY,
+    *,
+    calibration: CalibrationOptions,
     threads: Threads = None,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    result: ResultOptions,
 ) -> None:
     """Write an ordinary GGUF whose weight matrices all have one type.
 
     Example: gguf-repack convert model-f16.gguf model-q4_0.gguf --type q4_0 --embedding-type q8_0 --calibrate text.txt
     """
-    path = _target(target, output)
-    if (calibrate is not None or search) and type in ("f16", "f32"):
+    path = out.path()
+    if (calibration.calibrate is not None or search) and type in ("f16", "f32"):
         raise typer.BadParameter(f"--calibrate and --search choose scales, and {type} has none")
-    with byte_bars(quiet) as show:
-        calibration = _calibration(context, source, calibrate, calibrate_chunks, calibrate_memory, threads, show)
+    with byte_bars(result.quiet) as show:
         report = convert_file(
             source,
             path,
             type=type,
             embedding_type=embedding_type,
             search=search,
-            calibration=calibration,
+            calibration=calibration.run(context, source, threads, show),
             threads=threads,
             progress=_part("convert", show),
-            overwrite=force,
+            overwrite=result.force,
         )
-    _say(report, quiet, as_json)
+    result.say(report)
 
 
 def run(call: Callable[[], object], program: str = "gguf-repack") -> int:

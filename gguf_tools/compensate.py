@@ -182,7 +182,7 @@ class _Matrix:
         return float(np.einsum("nk,nk->", self._slope, self._w - self._dense(), dtype=np.float64))
 
     def tiles(self) -> Bytes:
-        """The result, columns where they were."""
+        """Return the result, columns where they were."""
         (n, k), order, width = self._w.shape, self._inputs.order, self._width
         codes = np.empty((n, k), np.float32)
         codes[:, order] = self._codes.transpose(1, 0, 2).reshape(n, k)

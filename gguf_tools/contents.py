@@ -1,4 +1,4 @@
-"""What a repacked file says of itself: metadata keys ``tilebeam.*``, checked against the tensors beside them."""
+"""The manifest of a repacked file: metadata keys ``tilebeam.*``, checked against the tensors beside them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TiledTensor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a repacked file holds.
+    """The contents of a repacked file.
 
     Digests are SHA-256, hexadecimal. ``source_sha256`` covers the source's metadata, tensor headers and data
     (:func:`content_digest`). ``tensor_sha256`` has one for each tensor of the file: of the plain blocks that a tensor
@@ -103,7 +103,7 @@ def is_repacked(path: str | os.PathLike[str]) -> bool:
 
 
 def manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest of a repacked file. Metadata and tensor headers are checked, the bytes of tensors are not
+    """Read the manifest of a repacked file. Metadata and tensor headers are checked, the bytes of tensors are not
     (:func:`tilebeam.gguf.verify`).
 
     Raises:
@@ -173,13 +173,13 @@ def _truth(f: GGUFFile, key: str) -> bool:
 
 
 def architecture_of(f: Source) -> str:
-    """The model's real architecture, also of a repacked file. Raises GGUFError if it is missing or no name."""
+    """Return the model's real architecture, also of a repacked file. Raises GGUFError if it is missing or no name."""
     moved = f.kv.get(K_ARCHITECTURE)
     return f.architecture if moved is None else str(moved.value)
 
 
 def layers_key(architecture: str) -> str:
-    """The key of the number of layers, which every model of llama.cpp has.
+    """Return the key of the number of layers, which every model of llama.cpp has.
 
     A repacked file has it under another name (``K_LAYERS``), so that llama.cpp refuses the file until it is told the
     number as well as the architecture. Somebody who overrides the architecture alone, and so has tiles read as ggml's
@@ -195,7 +195,7 @@ def moved_layers(f: Source) -> bool:
 
 
 def model_kv(f: Source) -> dict[str, KeyValue]:
-    """The metadata of a model under the keys that llama.cpp knows, whether it is repacked or not."""
+    """Return the metadata of a model under the keys that llama.cpp knows, whether it is repacked or not."""
     architecture, layers = f.kv.get(K_ARCHITECTURE), f.kv.get(K_LAYERS)
     if architecture is None or layers is None:
         return f.kv

@@ -13,7 +13,18 @@ from .calibration import Calibration, Prepared, calibrated
 from .errors import GGUFError
 from .gguf_file import Q, TensorInfo
 from .policy import EMBEDDING, KEEP, OUTPUT, Target
-from .repack import FILE_TYPE, K_FILE_TYPE, Maker, Report, added_error, replaced, require_ordinary, uncalibrated
+from .repack import (
+    FILE_TYPE,
+    K_FILE_TYPE,
+    Maker,
+    Report,
+    added_error,
+    count_of,
+    replaced,
+    report_of,
+    require_ordinary,
+    uncalibrated,
+)
 from .split import open_gguf
 from .stream import Progress, run, write_at
 from .weights import BLOCK, FLOAT_TYPES, has_values, is_weight
@@ -93,20 +104,8 @@ def convert(
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
     notes = []
     if again:
-        count = Counter(x.target.source.type.name for x in again)
-        which = ", ".join(f"{n} {name}" for name, n in sorted(count.items()))
+        which = count_of(Counter(x.target.source.type.name for x in again))
         notes.append(f"Quantized before, and now converted again: {which}.{added_error(again)}")
-    if prepared and (left_out := uncalibrated(makers)):
-        notes.append(left_out)
-    return Report(
-        path=dst,
-        size=size,
-        n_tensors=len(targets),
-        n_tiled=0,
-        n_requantized=sum(t.type != t.source.type for t in targets),
-        tiled_bytes=0,
-        lossless=False,
-        same_contents=all(t.exact for t in targets),
-        notes=tuple(notes),
-        tensors=tuple(x.report for x in makers),
-    )
+    if prepared:
+        notes += uncalibrated(makers)
+    return report_of(dst, size, makers, notes, False, all(t.exact for t in targets))

@@ -1,4 +1,4 @@
-"""What tells files apart that are too large to be read as a whole."""
+"""Fingerprints of files that are too large to be read as a whole."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _PRINT_CHUNK = 1 << 20
 
 
 def fingerprint(path: str | Path) -> str:
-    """What tells a model file from others without reading all of it: SHA-256 of its size, its first 8 MiB (all
-    metadata), and of a 1 MiB piece in every 64 MiB.
+    """Tell a model file from others without reading all of it: SHA-256 of its size, its first 8 MiB (all metadata), and
+    of a 1 MiB piece in every 64 MiB.
 
     Raises:
         OSError: it cannot be read.

@@ -58,7 +58,7 @@ class _Cursor:
     """Bounds-checked reads from the start of a file, which is read as far as they go."""
 
     def __init__(self, data: bytearray, end: int, name: str, more: Callable[[int, int], Bytes] | None = None) -> None:
-        """``data``: the first bytes of ``end``; ``more(offset, n)`` reads further ones."""
+        """Read from ``data``, the first bytes of ``end``; ``more(offset, n)`` reads further ones."""
         self.data, self.end, self.name, self.more, self.pos = data, end, name, more, 0
 
     def fill(self, upto: int) -> None:
@@ -94,7 +94,7 @@ class _Cursor:
             raise GGUFError(f"{self.name}: {what} is not UTF-8") from None
 
     def value(self, type: int, key: str) -> Any:
-        """A value; an array gives None (its bounds are checked, see :meth:`KeyValue.value`)."""
+        """Read a value; an array gives None (its bounds are checked, see :meth:`KeyValue.value`)."""
         if type == STRING:
             n = self.number("Q")
             at = self.need(n)
@@ -321,14 +321,14 @@ class GGUFFile:
         return name
 
     def text(self, key: str) -> str:
-        """A string value. Raises GGUFError if the key is missing or no string."""
+        """Return a string value. Raises GGUFError if the key is missing or no string."""
         kv = self.kv.get(key)
         if kv is None or kv.type != STRING:
             raise GGUFError(f"{self.path}: the metadata has no text {key!r}")
         return str(kv.value)
 
     def number(self, key: str) -> int:
-        """An unsigned 32-bit value. Raises GGUFError if the key is missing or of another type."""
+        """Return an unsigned 32-bit value. Raises GGUFError if the key is missing or of another type."""
         kv = self.kv.get(key)
         if kv is None or kv.type != UINT32:
             raise GGUFError(f"{self.path}: the metadata has no number {key!r}")
@@ -354,7 +354,7 @@ class GGUFFile:
         self.read_into(t.offset + at, out)
 
     def require_unchanged(self) -> None:
-        """Raises GGUFError if the file was written to since it was opened."""
+        """Raise GGUFError if the file was written to since it was opened."""
         status = os.fstat(self.fd)
         if (status.st_size, status.st_mtime_ns) != (self.size, self._modified):
             raise GGUFError(f"{self.path} was changed while it was read")

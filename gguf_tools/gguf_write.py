@@ -26,28 +26,28 @@ def _string(s: str) -> bytes:
 
 
 def kv_text(key: str, value: str) -> bytes:
-    """A string record."""
+    """Make a string record."""
     return _string(key) + struct.pack("<I", STRING) + _string(value)
 
 
 def kv_u32(key: str, value: int) -> bytes:
-    """An unsigned 32-bit record."""
+    """Make an unsigned 32-bit record."""
     return _string(key) + struct.pack("<II", UINT32, value)
 
 
 def kv_bool(key: str, value: bool) -> bytes:
-    """A bool record."""
+    """Make a bool record."""
     return _string(key) + struct.pack("<IB", BOOL, value)
 
 
 def kv_texts(key: str, values: Iterable[str]) -> bytes:
-    """An array of strings."""
+    """Make a record of an array of strings."""
     items = [_string(v) for v in values]
     return _string(key) + struct.pack("<IIQ", ARRAY, STRING, len(items)) + b"".join(items)
 
 
 def kv_u32s(key: str, values: Iterable[int]) -> bytes:
-    """An array of unsigned 32-bit numbers."""
+    """Make a record of an array of unsigned 32-bit numbers."""
     items = list(values)
     return _string(key) + struct.pack(f"<IIQ{len(items)}I", ARRAY, UINT32, len(items), *items)
 
@@ -63,7 +63,7 @@ def header(
     tensors: Iterable[tuple[str, gguf.GGMLQuantizationType, tuple[int, ...]]],
     alignment: int,
 ) -> tuple[bytes, list[int], int]:
-    """A whole header, padded.
+    """Make a whole header, padded.
 
     Returns:
         Its bytes; each tensor's absolute offset; the file's whole size.
@@ -84,7 +84,7 @@ SYNC_FILE_RANGE_WRITE = 2
 
 @cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """The system call, which Python does not offer; None where there is none."""
+    """Find the system call, which Python does not offer; None where there is none."""
     try:
         call = ctypes.CDLL(None).sync_file_range
     except (OSError, AttributeError):
@@ -105,7 +105,7 @@ def start_writeback(fd: int, offset: int, n: int) -> None:
 
 
 def check_output(path: Path, sources: Iterable[Path], overwrite: bool) -> None:
-    """Whether :func:`complete_file` would take the target, before the work that comes before it.
+    """Check that :func:`complete_file` would take the target, before the work that comes before it.
 
     Raises:
         GGUFError, OSError: as there.
@@ -130,7 +130,7 @@ def _exists(path: Path) -> FileExistsError:
 def complete_file(
     path: Path, size: int, *, sources: Iterable[Path] = (), overwrite: bool = False
 ) -> Iterator[BinaryIO]:
-    """An output file of ``size`` bytes that gets its name only when the block ends without an exception.
+    """Open an output file of ``size`` bytes that gets its name only when the block ends without an exception.
 
     Written in the target's folder without a name where the file system can do that, so that even a killed process
     leaves nothing; else under a temporary name, removed on failure, or by the next run for the same target. Synced,

@@ -31,7 +31,7 @@ WITH_NUMBERS = 48  # layers; more leave no room for a number in each cell
 
 
 def _tiles(f: Source) -> dict[str, Type]:
-    """Which tensors of a file are tiles; none of an ordinary one."""
+    """Tell which tensors of a file are tiles; none of an ordinary one."""
     if f.architecture != m.ARCHITECTURE:
         return {}
     return {t.name: t.type for t in m.manifest(f.path).tensors}
@@ -121,7 +121,7 @@ def table(errors: Mapping[str, float]) -> tuple[list[str], list[str], npt.NDArra
 
 
 def figure(errors: Mapping[str, float], title: str) -> Any:
-    """The heat map as a matplotlib figure: errors in percent, colours by their logarithm, exact tensors white.
+    """Draw the heat map as a matplotlib figure: errors in percent, colours by their logarithm, exact tensors white.
 
     Raises:
         GGUFError: matplotlib is not installed, or there is no error to draw.

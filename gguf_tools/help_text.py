@@ -22,7 +22,7 @@ Row = tuple[str, str]
 
 
 def help_of(command: Any, ctx: Any) -> str:
-    """The whole help of a command or group, without a line break at the end.
+    """Write the whole help of a command or group, without a line break at the end.
 
     Args:
         command: typer's (click's) command.

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def device_of(f: Source, t: TensorInfo) -> str:
-    """Where a tensor is used when the model is loaded with all layers on the device: "NPU", "CPU" or "CPU, NPU".
+    """Tell where a tensor is used when the model is loaded with all layers on the device: "NPU", "CPU" or "CPU, NPU".
 
     The CPU looks embeddings up, and multiplies with types that are not tiled. Of tied embeddings the device makes
     itself an output matrix. Vectors, kernels and the tables of a layer, which are not multiplied by, are floats on the
@@ -37,7 +37,7 @@ def device_of(f: Source, t: TensorInfo) -> str:
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a GGUF, ordinary or repacked, holds, ready for JSON.
+    """Describe a GGUF, ordinary or repacked, ready for JSON.
 
     Returns:
         ``path``, ``size``, ``version``, ``alignment``, ``architecture`` (the real one), ``repacked`` (None, or the
@@ -66,21 +66,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
             "version": f.version,
             "alignment": f.alignment,
             "architecture": manifest.architecture if manifest else f.architecture,
-            "repacked": None
-            if manifest is None
-            else {
-                "layout_version": manifest.layout_version,
-                "tool_version": manifest.tool_version,
-                "source_alignment": manifest.source_alignment,
-                "lossless": manifest.lossless,
-                "same_contents": manifest.same_contents,
-                "scales": manifest.scales,
-                "added": list(manifest.added),
-                "n_tiled": len(manifest.tensors),
-                "source_sha256": manifest.source_sha256,
-                "data_sha256": manifest.data_sha256,
-                "meta_sha256": manifest.meta_sha256,
-            },
+            "repacked": None if manifest is None else _facts(manifest),
             "metadata": {key: _brief(kv) for key, kv in f.kv.items()},
             "matrices": [asdict(group) for group in groups],
             "device_share": device_share(groups),
@@ -101,6 +87,13 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
         }
 
 
+def _facts(manifest: m.Manifest) -> dict[str, Any]:
+    """Select of a manifest what is not said elsewhere, ready for JSON."""
+    as_it_is = "layout_version tool_version source_alignment lossless same_contents scales source_sha256 data_sha256"
+    facts = {name: getattr(manifest, name) for name in (*as_it_is.split(), "meta_sha256")}
+    return facts | {"added": list(manifest.added), "n_tiled": len(manifest.tensors)}
+
+
 def _brief(kv: KeyValue) -> Any:
     if kv.array is not None:
         return {"array": kv.array[1]}
@@ -118,7 +111,7 @@ def _grouping(layout: str | None) -> str | None:
 
 
 def table(info: dict[str, Any]) -> Group:
-    """What :func:`inspect` gave, for a terminal."""
+    """Make a table for a terminal of what :func:`inspect` gave."""
     lines = [
         f"{info['path']}: {info['size'] / MIB:.1f} MiB, GGUF version {info['version']}, architecture "
         f"{info['architecture']}, alignment {info['alignment']}"
@@ -163,7 +156,7 @@ _PLACES = {
 
 
 def matrix_table(groups: Iterable[MatrixGroup]) -> Table:
-    """The weight matrices of a model by type, and where they run, for a terminal."""
+    """Make a table for a terminal of a model's weight matrices by type, and where they run."""
     rows = Table(box=None, pad_edge=False)
     rows.add_column("type", no_wrap=True)
     rows.add_column("matrices", justify="right", no_wrap=True)

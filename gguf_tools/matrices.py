@@ -1,5 +1,6 @@
-"""Where each weight matrix of a model is multiplied, on the device or on the CPU: decided here, from the tensors' names
-and types alone. The loader's warning and choice, `LoadInfo`, doctor, inspect and bench show what is decided here."""
+"""The place where each weight matrix of a model is multiplied, the device or the CPU: decided here, from the tensors'
+names and types alone. The loader's warning and choice, `LoadInfo`, doctor, inspect and bench show what is decided
+here."""
 
 from __future__ import annotations
 
@@ -68,12 +69,12 @@ class MatrixGroup:
 
 
 def runs_on_device(t: TensorInfo) -> bool:
-    """Does the device multiply by weights of this type?"""
+    """Tell whether the device multiplies by weights of this type."""
     return t.type in TB_TYPE
 
 
 def layer_of(name: str, n_layer: int) -> int:
-    """The layer that a tensor belongs to; `n_layer` for the output and what is beside all layers."""
+    """Return the layer that a tensor belongs to; `n_layer` for the output and what is beside all layers."""
     block = name.split(".")[1] if name.startswith("blk.") else ""
     return int(block) if block.isdigit() and int(block) < n_layer else n_layer
 
@@ -107,7 +108,7 @@ def matrices_of(f: Source) -> tuple[Matrix, ...]:
 
 
 def grouped(matrices: Iterable[Matrix], *, first_layer: int = 0, on_device: bool = True) -> tuple[MatrixGroup, ...]:
-    """The matrices by type and place, the most bytes first.
+    """Group the matrices by type and place, the most bytes first.
 
     Args:
         first_layer: layers before this one are on the CPU.
@@ -123,7 +124,7 @@ def grouped(matrices: Iterable[Matrix], *, first_layer: int = 0, on_device: bool
 
 
 def device_share(groups: Iterable[MatrixGroup]) -> float:
-    """The part of the matrices' bytes that the device multiplies by, 0 to 1; 1 where there is no matrix."""
+    """Compute the part of the matrices' bytes that the device multiplies by, 0 to 1; 1 where there is no matrix."""
     groups = tuple(groups)
     whole = sum(g.bytes for g in groups)
     return sum(g.bytes for g in groups if g.device == "npu") / whole if whole else 1.0

@@ -20,7 +20,13 @@ MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 MAX_HEAD = 8192
 MAX_SIZE = 1 << 20
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-# Attention in every layer, so that no head count may be 0.
+LIMITS = (
+    ("block_count", 1, MAX_LAYERS),
+    ("embedding_length", 1, MAX_SIZE),
+    ("expert_count", 0, MAX_EXPERTS),
+    ("attention.key_length", 1, MAX_HEAD),
+    ("attention.value_length", 1, MAX_HEAD),
+)
 # Their graphs demand keys and values of one size.
 EQUAL_HEADS = ("llama", "qwen2", "qwen3")
 DENSE = ("llama", "qwen2", "qwen3", "gemma3")
@@ -34,77 +40,83 @@ NOT_MODELS = {
 
 
 def require_model(f: Source) -> None:
-    """Raises GGUFError if a file is none, but belongs to one; says where it is wanted."""
+    """Raise GGUFError, which says where it is wanted, if a file is no model but belongs to one."""
     kind = f.kv["general.type"].value if "general.type" in f.kv else None
     kind = "adapter" if "adapter.type" in f.kv else "mmproj" if f.architecture == "clip" else kind
     if isinstance(kind, str) and kind in NOT_MODELS:
         raise GGUFError(f"{f.path} {NOT_MODELS[kind]}")
 
 
-def check_model(f: Source, architecture: str, *, vocabulary: bool = True) -> None:
-    """Raises GGUFError if it is no model, or the metadata of one of this architecture would make llama.cpp abort."""
-    require_model(f)
+class _Metadata:
+    """The metadata of a model under its architecture's prefix."""
 
-    def need(ok: bool, key: str, why: str) -> None:
-        if not ok:
-            raise GGUFError(f"{f.path}: {key} is {_short(value(key))}, {why}")
+    def __init__(self, f: Source, architecture: str) -> None:
+        self._path, self._architecture, self._kv = f.path, architecture, model_kv(f)
 
-    metadata = model_kv(f)
-
-    def value(key: str) -> Any:
-        kv = metadata.get(key)
+    def get(self, name: str) -> Any:
+        kv = self._kv.get(f"{self._architecture}.{name}")
         return None if kv is None else kv.value
 
-    def within(name: str, low: int, high: int) -> None:
-        key = f"{architecture}.{name}"
-        given = value(key)
+    def integer(self, name: str) -> int | None:
+        value = self.get(name)
+        return value if isinstance(value, int) else None
+
+    def need(self, ok: bool, name: str, why: str) -> None:
+        if not ok:
+            raise GGUFError(f"{self._path}: {self._architecture}.{name} is {_short(self.get(name))}, {why}")
+
+    def within(self, name: str, low: int, high: int) -> None:
+        given = self.get(name)
         for n in given if isinstance(given, list) else [given]:
             if isinstance(n, int) and not isinstance(n, bool):
-                need(low <= n <= high, key, f"not between {low} and {high}")
+                self.need(low <= n <= high, name, f"not between {low} and {high}")
 
-    within("block_count", 1, MAX_LAYERS)
-    within("embedding_length", 1, MAX_SIZE)
-    within("expert_count", 0, MAX_EXPERTS)
-    within("attention.key_length", 1, MAX_HEAD)
-    within("attention.value_length", 1, MAX_HEAD)
-    experts, used = (value(f"{architecture}.{name}") or 0 for name in ("expert_count", "expert_used_count"))
+
+def check_model(f: Source, architecture: str, *, vocabulary: bool = True) -> None:
+    """Raise GGUFError if it is no model, or the metadata of one of this architecture would make llama.cpp abort.
+
+    Args:
+        vocabulary: look at every token, too, which takes longest.
+    """
+    require_model(f)
+    m = _Metadata(f, architecture)
+    for name, low, high in LIMITS:
+        m.within(name, low, high)
+    experts, used = (m.get(name) or 0 for name in ("expert_count", "expert_used_count"))
     if isinstance(experts, int) and isinstance(used, int):
-        need(
-            (0 < used <= experts) or experts == used == 0, f"{architecture}.expert_used_count", f"of {experts} experts"
-        )
+        m.need((0 < used <= experts) or experts == used == 0, "expert_used_count", f"of {experts} experts")
     if architecture in DENSE:
-        for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
-            within(name, 1, MAX_SIZE)
-        heads, kv_heads = (value(f"{architecture}.attention.head_count{end}") for end in ("", "_kv"))
-        if isinstance(heads, int) and isinstance(kv_heads, int):
-            need(heads % kv_heads == 0, f"{architecture}.attention.head_count_kv", f"no divisor of {heads} heads")
-        rope = value(f"{architecture}.rope.dimension_count")
-        if isinstance(rope, int):
-            length = value(f"{architecture}.attention.key_length")
-            if length is None and isinstance(heads, int):
-                length = (value(f"{architecture}.embedding_length") or 0) // heads
-            top = length if isinstance(length, int) else MAX_HEAD
-            ok = 0 < rope <= top and rope % 2 == 0
-            need(ok, f"{architecture}.rope.dimension_count", f"not even or not between 2 and {top}")
-    scaling = value(f"{architecture}.rope.scaling.type")
-    need(
-        not isinstance(scaling, str) or scaling in ROPE_SCALINGS,
-        f"{architecture}.rope.scaling.type",
-        "which is unknown",
-    )
+        _check_heads(m)
+    scaling = m.get("rope.scaling.type")
+    m.need(not isinstance(scaling, str) or scaling in ROPE_SCALINGS, "rope.scaling.type", "which is unknown")
     for name in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
-        eps = value(f"{architecture}.{name}")
-        need(not isinstance(eps, float) or (math.isfinite(eps) and eps >= 0), f"{architecture}.{name}", "no epsilon")
+        eps = m.get(name)
+        m.need(not isinstance(eps, float) or (math.isfinite(eps) and eps >= 0), name, "no epsilon")
     if architecture in EQUAL_HEADS:
-        sizes = [value(f"{architecture}.{name}") for name in ("attention.key_length", "attention.value_length")]
-        need(
-            None in sizes or sizes[0] == sizes[1], f"{architecture}.attention.value_length", f"but keys have {sizes[0]}"
-        )
+        keys, values = m.get("attention.key_length"), m.get("attention.value_length")
+        m.need(None in (keys, values) or keys == values, "attention.value_length", f"but keys have {keys}")
     _check_vocabulary(f, each=vocabulary)
 
 
+def _check_heads(m: _Metadata) -> None:
+    """Attention in every layer: no head count may be 0, and heads share keys, values and rotation evenly."""
+    for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        m.within(name, 1, MAX_SIZE)
+    heads, kv_heads = m.integer("attention.head_count"), m.integer("attention.head_count_kv")
+    if heads is not None and kv_heads is not None:
+        m.need(heads % kv_heads == 0, "attention.head_count_kv", f"no divisor of {heads} heads")
+    rope, length = m.integer("rope.dimension_count"), m.get("attention.key_length")
+    if rope is None:
+        return
+    if length is None and heads is not None:
+        length = (m.get("embedding_length") or 0) // heads
+    top = length if isinstance(length, int) else MAX_HEAD
+    m.need(0 < rope <= top and rope % 2 == 0, "rope.dimension_count", f"not even or not between 2 and {top}")
+
+
 def _check_vocabulary(f: Source, each: bool) -> None:
-    """Lists that do not belong together are read past their end, and tokens that occur twice are asserted not to.
+    """Check the vocabulary: lists that do not belong together are read past their end, and tokens that occur twice are
+    asserted not to.
 
     ``each``: look at every token, which takes longest.
     """

@@ -1,4 +1,4 @@
-"""What a tensor is to become: the options of ``gguf-repack pack``, and the plan they give for a file's tensors."""
+"""Packing policies: the options of ``gguf-repack pack``, and the plan they give for a file's tensors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Policy:
-    """How to pack.
+    """A way to pack.
 
     Attributes:
         type: "keep", or what weight matrices are quantized to: "q4_0", "q8_0", "iq4_nl".
@@ -120,13 +120,13 @@ class Policy:
         return cls(type or KEEP, grouping or "column", tuple(rules), output_weight)
 
     def rule(self, name: str) -> Rule | None:
-        """The rule that decides about a tensor."""
+        """Return the rule that decides about a tensor."""
         return next((rule for rule in self.rules if rule.pattern.search(name)), None)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a tensor becomes: its name, ggml type, and tiled type if it is stored as tiles.
+    """The future of a tensor: its name, ggml type, and tiled type if it is stored as tiles.
 
     ``added``: the source has no tensor of that name, it is made from ``source``.
     """
@@ -164,7 +164,7 @@ class Target:
 
 
 def plan(f: Source, policy: Policy) -> list[Target]:
-    """What each tensor becomes, in the file's order; an added output matrix comes last.
+    """Decide what each tensor becomes, in the file's order; an added output matrix comes last.
 
     Raises:
         GGUFError: a rule cannot be followed, or matches no matrix.
@@ -195,7 +195,7 @@ def _target(t: TensorInfo, policy: Policy) -> Target:
 
 
 def _output(f: Source, policy: Policy) -> Target | None:
-    """The output matrix of its own that a model with tied embeddings gets, or None."""
+    """Make the output matrix of its own that a model with tied embeddings gets, or None."""
     embedding = f.tensors.get(EMBEDDING)
     if embedding is None or OUTPUT in f.tensors:
         if policy.output_weight == "split" and OUTPUT not in f.tensors:

@@ -25,7 +25,7 @@ PIECE = 1 << 18  # weights that one thread quantizes at a time, about
 
 @dataclass
 class ErrorSum:
-    """What quantizing cost: sums over weights x stored as y. Threads may add to one object.
+    """The error of quantizing: sums over weights x stored as y. Threads may add to one object.
 
     ``weighted`` sums multiply each term by the importance of its input (1 where there is none).
     """
@@ -64,7 +64,7 @@ class ErrorSum:
 
 
 def check_weights(weights: Floats | None, k: int) -> Floats | None:
-    """Importance of a matrix' K inputs as the C code takes it.
+    """Convert the importance of a matrix' K inputs to what the C code takes.
 
     Raises:
         ValueError: not K finite numbers of at least 0.
@@ -95,7 +95,7 @@ def quantize_rows(
         rows: float32 (N, K), K a multiple of 32; a part of a matrix has N % 32 == 0, but the last one.
         search: choose every FP16 scale, its sign too, for the smallest (weighted) sum of squared errors; never worse
             than round to nearest on any group of 32 weights. Without it, ggml's round to nearest.
-        weights: importance of each of the K inputs, float32 (K,), e.g. from :func:`tilebeam.gguf.imatrix.load_imatrix`.
+        weights: importance of each of the K inputs, float32 (K,), e.g. from :func:`tilebeam.gguf.load_imatrix`.
             The search minimises the error weighted with it.
         threads: worker threads; one per usable core if None. The C code runs without the GIL.
         error: the error is added to it, weighted and not.

@@ -22,24 +22,14 @@ from . import gguf_write as w
 from .calibration import Calibration, Prepared, calibrated
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
-from .imatrix import importance_of
+from .imatrix_file import importance_of
 from .model_check import require_model
 from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum
 from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Job, Piece, Progress, run, write_at
-from .weights import (
-    FLOAT_TYPES,
-    Floats,
-    Rounding,
-    fits_tiles,
-    has_values,
-    is_weight,
-    make_rows,
-    to_float,
-    unpack_rows,
-)
+from .weights import FLOAT_TYPES, Floats, Rounding, fits_tiles, has_values, is_weight, make_rows, to_float, unpack_rows
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
@@ -51,7 +41,7 @@ Importance = Mapping[str, Floats]
 
 @dataclass(frozen=True)
 class TensorReport:
-    """What became of a tensor. ``error``: root mean square over the values' own, None where nothing was rounded."""
+    """The fate of a tensor. ``error``: root mean square over the values' own, None where nothing was rounded."""
 
     name: str
     ne: tuple[int, ...]
@@ -63,7 +53,7 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a file: sizes in bytes; ``notes`` are sentences the user should read.
+    """The result of packing or unpacking: sizes in bytes; ``notes`` are sentences the user should read.
 
     ``lossless``: unpacking gives the source's very bytes. ``same_contents``: metadata and tensors are the source's bit
     for bit, though perhaps not its padding.
@@ -87,12 +77,7 @@ class Maker:
     """Makes a target's bytes, piece by piece, and sums up the error."""
 
     def __init__(
-        self,
-        target: Target,
-        *,
-        search: bool = False,
-        weights: Floats | None = None,
-        prepared: Prepared | None = None,
+        self, target: Target, *, search: bool = False, weights: Floats | None = None, prepared: Prepared | None = None
     ) -> None:
         """``weights``: importance of the inputs, (M, K) for a stack of M matrices; ``prepared``: its tiles, if made."""
         self.target = target
@@ -139,7 +124,7 @@ class Maker:
 
     @property
     def report(self) -> TensorReport:
-        """What became of the tensor, once its job is done; the error is relative, root mean square."""
+        """The tensor's report, once its job is done; the error is relative, root mean square."""
         t = self.target
         error = self.error.relative_rms if t.quantizes and self.error.count else None
         return TensorReport(t.name, t.source.ne, t.source.type.name.lower(), t.label, t.nbytes, error)
@@ -155,19 +140,20 @@ def tool_version() -> str:
 
 
 def require_ordinary(f: Source) -> None:
-    """Raises GGUFError if the file is repacked already, or is empty."""
+    """Raise GGUFError if the file is repacked already, or is empty."""
     if f.architecture == m.ARCHITECTURE or any(key.startswith(m.PREFIX) for key in f.kv):
         raise GGUFError(f"{f.path} is repacked already; unpack it first")
     if not f.tensors:
         raise GGUFError(f"{f.path} has no tensors")
 
 
-def _count(types: Counter[str]) -> str:
+def count_of(types: Counter[str]) -> str:
+    """Spell out how often each type occurs."""
     return ", ".join(f"{n} {name}" for name, n in sorted(types.items()))
 
 
 def added_error(makers: Sequence[Maker]) -> str:
-    """How much quantizing again changed the values, over all tensors together; nothing before they are made."""
+    """Say how much quantizing again changed the values, over all tensors together; nothing before they are made."""
     total = ErrorSum()
     for maker in makers:
         e = maker.error
@@ -175,10 +161,36 @@ def added_error(makers: Sequence[Maker]) -> str:
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
 
 
-def uncalibrated(makers: Sequence[Maker]) -> str | None:
-    """A note on what a calibration left out."""
+def uncalibrated(makers: Sequence[Maker]) -> list[str]:
+    """Note what a calibration left out."""
     n = sum(x.target.quantizes and not x.is_prepared and x.target.type not in FLOAT_TYPES for x in makers)
-    return f"{n} of the quantized tensors are not calibrated: their scales are searched." if n else None
+    return [f"{n} of the quantized tensors are not calibrated: their scales are searched."] if n else []
+
+
+def report_of(
+    path: Path,
+    size: int,
+    makers: Sequence[Maker],
+    notes: Sequence[str],
+    lossless: bool,
+    same_contents: bool,
+    written: bool = True,
+) -> Report:
+    """Report a file that was made of targets."""
+    targets = [x.target for x in makers]
+    return Report(
+        path=path,
+        size=size,
+        n_tensors=len(targets),
+        n_tiled=sum(t.tiled is not None for t in targets),
+        n_requantized=sum(t.type != t.source.type for t in targets),
+        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
+        lossless=lossless,
+        same_contents=same_contents,
+        notes=tuple(notes),
+        tensors=tuple(x.report for x in makers),
+        written=written,
+    )
 
 
 def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> list[str]:
@@ -190,9 +202,9 @@ def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> 
     plain = Counter(t.type.name for t in left if t.type not in FLOAT_TYPES)
     what = []
     if retyped:
-        what.append(f"Quantized before, and now quantized again: {_count(retyped)}.")
+        what.append(f"Quantized before, and now quantized again: {count_of(retyped)}.")
     if regrouped:
-        what.append(f"Dequantized, and quantized again with one scale per 2 x 16 block: {_count(regrouped)}.")
+        what.append(f"Dequantized, and quantized again with one scale per 2 x 16 block: {count_of(regrouped)}.")
     if what:
         loss = " This loses some accuracy, and unpacking does not bring it back."
         notes.append(" ".join(what) + added_error(again) + loss)
@@ -205,14 +217,14 @@ def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> 
     if difference is not None:
         notes.append(f"Unpacking gives the same contents, not the same bytes: {difference}.")
     if plain:
-        notes.append(f"Not tiled (embedding tables, other types or shapes): {_count(plain)}.")
+        notes.append(f"Not tiled (embedding tables, other types or shapes): {count_of(plain)}.")
     return notes
 
 
 def _nothing_to_tile(f: Source, policy: Policy) -> str:
     """Why a plan has no tiles, and what to do where something can be done."""
     weights = [t for t in f.tensors.values() if is_weight(t)]
-    types = _count(Counter(t.type.name for t in weights)) or "it has none"
+    types = count_of(Counter(t.type.name for t in weights)) or "it has none"
     if not any(fits_tiles(t) and has_values(t.type) for t in weights):
         return (
             f"{f.path} has no matrix that can become tiles ({types}): embeddings never do, others do where both "
@@ -267,17 +279,17 @@ def pack(
         targets = plan(f, policy)
         if not any(t.tiled is not None for t in targets):
             raise GGUFError(_nothing_to_tile(f, policy))
-        of_inputs = [_weights_of(t, importance) for t in targets]
-        unweighted = sum(t.quantizes and x is None for t, x in zip(targets, of_inputs, strict=True))
-        if importance is not None and 0 < unweighted == sum(t.quantizes for t in targets):
+        of_inputs = [None if importance is None else _weights_of(t, importance) for t in targets]
+        quantized = [x for t, x in zip(targets, of_inputs, strict=True) if t.quantizes]
+        unknown = sum(x is None for x in quantized) if importance is not None else 0
+        if 0 < unknown == len(quantized):
             raise GGUFError(f"the importance matrix knows none of the tensors of {f.path} that are to be quantized")
-        scales = "imatrix" if importance is not None else "search" if search else "nearest"
         prepared: Mapping[str, Prepared] = {}
-        if calibration is not None:
-            scales = "calibrate"
-            if not dry_run:
-                w.check_output(dst, f.paths, overwrite)
-                prepared = stack.enter_context(calibrated(f, dst, targets, calibration, threads))
+        if calibration is not None and not dry_run:
+            w.check_output(dst, f.paths, overwrite)
+            prepared = stack.enter_context(calibrated(f, dst, targets, calibration, threads))
+        weighed = "calibrate" if calibration is not None else "imatrix" if importance is not None else None
+        scales = weighed or ("search" if search else "nearest")
         makers = [
             Maker(t, search=scales != "nearest", weights=x, prepared=prepared.get(t.name))
             for t, x in zip(targets, of_inputs, strict=True)
@@ -290,25 +302,14 @@ def pack(
                 digests = run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
                 out.seek(0)
                 out.write(write.head(digests)[0])
-    notes = _notes(makers, unweighted if importance is not None else 0, write.difference)
-    left_out = uncalibrated(makers) if prepared else None
-    return Report(
-        path=dst,
-        size=size,
-        n_tensors=len(targets),
-        n_tiled=sum(t.tiled is not None for t in targets),
-        n_requantized=sum(t.type != t.source.type for t in targets),
-        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
-        lossless=write.lossless,
-        same_contents=write.same_contents,
-        notes=(*notes, *([left_out] if left_out else [])),
-        tensors=tuple(x.report for x in makers),
-        written=not dry_run,
-    )
+    notes = _notes(makers, unknown, write.difference)
+    if prepared:
+        notes += uncalibrated(makers)
+    return report_of(dst, size, makers, notes, write.lossless, write.same_contents, written=not dry_run)
 
 
-def _weights_of(t: Target, importance: Importance | None) -> Floats | None:
-    if importance is None or not t.quantizes:
+def _weights_of(t: Target, importance: Importance) -> Floats | None:
+    if not t.quantizes:
         return None
     found = importance_of(importance, replace(t.source, name=t.name))
     return found if found is not None else importance_of(importance, t.source)
@@ -365,7 +366,7 @@ class _Writer:
 
 
 def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType | None) -> list[bytes]:
-    """The source's records with another architecture, alignment and key of the number of layers, in the same order."""
+    """Give the source's records another architecture, alignment and key of the number of layers, in the same order."""
     changed = {
         "general.architecture": w.kv_text("general.architecture", m.ARCHITECTURE),
         "general.alignment": w.kv_u32("general.alignment", alignment),
@@ -379,13 +380,13 @@ def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType |
 
 
 def replaced(f: Source, changed: dict[str, bytes]) -> list[bytes]:
-    """A file's records with some replaced in place, or appended where the key is new."""
+    """Replace some of a file's records in place, or append them where the key is new."""
     records = [changed.get(key, kv.raw) for key, kv in f.kv.items()]
     return records + [record for key, record in changed.items() if key not in f.kv]
 
 
 def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
-    """The records of a repacked file's source."""
+    """Return the records of a repacked file's source."""
     changed = {"general.architecture": w.kv_text("general.architecture", manifest.architecture)}
     if manifest.source_alignment:
         changed["general.alignment"] = w.kv_u32("general.alignment", manifest.source_alignment)
@@ -402,7 +403,7 @@ def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
 
 
 def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) -> list[Job]:
-    """What each tensor of a repacked file becomes when it is unpacked.
+    """Plan what each tensor of a repacked file becomes when it is unpacked.
 
     Without ``all_tensors`` only those are unpacked whose digest is that of their plain blocks.
     """
@@ -430,7 +431,7 @@ def source_digest(f: GGUFFile, manifest: m.Manifest, digests: Sequence[bytes]) -
 
 
 def check_digests(f: GGUFFile, manifest: m.Manifest, digests: list[bytes]) -> None:
-    """Raises GGUFError if a tensor's bytes are not those that were written."""
+    """Raise GGUFError if a tensor's bytes are not those that were written."""
     for name, got in zip(f.tensors, digests, strict=True):
         if got.hex() != manifest.tensor_sha256[name]:
             raise GGUFError(f"{f.path} is damaged: the bytes of tensor {name!r} are not those that were written")

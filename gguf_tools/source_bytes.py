@@ -1,4 +1,4 @@
-"""Whether unpacking a lossless packing can give the very bytes of its source, or only the same contents.
+"""The check that unpacking a lossless packing can give the very bytes of its source, or only the same contents.
 
 `unpack` writes one GGUF with zeros as padding and nothing behind its last tensor. Other bytes of a source are in no
 digest and are not kept.

@@ -23,7 +23,7 @@ NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", r
 
 
 def part_count(f: GGUFFile) -> int:
-    """How many files the model that ``f`` belongs to has. Raises GGUFError if it says so in no sensible way."""
+    """Count the files of the model that ``f`` belongs to. Raises GGUFError if it says so in no sensible way."""
     kv = f.kv.get(K_COUNT)
     if kv is None or kv.value in (0, 1):
         return 1
@@ -94,7 +94,7 @@ class SplitFile:
         self.parts[t.part].read_tensor(t, at, out)
 
     def require_unchanged(self) -> None:
-        """Raises GGUFError if a part was written to since it was opened."""
+        """Raise GGUFError if a part was written to since it was opened."""
         for part in self.parts:
             part.require_unchanged()
 
@@ -113,7 +113,7 @@ Source = GGUFFile | SplitFile
 
 
 def open_gguf(path: str | os.PathLike[str]) -> Source:
-    """A GGUF file, or the whole of the split model that it is a part of; close it, or use it in ``with``.
+    """Open a GGUF file, or the whole of the split model that it is a part of; close it, or use it in ``with``.
 
     Raises:
         GGUFError: it is damaged, or a part is missing or does not belong to the others.

@@ -202,7 +202,7 @@ def run(
 
 
 def write_at(f: BinaryIO, offsets: Sequence[int | None]) -> Callable[[int, int, Bytes], None]:
-    """A consumer for :func:`run` that writes each tensor at its absolute offset, if it has one."""
+    """Make a consumer for :func:`run` that writes each tensor at its absolute offset, if it has one."""
 
     def consume(i: int, at: int, data: Bytes) -> None:
         offset = offsets[i]

@@ -13,6 +13,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,7 +47,7 @@ PER_TOKEN_ENDS = (".nextn.embed_tokens.weight", ".nextn.shared_head_head.weight"
 
 @dataclass(frozen=True)
 class TrimReport:
-    """What became of a vocabulary: sizes in bytes, tokens by why they were kept, and the corpus before and after."""
+    """The result of trimming: sizes in bytes, tokens by why they were kept, and the corpus before and after."""
 
     path: Path | None  # None: nothing was written
     source_size: int
@@ -69,7 +70,7 @@ class TrimReport:
 
 
 def corpus_pieces(paths: Sequence[str | os.PathLike[str]]) -> Iterator[bytes]:
-    """The text of files in pieces that end at the ends of lines; bytes that are not UTF-8 replaced."""
+    """Read the text of files in pieces that end at the ends of lines; bytes that are not UTF-8 replaced."""
     for path in paths:
         with Path(path).open("rb") as f:
             while piece := f.read(CORPUS_PIECE):
@@ -105,7 +106,7 @@ def _count(tokenizer: Tokenizer, paths: Sequence[str | os.PathLike[str]], progre
 
 
 def _select(kv: KeyValue, keep: Sequence[int]) -> bytes:
-    """An array's record with only some of its elements."""
+    """Make an array's record with only some of its elements."""
     kind, count, at = array_parts(kv)
     head = kv.raw[: kv.body] + struct.pack("<IQ", kind, len(keep))
     if kind == STRING:
@@ -117,7 +118,7 @@ def _select(kv: KeyValue, keep: Sequence[int]) -> bytes:
 
 
 def _renumber(f: Source, v: Vocabulary, kept: Kept) -> dict[str, bytes]:
-    """New records for all metadata that has a token's number or one entry for each token."""
+    """Make new records for all metadata that has a token's number or one entry for each token."""
     n = len(v.tokens)
     new = {old: i for i, old in enumerate(kept.tokens)}
     changed: dict[str, bytes] = {}
@@ -137,14 +138,15 @@ def _renumber(f: Source, v: Vocabulary, kept: Kept) -> dict[str, bytes]:
 
 
 def _scalar(kv: KeyValue, value: int) -> bytes:
-    """An integer's record with another value."""
+    """Make an integer's record with another value."""
     if kv.type == UINT32:
         return w.kv_u32(kv.key, value)
     return kv.raw[: kv.body] + value.to_bytes(len(kv.raw) - kv.body, "little", signed=True)
 
 
 def _special_id(kv: KeyValue, n: int) -> int | None:
-    """The token that a key such as tokenizer.ggml.eos_token_id names; None of other keys, and where it is no token."""
+    """Return the token that a key such as tokenizer.ggml.eos_token_id names; None of other keys, and where it is no
+    token."""
     if not (kv.key.startswith(PREFIX) and kv.key.endswith("_token_id") and kv.type in INTEGERS):
         return None
     value = int(kv.value)
@@ -171,10 +173,6 @@ def _per_token(f: Source, n: int) -> set[str]:
     if "token_embd.weight" not in cut:
         raise GGUFError(f"{f.path} has no token embeddings to cut")
     return cut
-
-
-def _shape(t: TensorInfo, n_kept: int) -> tuple[int, ...]:
-    return (*t.ne[:-1], n_kept)
 
 
 def _copy(f: Source, t: TensorInfo, out: BinaryIO, at: int, rows: npt.NDArray[np.bool_] | None) -> Iterator[int]:
@@ -242,25 +240,13 @@ def trim_vocab(
         cut = _per_token(f, n)
         if any(name.startswith("blk.") for name in f.tensors):  # else a table of embeddings alone
             require_loadable(f.paths[0])
-        tokenizer = Tokenizer(f.paths[0])
-        try:
+        with closing(Tokenizer(f.paths[0])) as tokenizer:
             counted = _count(tokenizer, corpus, progress)
-            special = {*v.essential(drop_unused), *(i for kv in f.kv.values() if (i := _special_id(kv, n)) is not None)}
-            used = {i for i, count in counted.counts.items() if count >= min_count} - special
-            listed: set[int] = set()
-            if keep_tokens is not None:
-                lines = Path(keep_tokens).read_text("utf-8-sig", "surrogateescape").split("\n")
-                listed = {*keep_list(v, lines, str(keep_tokens))} - special - used
-            kept = close(v, special | used | listed, MULTIPLE)
-            if len(kept.tokens) >= n:
-                raise GGUFError(f"{f.path}: all {n} tokens are needed: nothing to drop")
-            changed = _renumber(f, v, kept)
-            records = [r for r in replaced(f, changed) if not _is_key(r, HF_JSON)]
-            names = [
-                (t.name, t.type, _shape(t, len(kept.tokens)) if t.name in cut else t.ne) for t in f.tensors.values()
-            ]
-            head, offsets, size = w.header(f.version, records, names, f.alignment)
-            notes = _notes(f, counted)
+            chosen = _choose(f, v, counted, min_count, keep_tokens, drop_unused)
+            kept, n_kept = chosen.kept, len(chosen.kept.tokens)
+            records = [r for r in replaced(f, _renumber(f, v, kept)) if not _is_key(r, HF_JSON)]
+            shapes = [(t.name, t.type, (*t.ne[:-1], n_kept) if t.name in cut else t.ne) for t in f.tensors.values()]
+            head, offsets, size = w.header(f.version, records, shapes, f.alignment)
             after = 0
             if not dry_run:
                 sources = [*f.paths, *map(Path, corpus)]
@@ -268,31 +254,58 @@ def trim_vocab(
                     _write(f, out, head, offsets, kept, n, cut, progress)
                     f.require_unchanged()
                     after = _check(out, tokenizer, counted, kept, n)
-        finally:
-            tokenizer.close()
-    before = sum(len(ids) for _, ids in counted.sample)
-    total = sum(counted.counts.values())
-    covered = sum(count for i, count in counted.counts.items() if i in set(kept.tokens))
+    total, tokens = counted.counts.total(), set(kept.tokens)
     return TrimReport(
         path=None if dry_run else Path(dst),
         source_size=f.size,
         size=size,
         n_vocab=n,
-        n_kept=len(kept.tokens),
-        kept_special=len(special),
-        kept_corpus=len(used),
-        kept_listed=len(listed),
+        n_kept=n_kept,
+        kept_special=chosen.special,
+        kept_corpus=chosen.corpus,
+        kept_listed=chosen.listed,
         kept_intermediate=kept.intermediate,
         kept_filled=kept.filled,
         n_merges=len(v.merges),
         n_merges_kept=len(kept.merges),
         corpus_bytes=counted.n_bytes,
         corpus_tokens=total,
-        corpus_covered=covered / total if total else 1.0,
-        checked_tokens=before,
+        corpus_covered=sum(count for i, count in counted.counts.items() if i in tokens) / total if total else 1.0,
+        checked_tokens=sum(len(ids) for _, ids in counted.sample),
         checked_tokens_after=after,
-        notes=tuple(notes),
+        notes=tuple(_notes(f, counted)),
     )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Tokens to keep, and how many of them for which reason."""
+
+    kept: Kept
+    special: int
+    corpus: int
+    listed: int
+
+
+def _choose(
+    f: Source,
+    v: Vocabulary,
+    counted: _Counted,
+    min_count: int,
+    keep_tokens: str | os.PathLike[str] | None,
+    drop_unused: bool,
+) -> _Chosen:
+    n = len(v.tokens)
+    special = {*v.essential(drop_unused), *(i for kv in f.kv.values() if (i := _special_id(kv, n)) is not None)}
+    used = {i for i, count in counted.counts.items() if count >= min_count} - special
+    listed: set[int] = set()
+    if keep_tokens is not None:
+        lines = Path(keep_tokens).read_text("utf-8-sig", "surrogateescape").split("\n")
+        listed = {*keep_list(v, lines, str(keep_tokens))} - special - used
+    kept = close(v, special | used | listed, MULTIPLE)
+    if len(kept.tokens) >= n:
+        raise GGUFError(f"{f.path}: all {n} tokens are needed: nothing to drop")
+    return _Chosen(kept, len(special), len(used), len(listed))
 
 
 def _is_key(record: bytes, key: str) -> bool:
@@ -330,15 +343,16 @@ def _write(
 
 
 def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n: int) -> int:
-    """The corpus through the trimmed tokenizer: the same text must come back, and the same tokens where all are kept.
+    """Send the corpus through the trimmed tokenizer: the same text must come back, and the same tokens where all are
+    kept.
 
     Returns:
         How many tokens it takes.
     """
     new = np.full(n, -1, np.int32)
     new[kept.tokens] = np.arange(len(kept.tokens), dtype=np.int32)
-    trimmed, after = Tokenizer(f"/proc/self/fd/{out.fileno()}"), 0
-    try:
+    after = 0
+    with closing(Tokenizer(f"/proc/self/fd/{out.fileno()}")) as trimmed:
         for piece, ids in counted.sample:
             got = trimmed(piece)
             after += len(got)
@@ -351,12 +365,10 @@ def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n
                 raise GGUFError(
                     "the trimmed tokenizer cuts the corpus differently from the source's: nothing was written"
                 )
-    finally:
-        trimmed.close()
     return after
 
 
 def as_json(report: TrimReport) -> dict[str, Any]:
-    """A report for scripts."""
+    """Convert a report for scripts."""
     out: dict[str, Any] = {**report.__dict__, "path": None if report.path is None else str(report.path)}
     return {**out, "notes": list(report.notes)}

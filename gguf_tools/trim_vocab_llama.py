@@ -92,7 +92,7 @@ class Tokenizer:
             size = -n
 
     def text(self, ids: Ids) -> bytes:
-        """The text of token ids; special tokens by their names."""
+        """Convert token ids to text; special tokens become their names."""
         given = np.ascontiguousarray(ids, np.int32)
         size = 8 * len(given) + 64
         while True:

@@ -1,4 +1,4 @@
-"""Which tokens a trimmed vocabulary needs so that it cuts text as the whole one does.
+"""The tokens that a trimmed vocabulary needs so that it cuts text as the whole one does.
 
 SentencePiece and byte-pair tokenizers merge neighbouring pieces of text, the best pair first. The merges that make a
 token are the same in any text that has it: a merge across its border would have swallowed the token. So a vocabulary
@@ -57,7 +57,7 @@ def array_parts(kv: KeyValue) -> tuple[int, int, int]:
 
 
 def strings(kv: KeyValue) -> list[bytes]:
-    """The elements of an array of strings, as stored."""
+    """Return the elements of an array of strings, as stored."""
     _, count, at = array_parts(kv)
     out = []
     for _ in range(count):
@@ -75,7 +75,7 @@ def _list(f: Source, name: str, kinds: tuple[int, ...]) -> KeyValue | None:
 
 
 def _text(raw: bytes) -> str:
-    """A string as llama.cpp reads it, up to the first NUL."""
+    """Cut a string at the first NUL, as llama.cpp reads it."""
     return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
@@ -103,7 +103,7 @@ class Vocabulary:
         return out
 
     def path(self, token: int) -> list[tuple[str, str]] | None:
-        """The merges that make a token of its characters, in order; None if they make something else of them."""
+        """Return the merges that make a token of its characters, in order; None if they make something else of them."""
         pieces, done = list(self.tokens[token]), []
         while len(pieces) > 1:
             best, where = None, -1
@@ -125,7 +125,7 @@ class Vocabulary:
         return None if rank is None else -float(rank)
 
     def byte_tokens(self) -> list[int | None]:
-        """The token of each byte that occurs in text, None where there is none."""
+        """Find the token of each byte that occurs in text, None where there is none."""
         if self.kind == "gpt2":
             return [self.ids.get(BYTE_CHARACTERS[b]) for b in TEXT_BYTES]
         return [self.ids.get(f"<0x{b:02X}>") for b in TEXT_BYTES]
@@ -147,7 +147,7 @@ class Vocabulary:
 
 
 def read_vocabulary(f: Source) -> Vocabulary:
-    """The vocabulary of a model that can be trimmed.
+    """Read the vocabulary of a model that can be trimmed.
 
     Raises:
         GGUFError: the tokenizer is of another kind, has no byte tokens, or its lists do not belong together.
@@ -196,7 +196,7 @@ def read_vocabulary(f: Source) -> Vocabulary:
 
 
 def split_merge(raw: bytes) -> tuple[str, str]:
-    """The two pieces of a merge; the first may begin with a space, as llama.cpp reads it."""
+    """Split a merge into its two pieces; the first may begin with a space, as llama.cpp reads it."""
     text = _text(raw)
     at = text.find(" ", 1)
     return ("", "") if at < 0 else (text[:at], text[at + 1 :])
@@ -219,7 +219,7 @@ class Kept:
 
 
 def close(v: Vocabulary, wanted: Iterable[int], multiple: int) -> Kept:
-    """The wanted tokens with all that they are made of, filled up to a multiple with the first that need no more.
+    """Add to the wanted tokens all that they are made of, and fill up to a multiple with the first that need no more.
 
     A token that merging does not make, or only by way of a piece that is no token, is kept by itself.
     """

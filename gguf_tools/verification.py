@@ -26,7 +26,7 @@ WHOLE = ("imatrix", "calibrate")  # scales whose error is bounded for a whole te
 
 @dataclass(frozen=True)
 class Verified:
-    """What was proved.
+    """The findings of a verification.
 
     Attributes:
         lossless: unpacking gives the source's very bytes, as the file says.
@@ -46,7 +46,7 @@ class Verified:
 
 
 def _nothing(_i: int, _at: int, _data: Bytes) -> None:
-    """A consumer for runs that are only hashed."""
+    """Consume pieces of runs that are only hashed."""
 
 
 def verify(
@@ -144,12 +144,7 @@ class _Comparison:
 
 
 def _check_against(
-    f: GGUFFile,
-    manifest: m.Manifest,
-    src: Source,
-    result: Verified,
-    threads: int | None,
-    progress: Progress | None,
+    f: GGUFFile, manifest: m.Manifest, src: Source, result: Verified, threads: int | None, progress: Progress | None
 ) -> Verified:
     require_ordinary(src)
     own = [(t.name, t.ne) for t in f.tensors.values() if t.name not in manifest.added]

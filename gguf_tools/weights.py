@@ -1,4 +1,4 @@
-"""Which tensors are matrix weights, and their values: float32 from any ggml type, and back to plain blocks or tiles."""
+"""Matrix weights and their values: float32 from any ggml type, and back to plain blocks or tiles."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def tensor_values(f: Source, tensor: TensorInfo) -> Floats:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How floats become quants, and where the error goes.
+    """The way floats become quants, and where the error goes.
 
     Attributes:
         search: choose scales for the smallest error; else ggml's round to nearest.
@@ -197,5 +197,5 @@ def unpack_rows(tiled: Type, tiles: Bytes, k: int, rows: int, out: Bytes | None 
 
 
 def refuse(t: TensorInfo, e: ValueError) -> GGUFError:
-    """The error of a tensor that cannot be converted."""
+    """Make the error of a tensor that cannot be converted."""
     return GGUFError(f"tensor {t.name!r} ({t.type.name}) cannot be converted: {e}")

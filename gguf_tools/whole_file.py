@@ -25,7 +25,8 @@ SUFFIX = ".part"
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str], partial: Path | None = None) -> Iterator[None]:
-    """Where this file is written: the system's error of a write that finds no room does not say to which file.
+    """Name the file that is written in errors of the block: the system's error of a write that finds no room does not
+    say to which file.
 
     Args:
         partial: a name that the file has until it is whole; nobody knows it.
@@ -43,7 +44,7 @@ def naming(path: str | os.PathLike[str], partial: Path | None = None) -> Iterato
 
 
 def os_error(error: OSError) -> str:
-    """The system's error without its number, and what it happened to: the file, or the output."""
+    """Spell out the system's error without its number, and what it happened to: the file, or the output."""
     reason = error.strerror or str(error)
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {reason}"
@@ -60,7 +61,7 @@ def end_output(error: OSError) -> None:
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Whether a file can be written there, before the work that fills it.
+    """Check that a file can be written there, before the work that fills it.
 
     Raises:
         OSError: it is a folder, its folder does not exist, or one of the two must not be written to.
@@ -78,7 +79,7 @@ def check_target(path: str | os.PathLike[str]) -> None:
 
 
 def followed(path: str | os.PathLike[str]) -> Path:
-    """The path that is written to: symbolic links stay and what they point to is replaced.
+    """Return the path that is written to: symbolic links stay and what they point to is replaced.
 
     Raises:
         OSError: the links lead in a circle.
@@ -108,7 +109,7 @@ def inherit(fd: int, old: os.stat_result | None, *, private: bool = False) -> No
 
 
 def state_of(path: Path) -> os.stat_result | None:
-    """The state of the file at this path, None if there is no such file."""
+    """Return the state of the file at this path, None if there is no such file."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -117,7 +118,7 @@ def state_of(path: Path) -> os.stat_result | None:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
-    """Where to write what shall be ``path``: a file beside it, which takes its place when the block ends.
+    """Yield where to write what shall be ``path``: a file beside it, which takes its place when the block ends.
 
     Should the block fail nothing is left of it, and what ``path`` was before stays. A device or a pipe is written to
     itself.
@@ -153,7 +154,7 @@ def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterat
 
 @contextlib.contextmanager
 def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Where to write what shall be the new folder ``path``: a folder beside it, renamed when the block ends.
+    """Yield where to write what shall be the new folder ``path``: a folder beside it, renamed when the block ends.
 
     Should the block fail nothing is left of it.
 
@@ -182,7 +183,7 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def beside(path: Path) -> Path:
-    """A name for what is not whole yet. What killed processes left of the same target is removed."""
+    """Make a name for what is not whole yet, and remove what killed processes left of the same target."""
     stem = os.fsdecode(os.fsencode(path.name)[:200])  # the longest file name is 255 bytes
     remove_leftovers(path.parent, re.escape(stem))
     return path.with_name(f".{stem}.{secrets.token_hex(4)}{SUFFIX}")
@@ -198,7 +199,7 @@ def lock(fd: int) -> bool:
 
 
 def create_locked(path: Path, mode: int, *, folder: bool = False) -> int:
-    """The descriptor of a new part, which counts as in use until it is closed.
+    """Create a new part and return its descriptor; it counts as in use until that is closed.
 
     Raises:
         OSError: it cannot be made.

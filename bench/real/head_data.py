@@ -24,7 +24,7 @@ from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.ranking import auroc, auroc_within
 from tilebeam.text_state import Feature
 from tilebeam.training import fitting
-from tilebeam.training.options import FitOptions
+from tilebeam.training.fit_options import FitOptions
 
 from bench.lib.document import put_into
 from bench.lib.options import Parser

@@ -7,22 +7,22 @@ import math
 from tilebeam.errors import TilebeamError
 
 
-def is_whole(value: object) -> bool:
-    """Whether a value is an int; True and False are none."""
+def is_integer(value: object) -> bool:
+    """Tell an int from everything else; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_finite(value: object) -> bool:
-    """Whether a value is an int or a float that is neither infinite nor NaN; True and False are none."""
+    """Accept an int or a float that is neither infinite nor NaN; refuse True and False."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def whole(name: str, value: object, least: int = 1) -> int:
-    """The value of an argument that counts something.
+def checked_integer(name: str, value: object, least: int = 1) -> int:
+    """Check the value of an argument that counts something, and return it.
 
     Raises:
         TilebeamError: it is no whole number of at least `least`; names the argument.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise TilebeamError(f"{name} must be a whole number of at least {least}, not {value!r}.")
     return value

@@ -1,4 +1,4 @@
-"""What generation returns."""
+"""Results of generation."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one sample of a stream grew by.
+    """New text and tokens of one sample of a stream.
 
     Attributes:
         index: the sample's number.
@@ -201,7 +201,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How likely a continuation is after its prompt; see `LM.loglikelihood` for which tokens count as its own.
+    """The likelihood of a continuation after its prompt; see `LM.loglikelihood` for which tokens count as its own.
 
     Attributes:
         token_ids: the tokens that were scored.
@@ -251,8 +251,8 @@ def check_complete(outputs: Sequence[RequestOutput]) -> None:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a model is doing now, for those who watch it.
+class EngineFigures:
+    """The present load of a model's engine, for those who watch it.
 
     Attributes:
         running: samples that hold a slot.

@@ -16,7 +16,7 @@ from tilebeam.errors import TilebeamError
 
 @dataclass(frozen=True)
 class Place:
-    """Where the driver runs, so that its processes on other machines find what it finds.
+    """The driver's folder and module path, so that its processes on other machines find what it finds.
 
     Attributes:
         folder: relative paths start here.

@@ -1,16 +1,16 @@
-"""How tokens are drawn: one small dataclass, checked before anything runs."""
+"""Sampling parameters: one small dataclass, checked before anything runs."""
 
 from __future__ import annotations
 
 import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Protocol, runtime_checkable
 
-from tilebeam.checks import is_finite, is_whole
+from tilebeam.checks import is_finite, is_integer
 from tilebeam.errors import TilebeamError
 
 # Seeds of samples are below this.
@@ -19,16 +19,16 @@ _SEEDS = 2**32 - 1
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """What tells its JSON schema: a class of pydantic's."""
+    """A class of pydantic's, or another that gives its JSON schema."""
 
     def model_json_schema(self) -> Mapping[str, Any]:
-        """The schema."""
+        """Return the schema."""
         ...
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What to generate for one prompt.
+    """Parameters of generation for one prompt.
 
     Attributes:
         n: samples per prompt; they share the prompt's KV cells.
@@ -113,113 +113,44 @@ class SamplingParams:
     def validate(self) -> None:
         """Raise `TilebeamError` naming the first field that is out of range."""
 
-        def need(ok: bool, what: str) -> None:
-            if not ok:
-                raise TilebeamError(f"SamplingParams: {what}.")
+        def refuse(wrong: object, sentence: str) -> None:
+            if wrong:
+                raise TilebeamError(f"SamplingParams: {sentence}.")
 
-        need(is_whole(self.n) and self.n >= 1, f"n must be a whole number of at least 1, not {self.n!r}")
-        need(
-            is_finite(self.temperature) and self.temperature >= 0, f"temperature must be >= 0, not {self.temperature!r}"
-        )
-        need(
-            is_whole(self.top_k) and 0 <= self.top_k < 2**31,
-            f"top_k must be a whole number, 0 for all, not {self.top_k!r}",
-        )
-        need(is_finite(self.top_p) and 0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p!r}")
-        need(is_finite(self.min_p) and 0 <= self.min_p < 1, f"min_p must be in [0, 1), not {self.min_p!r}")
-        need(
-            is_finite(self.repeat_penalty) and self.repeat_penalty > 0,
-            f"repeat_penalty must be > 0, not {self.repeat_penalty!r}",
-        )
-        need(is_finite(self.frequency_penalty), f"frequency_penalty must be a number, not {self.frequency_penalty!r}")
-        need(is_finite(self.presence_penalty), f"presence_penalty must be a number, not {self.presence_penalty!r}")
-        need(
-            is_whole(self.penalty_last_n) and 0 <= self.penalty_last_n < 2**31,
-            f"penalty_last_n must be a whole number, 0 for none, not {self.penalty_last_n!r}",
-        )
-        need(
-            self.max_tokens is None or (is_whole(self.max_tokens) and self.max_tokens >= 1),
-            f"max_tokens must be at least 1, or None, not {self.max_tokens!r}",
-        )
-        need(
-            is_whole(self.min_tokens) and 0 <= self.min_tokens <= (self.max_tokens or self.min_tokens),
-            f"min_tokens must be a whole number up to max_tokens, not {self.min_tokens!r}",
-        )
-        need(
-            isinstance(self.stop, tuple) and all(isinstance(s, str) and s != "" for s in self.stop),
-            f"stop must hold strings that are not empty, not {self.stop!r}",
-        )
-        for name in ("stop_tokens", "spelled"):
-            tokens = getattr(self, name)
-            need(isinstance(tokens, tuple) and all(map(_is_token, tokens)), f"{name} must hold tokens, not {tokens!r}")
-        need(
-            self.seed is None or (is_whole(self.seed) and self.seed >= 0),
-            f"seed must be >= 0 or None, not {self.seed!r}",
-        )
-        need(
-            is_whole(self.top_logprobs) and self.top_logprobs >= 0,
-            f"top_logprobs must be a whole number, 0 for none, not {self.top_logprobs!r}",
-        )
-        for name in ("ignore_eos", "logprobs", "speculate", "hidden", "hidden_prompt"):
-            given = getattr(self, name)
-            need(isinstance(given, bool), f"{name} must be True or False, not {given!r}")
-        need(self.logprobs or not self.top_logprobs, "top_logprobs needs logprobs=True")
-        need(
-            self.lora is None or (isinstance(self.lora, tuple) and all(map(is_finite, self.lora))),
-            f"lora must be a list of numbers, or None, not {self.lora!r}",
-        )
-        need(
-            self.grammar is None
-            or (isinstance(self.grammar, str) and self.grammar.strip() != "" and "\0" not in self.grammar),
-            f"grammar must be a GBNF text, or None, not {self.grammar!r}",
-        )
-        need(
-            self.regex is None or (isinstance(self.regex, str) and self.regex != ""),
-            f"regex must be a regular expression, or None, not {self.regex!r}",
-        )
-        need(
-            self.json_schema is None or _is_schema(self.json_schema),
-            f"json_schema must be a JSON schema: a dict, JSON text or a pydantic model, not {self.json_schema!r}",
-        )
-        need(
-            [self.grammar, self.json_schema, self.regex].count(None) >= 2,
-            "grammar, json_schema and regex exclude each other",
-        )
-        need(
-            not (self.constrained and (self.ignore_eos or self.min_tokens)),
-            "ignore_eos or min_tokens with a grammar: a text that matches has to end",
-        )
-        need(isinstance(self.hidden_steps, str), f"hidden_steps must be a string, not {self.hidden_steps!r}")
-        need(
-            self.hidden or not (self.hidden_steps or self.hidden_prompt),
-            "hidden_steps and hidden_prompt need hidden=True",
-        )
-        need(
-            self.logit_bias is None or isinstance(self.logit_bias, Mapping),
-            f"logit_bias must have a number for each of its tokens, as a dict, not {self.logit_bias!r}",
-        )
+        for name, fits, must in _RULES:
+            if not fits(value := getattr(self, name)):
+                refuse(True, f"{name} must {must}, not {value!r}")
         for token, bias in (self.logit_bias or {}).items():
-            need(_is_token(token), f"logit_bias must be for tokens, not {token!r}")
-            fits = bias == -math.inf or (is_finite(bias) and abs(bias) <= 1e6)
-            need(fits, f"logit_bias must be numbers of at most a million, or -inf, not {bias!r}")
+            refuse(not _is_token(token), f"logit_bias must be for tokens, not {token!r}")
+            bounded = bias == -math.inf or (is_finite(bias) and abs(bias) <= 1e6)
+            refuse(not bounded, f"logit_bias must be numbers of at most a million, or -inf, not {bias!r}")
+        too_many = self.min_tokens > (self.max_tokens or self.min_tokens)
+        refuse(too_many, f"min_tokens must be a whole number up to max_tokens, not {self.min_tokens!r}")
+        refuse(self.top_logprobs and not self.logprobs, "top_logprobs needs logprobs=True")
+        constraints = 3 - [self.grammar, self.json_schema, self.regex].count(None)
+        refuse(constraints > 1, "grammar, json_schema and regex exclude each other")
+        endless = self.ignore_eos or self.min_tokens
+        refuse(constraints and endless, "ignore_eos or min_tokens with a grammar: a text that matches has to end")
+        states = self.hidden_steps or self.hidden_prompt
+        refuse(states and not self.hidden, "hidden_steps and hidden_prompt need hidden=True")
 
     @property
     def constrained(self) -> bool:
-        """Whether the text has to match a grammar, a schema or a regular expression."""
+        """True if the text has to match a grammar, a schema or a regular expression."""
         return self.grammar is not None or self.json_schema is not None or self.regex is not None
 
     @property
     def penalizes(self) -> bool:
-        """Whether any of the repetition penalties is on."""
+        """True if any of the repetition penalties is on."""
         on = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return on and self.penalty_last_n > 0
 
     def resolved(self) -> SamplingParams:
-        """The same, with a seed."""
+        """Return the same with a seed."""
         return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEEDS))
 
     def sample_seed(self, index: int) -> int:
-        """The seed of sample ``index``; distinct for up to ``2**32 - 1`` samples."""
+        """Return the seed of sample ``index``; distinct for up to ``2**32 - 1`` samples."""
         if self.seed is None:
             raise TilebeamError("SamplingParams: no seed to derive from; call resolved() first.")
         return (self.seed + index) % _SEEDS
@@ -250,10 +181,6 @@ def updated(
     return [replace(params, **changes) for params in sampling] if changes else sampling
 
 
-def _is_token(value: object) -> bool:
-    return isinstance(value, int) and is_whole(value) and value >= 0
-
-
 def _is_schema(value: object) -> bool:
     if isinstance(value, str):
         try:
@@ -261,3 +188,53 @@ def _is_schema(value: object) -> bool:
         except (ValueError, RecursionError):
             return False
     return isinstance(value, Mapping | bool)
+
+
+def _at_least(low: int, end: float = math.inf) -> Callable[[Any], bool]:
+    """Accept whole numbers from `low` to below `end`."""
+    return lambda value: is_integer(value) and low <= value < end
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _all(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple) and all(map(fits, value))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_grammar(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != "" and "\0" not in value
+
+
+_is_token = _at_least(0)
+
+# Names of fields, what their values must pass, and how a sentence goes on that says so.
+_OF_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("n", _at_least(1), "be a whole number of at least 1"),
+    ("temperature", lambda value: is_finite(value) and value >= 0, "be >= 0"),
+    ("top_k", _at_least(0, 2**31), "be a whole number, 0 for all"),
+    ("top_p", lambda value: is_finite(value) and 0 < value <= 1, "be in (0, 1]"),
+    ("min_p", lambda value: is_finite(value) and 0 <= value < 1, "be in [0, 1)"),
+    ("repeat_penalty", lambda value: is_finite(value) and value > 0, "be > 0"),
+    ("frequency_penalty presence_penalty", is_finite, "be a number"),
+    ("penalty_last_n", _at_least(0, 2**31), "be a whole number, 0 for none"),
+    ("max_tokens", _or_none(_at_least(1)), "be at least 1, or None"),
+    ("min_tokens", _at_least(0), "be a whole number up to max_tokens"),
+    ("stop", _all(_is_text), "hold strings that are not empty"),
+    ("stop_tokens spelled", _all(_is_token), "hold tokens"),
+    ("seed", _or_none(_at_least(0)), "be >= 0 or None"),
+    ("top_logprobs", _at_least(0), "be a whole number, 0 for none"),
+    ("ignore_eos logprobs speculate hidden hidden_prompt", lambda value: isinstance(value, bool), "be True or False"),
+    ("lora", _or_none(_all(is_finite)), "be a list of numbers, or None"),
+    ("grammar", _or_none(_is_grammar), "be a GBNF text, or None"),
+    ("regex", _or_none(_is_text), "be a regular expression, or None"),
+    ("json_schema", _or_none(_is_schema), "be a JSON schema: a dict, JSON text or a pydantic model"),
+    ("hidden_steps", lambda value: isinstance(value, str), "be a string"),
+    ("logit_bias", lambda value: isinstance(value, Mapping | None), "have a number for each of its tokens, as a dict"),
+)
+_RULES = tuple((name, fits, must) for names, fits, must in _OF_FIELDS for name in names.split())

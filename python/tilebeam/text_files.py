@@ -15,7 +15,7 @@ from tilebeam.errors import TilebeamError
 
 
 def read_text(file: Path) -> str:
-    """A file's text without a byte order mark; of a .gz file, what is compressed in it.
+    """Read a file's text without a byte order mark; decompress a .gz file.
 
     Raises:
         TilebeamError: it is not UTF-8, or not compressed as its name says.
@@ -30,14 +30,14 @@ def read_text(file: Path) -> str:
 
 
 def read_corpus(file: Path) -> str:
-    """The text of a measurement, - for stdin. As llama.cpp reads it: without the newline at its end, and bytes that are
-    no UTF-8 as U+FFFD."""
+    """Read the text of a measurement, - for stdin, as llama.cpp reads it: without the newline at its end, and bytes
+    that are no UTF-8 as U+FFFD."""
     raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     return raw.decode("utf-8", "replace").removesuffix("\n")
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a .jsonl file and the numbers of their lines, from 1; empty lines are left out.
+    """Yield the numbers of a .jsonl file's lines, from 1, and their values; empty lines are left out.
 
     Raises:
         TilebeamError: the file is not UTF-8, or a line is not JSON.
@@ -52,7 +52,7 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def escaped(text: str) -> str:
-    """A text as it can be typed: what `unescaped` makes this text of."""
+    """Write a text as it can be typed; `unescaped` gives it back."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
@@ -61,8 +61,8 @@ _MEANING = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # the others stand for thems
 
 
 def unescaped(text: str) -> str:
-    """A text with its escapes expanded as llama.cpp's options do: ``\\n``, ``\\r``, ``\\t``, ``\\'``, ``\\"``,
-    ``\\\\``, and ``\\x`` with two digits for a byte. Other backslashes stay.
+    """Expand a text's escapes as llama.cpp's options do: ``\\n``, ``\\r``, ``\\t``, ``\\'``, ``\\"``, ``\\\\``, and
+    ``\\x`` with two digits for a byte. Other backslashes stay.
 
     Raises:
         TilebeamError: the bytes are no UTF-8.

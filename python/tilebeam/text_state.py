@@ -1,5 +1,5 @@
-"""What is known of a text by the hidden states and log-probabilities that decoding it produced: all that a reward head
-of the generator's own may read.
+"""The state of a text: sums over the hidden states and log-probabilities that decoding it produced, which are all that
+a reward head of the generator's own may read.
 
 Only sums are kept, so that a text costs the same however long it is, and texts that grow step by step add up.
 """
@@ -97,7 +97,7 @@ class TextState:
         return TextState(self.count + later.count, self.total + later.total, faded + later.recent, last, confidence)
 
     def features(self, names: Sequence[Feature]) -> Floats:
-        """The features one after the other: float32 [`width`(names, n_embd)]."""
+        """Return the features one after the other: float32 [`width`(names, n_embd)]."""
         return np.concatenate([self._feature(name) for name in names])
 
     def _feature(self, name: Feature) -> Floats:

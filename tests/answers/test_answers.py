@@ -29,8 +29,8 @@ from tilebeam import (
     last_number,
 )
 from tilebeam.answers.extract import equality_of
+from tilebeam.answers.extractors import extractor
 from tilebeam.answers.normalize import merged, plain_math
-from tilebeam.answers.registry import extractor
 
 needs_math = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify (the extra math)")
 
@@ -164,7 +164,7 @@ def test_votes_and_shares_go_by_the_extractors_equality() -> None:
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilebeam.answers.math.find_spec", lambda _: None)
+    monkeypatch.setattr("tilebeam.answers.formulas.find_spec", lambda _: None)
     with pytest.raises(TilebeamError, match=re.escape("pip install 'tilebeam[math]'")):
         extractor("math")
 
@@ -174,7 +174,7 @@ def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="module")
 def math_answer() -> Iterator[tilebeam.MathAnswer]:
-    from tilebeam.answers import math as module
+    from tilebeam.answers import formulas as module
 
     yield tilebeam.MathAnswer(timeout=2)
     module._WORKER.close()
@@ -241,7 +241,7 @@ def test_math_answers_in_many_threads(math_answer: tilebeam.MathAnswer) -> None:
 
 @needs_math
 def test_a_lost_process_is_replaced(math_answer: tilebeam.MathAnswer) -> None:
-    from tilebeam.answers import math as module
+    from tilebeam.answers import formulas as module
 
     assert math_answer.equal("1/16", "0.0625") is True
     process = module._WORKER.process

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tilebeam import after, boxed, choice, normalize_answer, regex
 from tilebeam.answers import numbers
 from tilebeam.answers.extract import Extractor, equality_of
+from tilebeam.answers.extractors import extractor
 from tilebeam.answers.normalize import faithful_math, plain_math
-from tilebeam.answers.registry import extractor
 
 HERE = Path(__file__).parent
 
@@ -137,7 +137,7 @@ def test_numbers_in_every_style_are_read_back(number: tuple[str, Fraction]) -> N
 
 @pytest.fixture(scope="module")
 def math_answer() -> Iterator[tilebeam.MathAnswer]:
-    from tilebeam.answers import math as module
+    from tilebeam.answers import formulas as module
 
     yield tilebeam.MathAnswer()
     module._WORKER.close()
@@ -197,16 +197,8 @@ class TestWithMathVerify:
             (r"\boxed{\text{east}}", r"\boxed{\text{seat}}", False),
             (r"\boxed{\text{east}}", r"\boxed{east}", True),
             # each has the product of the other's numbers
-            (
-                r"\boxed{\begin{pmatrix} 2 \\ 6 \end{pmatrix}}",
-                r"\boxed{\begin{pmatrix} 3 \\ 4 \end{pmatrix}}",
-                False,
-            ),
-            (
-                r"\boxed{\begin{pmatrix} 2 \\ 6 \end{pmatrix}}",
-                r"\boxed{\begin{pmatrix} 2\\6 \end{pmatrix}}",
-                True,
-            ),
+            (r"\boxed{\begin{pmatrix} 2 \\ 6 \end{pmatrix}}", r"\boxed{\begin{pmatrix} 3 \\ 4 \end{pmatrix}}", False),
+            (r"\boxed{\begin{pmatrix} 2 \\ 6 \end{pmatrix}}", r"\boxed{\begin{pmatrix} 2\\6 \end{pmatrix}}", True),
         ],
     )
     def test_equality_is_that_of_the_boxes(self, math_answer: tilebeam.MathAnswer, a: str, b: str, same: bool) -> None:

@@ -14,11 +14,11 @@ from typing import Any, get_args
 import pytest
 import tilebeam
 from tilebeam import SamplingParams
-from tilebeam.answers.registry import extractor
+from tilebeam.answers.extractors import extractor
 from tilebeam.cli.main import app
 from tilebeam.cli.options import SpeculationOptions
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.native import choices, control
+from tilebeam.native import control, npu_options
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP, ScorerName
 from tilebeam.search import algorithms
@@ -151,20 +151,20 @@ def test_a_default_stands_in_one_place() -> None:
         for name in names:  # `bench` takes lists
             assert {file for file, n in found if n == name and file != "cli/bench.py"} == {home}, name
     # On the command line the same numbers have llama.cpp's names.
-    flags = ("temp", "top_p", "top_k", "parallel", "device", "cache_type_k", "beam_width", "max_steps", "n_samples")
+    flags = ("temp", "top_p", "top_k", "parallel", "device", "type_k", "beam_width", "max_steps", "n_samples")
     own = [(file, name) for file, name in found if file.startswith("cli/") and name in flags]
     # Samples of `generate` and `trace`, which are no candidates, and the lists of `bench`.
     assert set(own) <= {("cli/generate.py", "n_samples"), ("cli/trace.py", "n_samples"), ("cli/bench.py", "device")}
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert tuple(control.NUMERICS) == get_args(choices.Numerics)
-    assert tuple(control.SOFTMAX) == get_args(choices.Softmax)
+    assert tuple(control.NUMERICS) == get_args(npu_options.Numerics)
+    assert tuple(control.SOFTMAX) == get_args(npu_options.Softmax)
     for name in get_args(ScorerName):
         if name != "judge":  # needs a model
             assert named_scorer(name)
     for command, flag, values in (
-        ("generate", "--executor", get_args(choices.Executor)),
+        ("generate", "--executor", get_args(npu_options.Executor)),
         ("best-of-n", "--scorer", get_args(ScorerName)),
         ("vote", "--weighting", ("plain", "logprob", "reward", "judge")),
     ):

@@ -28,8 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["generate", "best-of-n", "vote", "beam", "dvts", "adaptive", "bench", "perplexity", "serve", "trace"],
+    "command", ["generate", "best-of-n", "vote", "beam", "dvts", "adaptive", "bench", "perplexity", "serve", "trace"]
 )
 def test_every_command_that_runs_a_model_has_them(command: str) -> None:
     text = CliRunner().invoke(app, [command, "--help"]).output

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from cli_kit import Ran, ok, record
 from html_kit import Page
 from rich.cells import cell_len
 from tilebeam import CompletionOutput, SearchResult, TilebeamError, Trajectory, Usage, VoteResult
-from tilebeam.cli import main as cli
 from tilebeam.cli import search_view
 from tilebeam.cli.options import grouped
 from tilebeam.search.adaptive import AdaptiveResult
@@ -30,36 +30,6 @@ QUICK = ["-n", 8, "-t", 1, "--device", "cpu", "-s", 3, "-c", 1024]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("cli") / "tiny.gguf", preset("tiny", arch="qwen3", n_layer=2))
-
-
-class Ran:
-    def __init__(self, *arguments: object) -> None:
-        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
-        self.code, self.out, self.err, self.exception = (
-            result.exit_code,
-            result.stdout,
-            result.stderr,
-            result.exception,
-        )
-
-    def fails_with(self, *words: str) -> None:
-        assert self.code == 1, (self.out, self.err)
-        assert "Traceback" not in self.out + self.err
-        assert self.out == ""
-        assert self.err.startswith("tilebeam: ")  # before a model is loaded
-        for word in words:
-            assert word in " ".join(self.err.split()), self.err
-
-
-def ok(*arguments: object) -> Ran:
-    ran = Ran(*arguments)
-    assert ran.code == 0, (ran.out, ran.err, ran.exception)
-    return ran
-
-
-def record(*arguments: object) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(ok(*arguments, "--json").out)
-    return result
 
 
 # --- what they do -----------------------------------------------------------------------------------------------------

@@ -336,4 +336,4 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEBEAM_API_KEY", "")
     with pytest.raises(TilebeamError, match="is empty"):
-        serve_cli._keys(None, None)
+        serve_cli.AccessOptions().settings()

@@ -106,9 +106,7 @@ def test_layers_behind_the_last_wanted_one_are_not_computed(model: Path, moments
         windows = windows_of(lm, TEXT * 60, 256, 1)
         graph_watch.decode(lm, windows, collector, threads=1)
     np.testing.assert_allclose(
-        collector.moments["blk.0.ffn_gate.weight"].trace() * 4,
-        moments["blk.0.ffn_gate.weight"].trace(),
-        rtol=0.3,
+        collector.moments["blk.0.ffn_gate.weight"].trace() * 4, moments["blk.0.ffn_gate.weight"].trace(), rtol=0.3
     )
     assert "blk.0.attn_q.weight" in seen
     assert "output.weight" not in seen
@@ -264,11 +262,7 @@ def test_texts_and_models_that_do_not_do(model: Path, tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda h: h * np.float32(np.nan), "not finite"),
-        (lambda h: h * 0, "all its inputs are 0"),
-    ],
+    ("change", "why"), [(lambda h: h * np.float32(np.nan), "not finite"), (lambda h: h * 0, "all its inputs are 0")]
 )
 def test_moments_that_make_no_sense_name_the_tensor(
     model: Path, moments: dict[str, Array], tmp_path: Path, change: Callable[[Array], Array], why: str

@@ -15,11 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 TYPES = [t for t in Type if ggml_ext.is_tiled(t) and ggml_ext.has_quantizer(t)]
 COLUMN_TYPES = [t for t in TYPES if group_width(t) == 32]
 IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
-BOOKS = {
-    "q4_0": np.arange(-8.0, 8.0),
-    "q8_0": np.arange(-127.0, 128.0),
-    "iq4_nl": IQ4_NL_VALUES,
-}
+BOOKS = {"q4_0": np.arange(-8.0, 8.0), "q8_0": np.arange(-127.0, 128.0), "iq4_nl": IQ4_NL_VALUES}
 N, K = 48, 128
 
 

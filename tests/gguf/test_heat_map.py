@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
-from gguf_kit import only_files
+from gguf_kit import only_files, writer
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf.errors import GGUFError
 from tilebeam.gguf.heat_map import figure, heat_map, relative_errors, table
@@ -58,12 +58,8 @@ def test_files_that_cannot_be_compared_are_refused(folder: Path, tmp_path: Path)
     write_model(tmp_path / "wide.gguf", preset("tiny", type="f32", n_ff=1024, n_layer=2))
     with pytest.raises(GGUFError, match=r"'blk.0.ffn_gate.weight' is \[256, 512\]"):
         relative_errors(folder / "q4.gguf", tmp_path / "wide.gguf")
-    w = gguf.GGUFWriter(tmp_path / "other.gguf", "llama")
-    w.add_tensor("other.weight", np.ones((32, 32), np.float32))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(tmp_path / "other.gguf") as w:
+        w.add_tensor("other.weight", np.ones((32, 32), np.float32))
     with pytest.raises(GGUFError, match="no weight matrix in common"):
         relative_errors(folder / "q4.gguf", tmp_path / "other.gguf")
 

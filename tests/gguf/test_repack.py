@@ -21,17 +21,16 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize as gguf_quantize
-from gguf_kit import blocks, gaussian, only_files, write_gguf
+from gguf_kit import blocks, gaussian, only_files, stored, write_gguf, writer
+from gguf_kit import repack as repack_cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, dequantize, pack, unpack
 from tilebeam.gguf import GGUFError, cli, contents, conversion, gguf_write, repack, stream
 from tilebeam.gguf.byte_bar import byte_bars
-from typer.testing import CliRunner
 
 Q = gguf.GGMLQuantizationType
-U8 = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 TILED_AS_IS = {
@@ -53,12 +52,6 @@ def model(tmp_path: Path) -> Path:
 def packed(model: Path, tmp_path: Path) -> Path:
     gguf_tools.pack(model, tmp_path / "packed.gguf")
     return tmp_path / "packed.gguf"
-
-
-def tensor(path: Path, name: str) -> U8:
-    with gguf_tools.GGUFFile(path) as f:
-        t = f.tensors[name]
-        return f.read(t.offset, t.nbytes)
 
 
 # ---- packing and back
@@ -109,17 +102,17 @@ def test_lossless_is_said_only_of_the_very_same_bytes(
     with gguf_tools.GGUFFile(model) as f:
         spoil(data, f)
     model.write_bytes(data)
-    result = run("pack", "-f", model, packed)
+    result = repack_cli("pack", "-f", model, packed)
     assert result.stderr.splitlines()[-1].endswith("converted, same contents")
     assert "not the same bytes: the source" in result.stderr
     assert why in result.stderr
     repacked = gguf_tools.inspect(packed)["repacked"]
     assert (repacked["lossless"], repacked["same_contents"]) == (False, True)
-    assert "unpacks to its source's contents" in run("verify", packed).stdout
+    assert "unpacks to its source's contents" in repack_cli("verify", packed).stdout
     report = gguf_tools.unpack(packed, back)
     assert (report.lossless, report.same_contents) == (False, True)
     assert back.read_bytes() != model.read_bytes()
-    assert np.array_equal(tensor(back, "blk.0.attn_q.weight"), tensor(model, "blk.0.attn_q.weight"))
+    assert np.array_equal(stored(back, "blk.0.attn_q.weight"), stored(model, "blk.0.attn_q.weight"))
 
 
 def test_pieces_of_a_tensor_are_joined_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +134,7 @@ def test_tensors_are_where_the_manifest_says(model: Path, packed: Path) -> None:
     data = packed.read_bytes()
     for t in manifest.tensors:
         assert t.offset % 128 == 0
-        plain = tensor(model, t.name)
+        plain = stored(model, t.name)
         assert t.nbytes == plain.size
         k, rows = t.ne[0], int(np.prod(t.ne[1:]))
         tiles = np.frombuffer(data, np.uint8, t.nbytes, t.offset)
@@ -191,10 +184,10 @@ def test_tile_grouping_is_near_and_said_aloud(model: Path, tmp_path: Path) -> No
         "blk.0.ffn_up_exps.weight": Type.Q8_0_TILE,
     }
     for name, bits, limit in [("blk.0.attn_q.weight", Q.Q4_0, 0.12), ("blk.0.attn_k.weight", Q.Q8_0, 0.01)]:
-        plain = tensor(model, name)
+        plain = stored(model, name)
         n = plain.size // (gguf.GGML_QUANT_SIZES[bits][1] * 2)
         x = gguf_dequantize(plain.reshape(n, -1), bits)
-        y = dequantize(types[name], tensor(tmp_path / "t.gguf", name), 64, n)
+        y = dequantize(types[name], stored(tmp_path / "t.gguf", name), 64, n)
         assert 0 < np.linalg.norm(y - x) / np.linalg.norm(x) < limit
     back = gguf_tools.unpack(tmp_path / "t.gguf", tmp_path / "back.gguf")
     assert len(back.notes) == 2
@@ -217,10 +210,10 @@ def test_requantizing_while_packing(model: Path, tmp_path: Path, group: str, typ
     assert {t.name: t.tensor_type for t in stock.tensors}["token_embd.weight"] == Q.Q8_0
     if group == "column":
         x = gaussian(64, 64, 9)
-        tiles = tensor(tmp_path / "r.gguf", "output.weight")
+        tiles = stored(tmp_path / "r.gguf", "output.weight")
         assert np.array_equal(unpack(Type[ggml.name + "_COL"], tiles, 64, 64), gguf_quantize(x, ggml).reshape(-1))
         gguf_tools.unpack(tmp_path / "r.gguf", tmp_path / "back.gguf")
-        assert np.array_equal(tensor(tmp_path / "back.gguf", "output.weight"), gguf_quantize(x, ggml).reshape(-1))
+        assert np.array_equal(stored(tmp_path / "back.gguf", "output.weight"), gguf_quantize(x, ggml).reshape(-1))
     assert gguf_tools.verify(tmp_path / "r.gguf", against=model).against
 
 
@@ -385,12 +378,8 @@ def test_input_that_is_no_ordinary_gguf(model: Path, packed: Path, tmp_path: Pat
 
 
 def test_nothing_to_tile(tmp_path: Path) -> None:
-    w = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
-    w.add_tensor("output.weight", gaussian(64, 64, 1))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(tmp_path / "f.gguf") as w:
+        w.add_tensor("output.weight", gaussian(64, 64, 1))
     with pytest.raises(GGUFError, match="--type q8_0"):
         gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf")
     only_files(tmp_path, "f.gguf")
@@ -406,13 +395,9 @@ def test_nothing_to_tile(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_whole_model(tmp_path: Path, key: str, value: str | int, why: str) -> None:
-    w = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
-    w.add_string(key, value) if isinstance(value, str) else w.add_uint16(key, value)
-    w.add_tensor("output.weight", blocks(Q.Q8_0, 64, 64, 1), raw_dtype=Q.Q8_0)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(tmp_path / "f.gguf") as w:
+        w.add_string(key, value) if isinstance(value, str) else w.add_uint16(key, value)
+        w.add_tensor("output.weight", blocks(Q.Q8_0, 64, 64, 1), raw_dtype=Q.Q8_0)
     with pytest.raises(GGUFError, match=why):
         gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf")
     only_files(tmp_path, "f.gguf")
@@ -421,12 +406,8 @@ def test_files_that_are_no_whole_model(tmp_path: Path, key: str, value: str | in
 def test_weights_that_are_not_finite(tmp_path: Path) -> None:
     x = gaussian(64, 64, 1)
     x[3, 4] = np.inf
-    w = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
-    w.add_tensor("output.weight", x)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(tmp_path / "f.gguf") as w:
+        w.add_tensor("output.weight", x)
     with pytest.raises(GGUFError, match=r"'output.weight' \(F32\) cannot be converted: a weight is not finite"):
         gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf", type="q8_0")
     with pytest.raises(GGUFError, match="too large for F16"):
@@ -599,10 +580,6 @@ def test_the_real_model_converts_packs_and_unpacks(tmp_path: Path) -> None:
 # ---- the command line
 
 
-def run(*args: object) -> Any:
-    return CliRunner().invoke(cli.app, [str(a) for a in args])
-
-
 def test_bars_are_lines_in_a_file_and_none_before_there_is_something(capsys: pytest.CaptureFixture[str]) -> None:
     with byte_bars() as show:
         assert show is not None
@@ -630,26 +607,26 @@ def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packed, back = tmp_path / "p.gguf", tmp_path / "b.gguf"
-    result = run("pack", model, packed)
+    result = repack_cli("pack", model, packed)
     assert result.exit_code == 0, result.output
     assert "6 tiled" in result.stderr
     assert "Not tiled" in result.stderr
     assert "pack:" in result.stderr  # the progress bar
-    assert run("verify", packed).stdout.startswith(f"{packed}: OK, 11 tensors, 6 tiled, unpacks to its source")
-    assert "11 tensors hold the source's very values" in run("verify", packed, "--against", model).stdout
-    assert run("unpack", packed, back, "-q").exit_code == 0
+    assert repack_cli("verify", packed).stdout.startswith(f"{packed}: OK, 11 tensors, 6 tiled, unpacks to its source")
+    assert "11 tensors hold the source's very values" in repack_cli("verify", packed, "--against", model).stdout
+    assert repack_cli("unpack", packed, back, "-q").exit_code == 0
     assert back.read_bytes() == model.read_bytes()
-    assert run("convert", model, tmp_path / "c.gguf", "--type", "q8_0").exit_code == 0
-    text = run("inspect", packed).stdout
+    assert repack_cli("convert", model, tmp_path / "c.gguf", "--type", "q8_0").exit_code == 0
+    text = repack_cli("inspect", packed).stdout
     assert "tile layout version 2, 6 tiled tensors" in text
-    info = json.loads(run("inspect", packed, "--json").stdout)
+    info = json.loads(repack_cli("inspect", packed, "--json").stdout)
     assert info["architecture"] == "llama"
     assert info["repacked"]["n_tiled"] == 6
     assert info["types"]["q4_0_col"] == {"tensors": 1, "bytes": 96 * 36}
     assert info["metadata"]["tokenizer.ggml.tokens"] == {"array": 4}
-    assert json.loads(run("inspect", model, "--json").stdout)["repacked"] is None
-    assert run("pack", model, tmp_path / "x.gguf", "--type", "q2_k").exit_code == 2
-    assert run("pack", model, tmp_path / "x.gguf", "--group", "tile", "--type", "q4_0").exit_code == 0
+    assert json.loads(repack_cli("inspect", model, "--json").stdout)["repacked"] is None
+    assert repack_cli("pack", model, tmp_path / "x.gguf", "--type", "q2_k").exit_code == 2
+    assert repack_cli("pack", model, tmp_path / "x.gguf", "--group", "tile", "--type", "q4_0").exit_code == 0
     # failures: one line, status 1
     assert cli.run(lambda: gguf_tools.pack(packed, back)) == 1
     assert cli.run(lambda: gguf_tools.pack(tmp_path / "none.gguf", back)) == 1

@@ -17,9 +17,10 @@ import gguf
 import numpy as np
 import pytest
 from accuracy import Job, Result, WorkerError, compare, got
+from gguf_kit import write_raw
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import dequantize
-from tilebeam.gguf import Policy, ggml_values, gguf_write, weights
+from tilebeam.gguf import Policy, ggml_values, weights
 from tilebeam.gguf.contents import read_manifest
 from tilebeam.gguf.repack import unpacked_kv
 
@@ -105,17 +106,8 @@ def rewrite(source: Path, target: Path, types: dict[str, gguf.GGMLQuantizationTy
                 raw = quantized(to, weights.to_float(t.type, raw, t.k, t.rows))
             tensors.append((t.name, to, t.ne))
             data.append(raw)
-        write(target, f.version, [kv.raw for kv in f.kv.values()], tensors, data, f.alignment)
+        write_raw(target, [kv.raw for kv in f.kv.values()], tensors, data, f.alignment)
     return target
-
-
-def write(path: Path, version: int, kv: list[bytes], tensors: Any, data: list[Any], alignment: int) -> None:
-    head, offsets, _ = gguf_write.header(version, kv, tensors, alignment)
-    with path.open("wb") as out:
-        out.write(head)
-        for offset, raw in zip(offsets, data, strict=True):
-            out.seek(offset)
-            out.write(raw.tobytes())
 
 
 def exact(packed: Path, target: Path) -> Path:
@@ -132,7 +124,7 @@ def exact(packed: Path, target: Path) -> Path:
                 raw = weights.to_float(t.type, raw, t.k, t.rows).reshape(-1).view(np.uint8)
             tensors.append((t.name, Q.F32 if len(t.ne) == 2 else t.type, t.ne))
             data.append(raw)
-        write(target, f.version, unpacked_kv(f, manifest), tensors, data, 32)
+        write_raw(target, unpacked_kv(f, manifest), tensors, data, 32)
     return target
 
 

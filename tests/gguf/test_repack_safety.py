@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from gguf_kit import blocks, only_files, write_gguf
+from gguf_kit import blocks, only_files, write_gguf, write_raw, writer
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import GGUFError, gguf_write, stream, whole_file
 from tilebeam.gguf.trim_vocab import trim_vocab
@@ -27,15 +27,11 @@ MIB = 1 << 20
 
 def medium(path: Path, matrices: int = 24) -> Path:
     """A model whose packing takes long enough to be interrupted anywhere."""
-    w = gguf.GGUFWriter(path, "llama")
-    w.add_block_count(matrices)
-    data = blocks(Q.Q8_0, 256, 1024, 1)
-    for i in range(matrices):
-        w.add_tensor(f"blk.{i}.attn_q.weight", data, raw_dtype=Q.Q8_0)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(path) as w:
+        w.add_block_count(matrices)
+        data = blocks(Q.Q8_0, 256, 1024, 1)
+        for i in range(matrices):
+            w.add_tensor(f"blk.{i}.attn_q.weight", data, raw_dtype=Q.Q8_0)
     return path
 
 
@@ -403,11 +399,8 @@ def sparse(path: Path, type: gguf.GGMLQuantizationType, gib: float) -> int:
     nbytes = k * n // block * size
     names = [f"blk.{i}.ffn_down.weight" for i in range(int(gib * 1024 * MIB) // nbytes)]
     kv = [gguf_write.kv_text("general.architecture", "llama")]
-    head, offsets, total = gguf_write.header(3, kv, [(name, type, (k, n)) for name in names], 32)
-    with path.open("wb") as f:
-        f.write(head)
-        f.truncate(total)
-    assert offsets[-1] + nbytes <= total
+    write_raw(path, kv, [(name, type, (k, n)) for name in names])
+    assert len(names) * nbytes < path.stat().st_size
     return nbytes // MIB
 
 

@@ -11,15 +11,14 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
-from gguf_kit import gaussian, only_files
+from gguf_kit import gaussian, only_files, repack, stored, write_raw, writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize, source_type
-from tilebeam.gguf import GGUFError, Policy, Rule, bounds, cli, contents, ggml_values, gguf_write, weights
-from tilebeam.gguf.imatrix import Sums, save_imatrix
-from typer.testing import CliRunner
+from tilebeam.gguf import GGUFError, Policy, Rule, bounds, contents, ggml_values, gguf_write, weights
+from tilebeam.gguf.imatrix_file import Sums, save_imatrix
 
 Q = gguf.GGMLQuantizationType
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -53,32 +52,22 @@ def write_model(
     path: Path, tensors: dict[str, tuple[gguf.GGMLQuantizationType, U8]], arch: str = "llama", **values: Any
 ) -> Path:
     """A GGUF of these tensors and metadata."""
-    w = gguf.GGUFWriter(path, arch)
-    w.add_block_count(1)
-    for key, value in values.items():
-        key = key.replace("__", ".")
-        if key.startswith("split."):
-            w.add_uint16(key, value) if key != "split.tensors.count" else w.add_int32(key, value)
-        else:
-            w.add_array(key, value)
-    for name, (type, data) in tensors.items():
-        if type == Q.F32:
-            w.add_tensor(name, data.view(np.float32))
-        elif type == Q.F16:
-            w.add_tensor(name, data.view(np.float16))
-        else:
-            w.add_tensor(name, data, raw_dtype=type)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(path, arch) as w:
+        w.add_block_count(1)
+        for key, value in values.items():
+            key = key.replace("__", ".")
+            if key.startswith("split."):
+                w.add_uint16(key, value) if key != "split.tensors.count" else w.add_int32(key, value)
+            else:
+                w.add_array(key, value)
+        for name, (type, data) in tensors.items():
+            if type == Q.F32:
+                w.add_tensor(name, data.view(np.float32))
+            elif type == Q.F16:
+                w.add_tensor(name, data.view(np.float16))
+            else:
+                w.add_tensor(name, data, raw_dtype=type)
     return path
-
-
-def stored(path: Path, name: str) -> U8:
-    with gguf_tools.GGUFFile(path) as f:
-        t = f.tensors[name]
-        return f.read(t.offset, t.nbytes)
 
 
 def layouts(path: Path) -> dict[str, str]:
@@ -217,12 +206,7 @@ def test_importance_of_a_stack_is_per_matrix(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     importance = rng.uniform(0, 1, (3, K)).astype(np.float32) ** 6
     name = "blk.0.attn_k_b.weight"
-    path, w = tmp_path / "m.gguf", gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    w.add_tensor(name, data.view(np.float32).reshape(3, 32, K))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    path = write_model(tmp_path / "m.gguf", {name: (Q.F32, data.reshape(3, 32, -1))})
     gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={name: importance})
     alone = [
         quantize(Type.Q4_0_COL, data.view(np.float32)[32 * i : 32 * i + 32].copy(), search=True, weights=importance[i])
@@ -474,12 +458,7 @@ def test_split_models_that_are_not_whole(tmp_path: Path) -> None:
     shutil.copy(paths[2], paths[1])
     refused("does not say that it is part 2 of 3")
     paths[1].unlink()
-    write_model(
-        paths[1],
-        {"blk.0.attn_q.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, 0))},
-        split__no=1,
-        split__count=3,
-    )
+    write_model(paths[1], {"blk.0.attn_q.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, 0))}, split__no=1, split__count=3)
     refused("occurs in another part, too")
     paths[1].unlink()
     write_model(paths[1], {"x": (Q.Q8_0, rows(Q.Q8_0, N, K, 0))}, split__no=1, split__count=3)
@@ -554,23 +533,19 @@ def test_values_of_another_model_are_noticed(tmp_path: Path) -> None:
 # ---- the command line
 
 
-def run(*args: object) -> Any:
-    return CliRunner().invoke(cli.app, [str(a) for a in args])
-
-
 def test_command_line(tmp_path: Path) -> None:
     model, packed = small(tmp_path, attn_q=Q.Q4_K, token_embd=Q.Q6_K), tmp_path / "p.gguf"
     for out in ("-", "-o-"):
-        result = run("pack", model, out)
+        result = repack("pack", model, out)
         assert result.exit_code == 2
         assert "cannot write to a pipe" in result.stderr
-    assert run("pack", model).exit_code == 2
-    assert run("pack", model, packed, "-o", packed).exit_code == 2
-    assert run("pack", model, packed, "--preset", "lossless", "--type", "q4_0").exit_code == 2
+    assert repack("pack", model).exit_code == 2
+    assert repack("pack", model, packed, "-o", packed).exit_code == 2
+    assert repack("pack", model, packed, "--preset", "lossless", "--type", "q4_0").exit_code == 2
     only_files(tmp_path, "m.gguf")
-    planned = json.loads(run("pack", model, "-o", packed, "--preset", "paper", "--dry-run", "--json").stdout)
+    planned = json.loads(repack("pack", model, "-o", packed, "--preset", "paper", "--dry-run", "--json").stdout)
     only_files(tmp_path, "m.gguf")
-    result = run("pack", model, "-o", packed, "--preset", "paper", "--search", "--json")
+    result = repack("pack", model, "-o", packed, "--preset", "paper", "--search", "--json")
     assert result.exit_code == 0, result.output
     made = json.loads(result.stdout)
     assert made["written"]
@@ -585,18 +560,18 @@ def test_command_line(tmp_path: Path) -> None:
         "output.weight": "q4_0_tile",
     }
     assert "changed the weights by" in result.stderr
-    checked = json.loads(run("verify", packed, "--against", model, "--json").stdout)
+    checked = json.loads(repack("verify", packed, "--against", model, "--json").stdout)
     assert (checked["exact"], len(checked["errors"])) == (2, 4)
-    text = run("verify", packed, "--against", model).stdout
+    text = repack("verify", packed, "--against", model).stdout
     assert "2 tensors hold the source's very values, 4 hold them within their type's error" in text
     sums = {"blk.0.ffn_up.weight": Sums(np.ones((1, K)), np.ones(1, np.int64))}
     save_imatrix(tmp_path / "imatrix.gguf", sums, datasets=["text"], chunks=1, chunk_size=1)
     again = ("pack", "--force", model, packed, "--type", "q4_0")
-    assert run(*again, "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
+    assert repack(*again, "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
     assert gguf_tools.manifest(packed).scales == "imatrix"
-    result = run(*again, "--imatrix", tmp_path / "imatrix.gguf")
+    result = repack(*again, "--imatrix", tmp_path / "imatrix.gguf")
     assert "does not know 3 of the quantized tensors" in result.stderr
-    assert run(*again, "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
+    assert repack(*again, "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
     assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
 
 
@@ -604,7 +579,7 @@ def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
     model, packed = small(tmp_path, attn_q=Q.IQ3_S, ffn_up=Q.Q8_0, token_embd=Q.Q8_0), tmp_path / "p.gguf"
     policy = Policy.make(tensor_types=["ffn_down=q4_0:tile", "ffn_up=q8_0"])
     gguf_tools.pack(model, packed, policy=policy)
-    result = run("inspect", packed)
+    result = repack("inspect", packed)
     assert result.exit_code == 0
     words = [line.split() for line in result.stdout.splitlines()]
     rows_ = {line[0]: line[1:] for line in words if line and line[0].endswith(".weight")}
@@ -616,7 +591,7 @@ def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
         "blk.0.attn_norm.weight": ["f32", "256", "1,024", "NPU"],
     }
     paths, _ = parts(tmp_path)
-    assert len(json.loads(run("inspect", paths[1], "--json").stdout)["tensors"]) == 5
+    assert len(json.loads(repack("inspect", paths[1], "--json").stdout)["tensors"]) == 5
     experts = {"blk.0.ffn_up_exps.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, 1))}
     (of_experts,) = gguf_tools.inspect(write_model(model, experts))["tensors"]
     assert of_experts["device"] == "NPU"
@@ -629,8 +604,8 @@ def test_heat_map_of_the_errors(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     model, packed, png = small(tmp_path), tmp_path / "p.gguf", tmp_path / "heat.png"
     report = gguf_tools.pack(model, packed, type="q4_0")
-    assert run("inspect", packed, "--heat-map", png).exit_code == 2
-    result = run("inspect", packed, "--heat-map", png, "--against", model, "--json", "-q")
+    assert repack("inspect", packed, "--heat-map", png).exit_code == 2
+    result = repack("inspect", packed, "--heat-map", png, "--against", model, "--json", "-q")
     assert result.exit_code == 0, result.output
     assert png.read_bytes().startswith(b"\x89PNG")
     errors = json.loads(result.stdout)["errors"]
@@ -645,10 +620,7 @@ def test_a_matrix_too_wide_for_memory_is_left_as_it_is(tmp_path: Path) -> None:
     path, wide = tmp_path / "m.gguf", (1 << 19, 32)
     tensors = [("blk.0.ffn_up.weight", Q.Q8_0, wide), ("blk.0.attn_q.weight", Q.Q8_0, (1 << 18, 32))]
     kv = [gguf_write.kv_text("general.architecture", "llama")]
-    head, _, size = gguf_write.header(3, kv, tensors, 32)
-    with path.open("wb") as f:
-        f.write(head)
-        f.truncate(size)
+    write_raw(path, kv, tensors)
     report = gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", threads=16)
     assert [t.type for t in report.tensors] == ["q8_0", "q4_0_col"]
     assert gguf_tools.verify(tmp_path / "p.gguf", against=path, threads=16).exact == 1

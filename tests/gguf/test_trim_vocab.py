@@ -20,7 +20,7 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_kit import Q, gaussian, only_files, scalar, split_model
+from gguf_kit import Q, gaussian, only_files, scalar, split_model, with_metadata, write_raw
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
@@ -57,17 +57,8 @@ def add_tensors(vocabulary: Path, path: Path) -> Path:
     """A file with this vocabulary and an embedding of 32 numbers for each token."""
     with GGUFFile(vocabulary) as f:
         n = len(read_vocabulary(f).tokens)
-        head, (at,), size = w.header(f.version, [kv.raw for kv in f.kv.values()], [embedding_header(n)], 32)
-    path.write_bytes(head)
-    with path.open("r+b") as out:
-        out.truncate(size)
-        out.seek(at)
-        out.write(embedding(n).tobytes())
-    return path
-
-
-def embedding_header(n: int) -> tuple[str, Any, tuple[int, ...]]:
-    return ("token_embd.weight", Q.F16, (32, n))
+        header = ("token_embd.weight", Q.F16, (32, n))
+        return write_raw(path, (kv.raw for kv in f.kv.values()), [header], [embedding(n)])
 
 
 def embedding(n: int) -> Array:
@@ -192,12 +183,9 @@ def test_special_ids_are_those_of_the_same_tokens(name: str, work: Path) -> None
 
 @pytest.mark.parametrize("name", ["bert-bge", "nomic-bert-moe", "gemma-4", "falcon"])
 def test_other_tokenizers_are_refused_with_a_reason(name: str, tmp_path: Path) -> None:
-    source = tmp_path / "m.gguf"
     with GGUFFile(vocabulary_file(name)) as f:
-        head, _, size = w.header(
-            f.version, [kv.raw for kv in f.kv.values()], [("token_embd.weight", Q.F32, (32, 1))], 32
-        )
-    source.write_bytes(head.ljust(size, b"\0"))
+        kv = [kv.raw for kv in f.kv.values()]
+        source = write_raw(tmp_path / "m.gguf", kv, [("token_embd.weight", Q.F32, (32, 1))])
     with pytest.raises(GGUFError, match=r"tokenizer|byte"):
         trim_vocab(source, tmp_path / "o.gguf", corpus=[TEXT])
     only_files(tmp_path, "m.gguf")
@@ -249,22 +237,6 @@ def test_logits_of_kept_tokens_are_the_same_bits(type: str, tied: bool, work: Pa
     before, after = logits(source, old[tokens].tolist()), logits(trimmed, tokens)
     assert np.array_equal(before[:, old], after)
     assert len({*before.argmax(axis=1).tolist()}) > 3
-
-
-def with_metadata(source: Path, path: Path, records: dict[str, bytes], drop: Sequence[str] = ()) -> Path:
-    """A copy of a GGUF with other metadata."""
-    with GGUFFile(source) as f:
-        kept = [records.get(key, kv.raw) for key, kv in f.kv.items() if key not in drop]
-        kept += [r for key, r in records.items() if key not in f.kv]
-        names = [(t.name, t.type, t.ne) for t in f.tensors.values()]
-        head, offsets, size = w.header(f.version, kept, names, f.alignment)
-        with path.open("wb") as out:
-            out.write(head)
-            out.truncate(size)
-            for t, at in zip(f.tensors.values(), offsets, strict=True):
-                out.seek(at)
-                out.write(f.read(t.offset, t.nbytes).tobytes())
-    return path
 
 
 def int_array(key: str, values: Sequence[int]) -> bytes:
@@ -323,7 +295,7 @@ def test_metadata_and_tensors_follow_the_tokens(model: Path, corpus: Path, tmp_p
 
 def test_ids_that_llama_cpp_assumes_do_not_move(model: Path, corpus: Path, tmp_path: Path) -> None:
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "unknown")]
-    source = with_metadata(model, tmp_path / "m.gguf", {}, drop=keys)
+    source = with_metadata(model, tmp_path / "m.gguf", dict.fromkeys(keys))
     trim_vocab(source, tmp_path / "o.gguf", corpus=[corpus])
     assert mapping(source, tmp_path / "o.gguf")[:3].tolist() == [0, 1, 2]
 
@@ -337,14 +309,8 @@ def test_rows_of_any_type_are_whole(type: Any, model: Path, corpus: Path, tmp_pa
     size = gguf.GGML_QUANT_SIZES[type]
     rows = np.random.default_rng(1).integers(0, 256, (n, 256 // size[0] * size[1])).astype(np.uint8)
     bias = gaussian(1, n, 3)[0]
-    head, offsets, total = w.header(3, kv, [("token_embd.weight", type, (256, n)), ("output.bias", Q.F32, (n,))], 32)
-    source = tmp_path / "m.gguf"
-    with source.open("wb") as out:
-        out.write(head)
-        out.truncate(total)
-        for at, data in zip(offsets, (rows, bias), strict=True):
-            out.seek(at)
-            out.write(data.tobytes())
+    headers = [("token_embd.weight", type, (256, n)), ("output.bias", Q.F32, (n,))]
+    source = write_raw(tmp_path / "m.gguf", kv, headers, (rows, bias))
     trim_vocab(source, tmp_path / "o.gguf", corpus=[corpus])
     old = mapping(source, tmp_path / "o.gguf")
     got = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "o.gguf").tensors}
@@ -405,8 +371,7 @@ def test_models_that_do_not_fit_are_refused(model: Path, corpus: Path, tmp_path:
     def refused(
         why: str, tensors: list[tuple[str, Any, tuple[int, ...]]], change: dict[str, bytes] | None = None
     ) -> None:
-        head, _, size = w.header(3, (kv | (change or {})).values(), tensors, 32)
-        (tmp_path / "m.gguf").write_bytes(head.ljust(size, b"\0"))
+        write_raw(tmp_path / "m.gguf", (kv | (change or {})).values(), tensors)
         with pytest.raises(GGUFError, match=why):
             trim_vocab(tmp_path / "m.gguf", tmp_path / "o.gguf", corpus=[corpus])
         only_files(tmp_path, "m.gguf")
@@ -417,24 +382,21 @@ def test_models_that_do_not_fit_are_refused(model: Path, corpus: Path, tmp_path:
     refused("unknown way", [good, ("hash.weight", Q.F32, (4, n))])
     tokens = [t.encode() for t in v.tokens]
     no_byte = [b"x41" if t == b"<0x41>" else t for t in tokens]
-    refused("no token for byte 0x41", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", no_byte)})
+    refused("no token for byte 0x41", [good], texts(no_byte))
     twice = [*tokens[:-1], b"a"]
     no_space = [b"no space" if t == "▁".encode() else t for t in tokens]
-    refused("no token for a space", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", no_space)})
-    refused("twice", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", twice)})
+    refused("no token for a space", [good], texts(no_space))
+    refused("twice", [good], texts(twice))
     cut_off = [*tokens[:-1], b"a\0b"]  # llama.cpp reads "a"
-    refused("twice", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", cut_off)})
-    refused(
-        "one entry for each|different", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", tokens[:-1])}
-    )
+    refused("twice", [good], texts(cut_off))
+    refused("one entry for each|different", [good], texts(tokens[:-1]))
     refused("right type", [good], {"tokenizer.ggml.tokens": w.kv_text("tokenizer.ggml.tokens", "a")})
 
 
 def test_a_model_that_lacks_a_tensor_is_refused(model: Path, corpus: Path, tmp_path: Path) -> None:
     with GGUFFile(model) as f:
         kept = [(t.name, t.type, t.ne) for t in f.tensors.values() if t.name != "blk.1.ffn_down.weight"]
-        head, _, size = w.header(3, [kv.raw for kv in f.kv.values()], kept, 32)
-    (tmp_path / "m.gguf").write_bytes(head.ljust(size, b"\0"))
+        write_raw(tmp_path / "m.gguf", (kv.raw for kv in f.kv.values()), kept)
     with pytest.raises(GGUFError, match=r"cannot load .*m\.gguf: .*'blk\.1\.ffn_down\.weight' not found"):
         trim_vocab(tmp_path / "m.gguf", tmp_path / "o.gguf", corpus=[corpus])
     only_files(tmp_path, "m.gguf")
@@ -483,8 +445,9 @@ def test_damaged_models_are_one_error_or_work(seed: int, corpus: Path, tmp_path:
     assert done.returncode == 0, done.stderr
 
 
-def texts(key: str, values: Sequence[bytes]) -> bytes:
-    return w.kv_texts(key, [v.decode() for v in values])
+def texts(tokens: Sequence[bytes]) -> dict[str, bytes]:
+    key = "tokenizer.ggml.tokens"
+    return {key: w.kv_texts(key, [t.decode() for t in tokens])}
 
 
 def test_nothing_to_drop_and_no_corpus_are_errors(model: Path, corpus: Path, tmp_path: Path) -> None:

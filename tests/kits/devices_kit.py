@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tilebeam import SamplingParams
 from tilebeam import gguf as gguf_tools
 from tilebeam.native.control import control
@@ -39,3 +41,10 @@ def held() -> tuple[Any, ...]:
     status = control().status()
     alive = [d["name"] for d in control().devices() if d["session"] == "alive"]
     return status["buffers"], status["buffer_bytes"], status["tiled_tensors"], status["bad_buffers"], alive
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    before = held()
+    yield
+    assert held() == before

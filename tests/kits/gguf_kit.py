@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from gguf.quants import quantize as gguf_quantize
-from tilebeam.gguf import GGUFFile, TensorInfo
+from tilebeam.gguf import GGUFFile, TensorInfo, cli
 from tilebeam.gguf import gguf_write as w
+from typer.testing import CliRunner
 
 Q = gguf.GGMLQuantizationType
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -32,35 +34,42 @@ def blocks(type: gguf.GGMLQuantizationType, n: int, k: int, seed: int) -> U8:
     return b.reshape(n, -1)
 
 
-def write_gguf(path: Path, *, alignment: int | None = None, big: int = 96) -> Path:
-    """A small model-like file with every kind of tensor and value."""
-    w = gguf.GGUFWriter(path, "llama")
-    w.add_name("tiny")
-    w.add_uint32("llama.block_count", 1)
-    w.add_float32("llama.rope.freq_base", 1e4)
-    w.add_bool("tokenizer.ggml.add_bos_token", True)
-    w.add_uint64("llama.big", 1 << 40)
-    w.add_array("tokenizer.ggml.tokens", ["<s>", "a", "ü", ""])
-    w.add_array("tokenizer.ggml.scores", [0.0, -1.0, -2.0, -3.0])
-    w.add_file_type(2)
-    if alignment is not None:
-        w.add_custom_alignment(alignment)
-    w.add_tensor("token_embd.weight", blocks(Q.Q8_0, 64, 64, 1), raw_dtype=Q.Q8_0)
-    w.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
-    w.add_tensor("blk.0.attn_q.weight", blocks(Q.Q4_0, big, 64, 2), raw_dtype=Q.Q4_0)
-    w.add_tensor("blk.0.attn_k.weight", blocks(Q.Q8_0, 32, 64, 3), raw_dtype=Q.Q8_0)
-    w.add_tensor("blk.0.attn_v.weight", blocks(Q.IQ4_NL, 32, 64, 4), raw_dtype=Q.IQ4_NL)
-    w.add_tensor("blk.0.attn_output.weight", gaussian(64, 64, 5).astype(np.float16))
-    w.add_tensor("blk.0.ffn_gate.weight", blocks(Q.Q4_0, 40, 64, 6), raw_dtype=Q.Q4_0)  # N is not whole tiles
-    w.add_tensor("blk.0.ffn_up.weight", blocks(Q.Q5_0, 64, 64, 7), raw_dtype=Q.Q5_0)
-    stack = blocks(Q.Q8_0, 3 * 32, 96, 8).reshape(3, 32, -1)
-    w.add_tensor("blk.0.attn_k_b.weight", stack, raw_dtype=Q.Q8_0)
-    w.add_tensor("blk.0.ffn_up_exps.weight", stack, raw_dtype=Q.Q8_0)
-    w.add_tensor("output.weight", gaussian(64, 64, 9))
+@contextmanager
+def writer(path: Path, arch: str = "llama") -> Iterator[gguf.GGUFWriter]:
+    """A writer of a GGUF file, which is there when the block has ended."""
+    w = gguf.GGUFWriter(path, arch)
+    yield w
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
+
+
+def write_gguf(path: Path, *, alignment: int | None = None, big: int = 96) -> Path:
+    """A small model-like file with every kind of tensor and value."""
+    with writer(path) as w:
+        w.add_name("tiny")
+        w.add_uint32("llama.block_count", 1)
+        w.add_float32("llama.rope.freq_base", 1e4)
+        w.add_bool("tokenizer.ggml.add_bos_token", True)
+        w.add_uint64("llama.big", 1 << 40)
+        w.add_array("tokenizer.ggml.tokens", ["<s>", "a", "ü", ""])
+        w.add_array("tokenizer.ggml.scores", [0.0, -1.0, -2.0, -3.0])
+        w.add_file_type(2)
+        if alignment is not None:
+            w.add_custom_alignment(alignment)
+        w.add_tensor("token_embd.weight", blocks(Q.Q8_0, 64, 64, 1), raw_dtype=Q.Q8_0)
+        w.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
+        w.add_tensor("blk.0.attn_q.weight", blocks(Q.Q4_0, big, 64, 2), raw_dtype=Q.Q4_0)
+        w.add_tensor("blk.0.attn_k.weight", blocks(Q.Q8_0, 32, 64, 3), raw_dtype=Q.Q8_0)
+        w.add_tensor("blk.0.attn_v.weight", blocks(Q.IQ4_NL, 32, 64, 4), raw_dtype=Q.IQ4_NL)
+        w.add_tensor("blk.0.attn_output.weight", gaussian(64, 64, 5).astype(np.float16))
+        w.add_tensor("blk.0.ffn_gate.weight", blocks(Q.Q4_0, 40, 64, 6), raw_dtype=Q.Q4_0)  # N is not whole tiles
+        w.add_tensor("blk.0.ffn_up.weight", blocks(Q.Q5_0, 64, 64, 7), raw_dtype=Q.Q5_0)
+        stack = blocks(Q.Q8_0, 3 * 32, 96, 8).reshape(3, 32, -1)
+        w.add_tensor("blk.0.attn_k_b.weight", stack, raw_dtype=Q.Q8_0)
+        w.add_tensor("blk.0.ffn_up_exps.weight", stack, raw_dtype=Q.Q8_0)
+        w.add_tensor("output.weight", gaussian(64, 64, 9))
     return path
 
 
@@ -99,13 +108,26 @@ def with_metadata(model: Path, path: Path, changes: dict[str, bytes | None], lac
 
 def _copy(f: GGUFFile, path: Path, kv: Sequence[bytes], tensors: Sequence[TensorInfo]) -> None:
     """Write a file of some of another's tensors."""
-    head, offsets, size = w.header(3, kv, [(t.name, t.type, t.ne) for t in tensors], f.alignment)
+    specs = [(t.name, t.type, t.ne) for t in tensors]
+    write_raw(path, kv, specs, (f.read(t.offset, t.nbytes) for t in tensors), f.alignment)
+
+
+def write_raw(
+    path: Path,
+    kv: Iterable[bytes],
+    tensors: Sequence[tuple[str, gguf.GGMLQuantizationType, tuple[int, ...]]],
+    data: Iterable[np.ndarray[Any, Any]] = (),
+    alignment: int = 32,
+) -> Path:
+    """Write a file of records, names, types and shapes of tensors, and their bytes; without `data`, zeros."""
+    head, offsets, size = w.header(3, [*kv], tensors, alignment)
     with path.open("wb") as out:
         out.write(head)
         out.truncate(size)
-        for t, at in zip(tensors, offsets, strict=True):
+        for at, values in zip(offsets, data, strict=False):
             out.seek(at)
-            out.write(f.read(t.offset, t.nbytes).tobytes())
+            out.write(values.tobytes())
+    return path
 
 
 def retyped(model: Path, path: Path, types: dict[str, gguf.GGMLQuantizationType]) -> Path:
@@ -114,15 +136,11 @@ def retyped(model: Path, path: Path, types: dict[str, gguf.GGMLQuantizationType]
     with GGUFFile(model) as f:
         changed = {n: t for n in f.tensors for pattern, t in types.items() if re.search(pattern, n)}
         specs = [(t.name, changed.get(t.name, t.type), t.ne) for t in f.tensors.values()]
-        head, offsets, size = w.header(3, [kv.raw for kv in f.kv.values()], specs, f.alignment)
-        with path.open("wb") as out:
-            out.write(head)
-            out.truncate(size)
-            for t, at in zip(f.tensors.values(), offsets, strict=True):
-                out.seek(at)
-                made = _random_blocks(t, changed[t.name]) if t.name in changed else f.read(t.offset, t.nbytes)
-                out.write(made.tobytes())
-    return path
+        data = (
+            _random_blocks(t, changed[t.name]) if t.name in changed else f.read(t.offset, t.nbytes)
+            for t in f.tensors.values()
+        )
+        return write_raw(path, (kv.raw for kv in f.kv.values()), specs, data, f.alignment)
 
 
 def _random_blocks(t: TensorInfo, type: gguf.GGMLQuantizationType) -> U8:
@@ -140,3 +158,15 @@ def scalar(key: str, kind: int, value: bytes) -> bytes:
 
 def only_files(folder: Path, *names: str) -> None:
     assert sorted(p.name for p in folder.iterdir()) == sorted(names)
+
+
+def stored(path: Path, name: str) -> U8:
+    """A tensor's bytes."""
+    with GGUFFile(path) as f:
+        t = f.tensors[name]
+        return f.read(t.offset, t.nbytes)
+
+
+def repack(*args: object) -> Any:
+    """What gguf-repack says."""
+    return CliRunner().invoke(cli.app, [str(a) for a in args])

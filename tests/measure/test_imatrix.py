@@ -13,12 +13,12 @@ import gguf
 import numpy as np
 import process_kit
 import pytest
-from gguf_kit import Q, only_files
+from gguf_kit import Q, only_files, writer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam.gguf.errors import GGUFError
 from tilebeam.gguf.gguf_file import GGUFFile, TensorInfo
-from tilebeam.gguf.imatrix import Sums, importance_of, load_imatrix, save_imatrix
+from tilebeam.gguf.imatrix_file import Sums, importance_of, load_imatrix, save_imatrix
 from tilebeam.gguf.trim_vocab_llama import Tokenizer
 
 from bench.lib.synth import preset, write_model
@@ -33,18 +33,14 @@ def squares(k: int, matrices: int = 1, seed: int = 1) -> Array:
 
 def write_imatrix(path: Path, tensors: dict[str, Array], kind: str = "imatrix") -> Path:
     """As llama.cpp's tools/imatrix writes it, with the gguf package."""
-    w = gguf.GGUFWriter(path, "x")
-    w.kv_data[0].clear()  # llama.cpp writes no architecture
-    w.add_string("general.type", kind)
-    w.add_array("imatrix.datasets", ["wiki.txt"])
-    w.add_uint32("imatrix.chunk_count", 3)
-    w.add_uint32("imatrix.chunk_size", 512)
-    for name, data in tensors.items():
-        w.add_tensor(name, data)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(path, "x") as w:
+        w.kv_data[0].clear()  # llama.cpp writes no architecture
+        w.add_string("general.type", kind)
+        w.add_array("imatrix.datasets", ["wiki.txt"])
+        w.add_uint32("imatrix.chunk_count", 3)
+        w.add_uint32("imatrix.chunk_size", 512)
+        for name, data in tensors.items():
+            w.add_tensor(name, data)
     return path
 
 

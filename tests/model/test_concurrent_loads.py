@@ -18,7 +18,7 @@ import pytest
 import tilebeam
 from tilebeam import SamplingParams, TilebeamError, gguf
 from tilebeam.model import loader
-from tilebeam.native import stock
+from tilebeam.native import register
 from tilebeam.native.control import control
 
 from bench.lib.synth import preset, write_model
@@ -39,7 +39,7 @@ def repacked(ordinary: Path) -> Path:
 
 def while_loading(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Let another thread act when the next load has its model, and before the load is judged."""
-    load = stock.own_load()
+    load = register.own_load()
 
     def loaded(*args: Any) -> Any:
         monkeypatch.undo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
 import signal
@@ -11,12 +12,13 @@ from collections.abc import Callable
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import process_kit
 import pytest
 import tilebeam
-from tilebeam import NpuError, SamplingParams, TilebeamError, register
+from tilebeam import NpuError, SamplingParams, TilebeamError, register, search
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext._library import native_file
 from tilebeam.gguf import gguf_write
@@ -341,12 +343,19 @@ except ImportError as error:
     assert machine in said
 
 
-def test_public_names_exist() -> None:
-    for name in tilebeam.__all__:
-        assert getattr(tilebeam, name) is not None
-    assert set(tilebeam.__all__) <= set(dir(tilebeam))
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = tilebeam.nonsense  # type: ignore[attr-defined]
+@pytest.mark.parametrize("package", [tilebeam, gguf_tools, search])
+def test_public_names_are_those_of_the_stub(package: ModuleType) -> None:
+    """What type checkers and editors see is what can be imported, and nothing is imported before it is asked for."""
+    stub = ast.parse(Path(f"{package.__file__}i").read_text())
+    names = [(a.name, a.asname) for line in stub.body if isinstance(line, ast.ImportFrom) for a in line.names]
+    assert [(name, name) for name in sorted(package.__all__)] == sorted(names)
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name) is getattr(tilebeam, name, getattr(package, name))
+    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'nonsense'"):
+        _ = package.nonsense
+    code = f"import sys, {package.__name__}; print(*{{'numpy', 'gguf', 'llama_cpp'}} & {{*sys.modules}})"
+    assert process_kit.python(code).stdout.strip() == ""
 
 
 def test_no_module_hides_a_public_name() -> None:

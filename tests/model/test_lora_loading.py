@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf as gguf_py
 import numpy as np
 import process_kit
 import pytest
 import tilebeam
 from accuracy import compare
+from gguf_kit import writer
 from tilebeam import SamplingParams, TilebeamError, gguf
 from tilebeam.native.control import control
 
@@ -114,17 +114,13 @@ class Forge:
         dtype: Any = np.float32,
         arch: str = "llama",
     ) -> None:
-        w = gguf_py.GGUFWriter(self.target, arch)
-        for key, value in keys.items():
-            add = {str: w.add_string, float: w.add_float32, int: w.add_uint32, list: w.add_array}.get(type(value))
-            if add is not None:
-                add(key.replace("__", "."), value)
-        for name, shape in (shapes or {"blk.0.attn_q.weight.lora_a": (8, 256), **Q_B}).items():
-            w.add_tensor(name, np.zeros(shape, dtype))
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
+        with writer(self.target, arch) as w:
+            for key, value in keys.items():
+                add = {str: w.add_string, float: w.add_float32, int: w.add_uint32, list: w.add_array}.get(type(value))
+                if add is not None:
+                    add(key.replace("__", "."), value)
+            for name, shape in (shapes or {"blk.0.attn_q.weight.lora_a": (8, 256), **Q_B}).items():
+                w.add_tensor(name, np.zeros(shape, dtype))
 
 
 Q_B = {"blk.0.attn_q.weight.lora_b": (256, 8)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import tilebeam
-from devices_kit import GREEDY, KIB, PROMPT, SMALL, VOCAB, held, write_files
-from gguf_kit import split_model, with_metadata
+from devices_kit import GREEDY, KIB, PROMPT, SMALL, VOCAB, nothing_stays, write_files  # noqa: F401
+from gguf_kit import split_model, with_metadata, writer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import TilebeamError
@@ -27,13 +26,6 @@ from bench.lib.synth import preset, write_model
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_files(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    before = held()
-    yield
-    assert held() == before
 
 
 def needs(w: Weights, use: Use, p: Placement) -> list[int]:
@@ -57,15 +49,12 @@ def test_weights_of_every_type_of_the_device_are_counted(type: str, tmp_path: Pa
     """A type that is left out counts 0 bytes, and the model does not fit where it was planned."""
     path, qtype = tmp_path / "m.gguf", gguf.GGMLQuantizationType[type]
     block, size = gguf.GGML_QUANT_SIZES[qtype]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_embedding_length(256)
     data = np.zeros((512, 256 // block * size), np.uint8)
-    for name in ("blk.0.ffn_up.weight", "output.weight"):
-        writer.add_tensor(name, data, raw_shape=data.shape, raw_dtype=qtype)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
+    with writer(path) as w:
+        w.add_block_count(1)
+        w.add_embedding_length(256)
+        for name in ("blk.0.ffn_up.weight", "output.weight"):
+            w.add_tensor(name, data, raw_shape=data.shape, raw_dtype=qtype)
     with gguf_tools.open_gguf(path) as source:
         assert all(layer >= data.nbytes for layer in weights_of(source, "llama").layers)
 
@@ -201,20 +190,16 @@ def test_weights_are_read_from_the_header(files: dict[str, Path]) -> None:
 def as_bf16(model: Path, path: Path) -> Path:
     """The same model with its F16 matrices as BF16."""
     with gguf_tools.GGUFFile(model) as f:
-        writer = gguf.GGUFWriter(path, f.architecture)
-        for t in f.tensors.values():
-            raw = f.read(t.offset, t.nbytes)
-            shape = t.ne[::-1]
-            if t.type.name == "F16":
-                values = raw.view(np.float16).astype(np.float32)
-                data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(*shape[:-1], -1)
-                writer.add_tensor(t.name, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
-            else:
-                writer.add_tensor(t.name, raw.view(np.float32).reshape(shape))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with writer(path, f.architecture) as w:
+            for t in f.tensors.values():
+                raw = f.read(t.offset, t.nbytes)
+                shape = t.ne[::-1]
+                if t.type.name == "F16":
+                    values = raw.view(np.float16).astype(np.float32)
+                    data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(*shape[:-1], -1)
+                    w.add_tensor(t.name, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+                else:
+                    w.add_tensor(t.name, raw.view(np.float32).reshape(shape))
         plain = path.with_suffix(".tmp")
         path.rename(plain)
         return with_metadata(plain, path, {key: kv.raw for key, kv in f.kv.items()})

@@ -35,6 +35,7 @@ from gemm_reference import (
     int8_product,
     make_weights,
 )
+from gguf_kit import stored, writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from k_quants import K_PANELS
@@ -53,12 +54,6 @@ EXPERTS = ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight", "blk.0.ffn_
 
 
 # ---- files
-
-
-def stored(path: Path, name: str) -> Array:
-    with gguf_tools.GGUFFile(path) as f:
-        info = f.tensors[name]
-        return np.asarray(f.read(info.offset, info.nbytes))
 
 
 @pytest.mark.parametrize("arch", MIXTURES)
@@ -130,15 +125,11 @@ def test_importance_of_each_expert(tmp_path: Path) -> None:
 def test_biases_of_experts_stay_plain(tmp_path: Path) -> None:
     """They are as wide as a matrix where there are 32 experts, but ADD_ID reads them."""
     rng = np.random.default_rng(1)
-    w = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    w.add_block_count(1)
-    for name, shape in {"ffn_up_exps.weight": (32, 32, 64), "ffn_up_exps.bias": (32, 64)}.items():
-        x = rng.standard_normal(shape).astype(np.float32)
-        w.add_tensor(f"blk.0.{name}", gguf.quants.quantize(x, Q.Q8_0), raw_dtype=Q.Q8_0)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    with writer(tmp_path / "m.gguf") as w:
+        w.add_block_count(1)
+        for name, shape in {"ffn_up_exps.weight": (32, 32, 64), "ffn_up_exps.bias": (32, 64)}.items():
+            x = rng.standard_normal(shape).astype(np.float32)
+            w.add_tensor(f"blk.0.{name}", gguf.quants.quantize(x, Q.Q8_0), raw_dtype=Q.Q8_0)
     gguf_tools.pack(tmp_path / "m.gguf", tmp_path / "p.gguf")
     tensors = gguf_tools.inspect(tmp_path / "p.gguf")["tensors"]
     assert {x["name"]: (x["layout"], x["device"]) for x in tensors} == {

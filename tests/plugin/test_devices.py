@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import process_kit
 import pytest
 import tilebeam
 from accuracy import compare
-from devices_kit import GREEDY, KIB, MODELS, PROMPT, SMALL, held, write_files
+from devices_kit import GREEDY, KIB, MODELS, PROMPT, SMALL, held, nothing_stays, write_files  # noqa: F401
 from ggml_kit import Context, Device, ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,13 +38,6 @@ F32 = npt.NDArray[np.float32]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_files(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    before = held()
-    yield
-    assert held() == before
 
 
 def answer(path: Path, **options: Any) -> tuple[tilebeam.LoadInfo, list[dict[str, Any]], F32, list[int]]:

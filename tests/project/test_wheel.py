@@ -53,6 +53,7 @@ def test_everything_is_inside(installed: Path) -> None:
         assert f"tilebeam/lib/{name}" in names
     assert "tilebeam/lib/libtilebeam_ext.so" in names
     assert "tilebeam/py.typed" in names  # the types are for users, too
+    assert {f"tilebeam/{folder}__init__.pyi" for folder in ("", "gguf/", "search/")} <= names  # read at run time, too
     parts = {str(p.relative_to(ROOT / "python")) for p in (ROOT / "python/tilebeam/pages/parts").iterdir()}
     assert parts
     assert parts <= names

@@ -14,14 +14,13 @@ import engine_kit
 import numpy as np
 import pytest
 import tilebeam
+from cli_kit import Ran, ok
 from tilebeam import LM, OwnReward, Rating, SamplingParams, SearchResult, StepScorer, TilebeamError
-from tilebeam.cli.main import app
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.own_reward import _plain, layer_for, maker_of
 from tilebeam.scoring.reward_heads import Head, load_head, save_head
 from tilebeam.search import algorithms as methods
 from tilebeam.text_state import Confidence, TextState, width
-from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
 
@@ -248,9 +247,8 @@ def test_several_models_have_a_head_each(path: Path, lm: LM, tmp_path: Path) -> 
     reports = []
     for order in (heads, heads[::-1]):
         flags = [part for head in order for part in ("--reward-head", head)]
-        found = CliRunner().invoke(app, [str(part) for part in (*work, *flags, "--out", tmp_path / "eval")])
-        assert found.exit_code == 0, (found.output, found.exception)  # the second time it is the same evaluation
-        reports.append(json.loads(found.stdout))
+        # the second time it is the same evaluation
+        reports.append(json.loads(ok(*work, *flags, "--out", tmp_path / "eval").out))
     assert reports[0] == reports[1]
     assert {r["model"] for r in reports[0]["accuracy"] if r["series"] == "best-of-n[head]"} == {"qwen2", "other"}
 
@@ -290,14 +288,13 @@ def test_from_the_shell(path: Path, lm: LM, tmp_path: Path) -> None:
         ["beam", *model, "--max-steps", 2, "--step-stop", "7", "--beam-width", 2],
         ["eval", *work, "--reward-head", head, "--out", tmp_path / "eval"],
     ):
-        found = CliRunner().invoke(app, [str(part) for part in (*command[:1], *flags, *command[1:])])
-        assert found.exit_code == 0, (command, found.output, found.exception)
-        report = json.loads(found.stdout)
-        assert "best-of-n[head]" in found.stdout if command[0] == "eval" else report["usage"]["scored_tokens"] == 0
+        found = ok(*command[:1], *flags, *command[1:]).out
+        report = json.loads(found)
+        assert "best-of-n[head]" in found if command[0] == "eval" else report["usage"]["scored_tokens"] == 0
     two = ["eval", "-m", path, "-m", f"other={path}", *work, "--reward-head", head, "--out", tmp_path / "two"]
-    refused = CliRunner().invoke(app, [str(part) for part in two])
-    assert refused.exit_code == 1
-    assert "for one model" in refused.stderr
+    refused = Ran(*two)
+    assert refused.code == 1
+    assert "for one model" in refused.err
 
 
 def test_behind_the_server(path: Path, lm: LM, tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_kit
 import numpy as np
 import pytest
 import tilebeam
+from cli_kit import Ran, ok, record
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load_head
@@ -298,16 +300,12 @@ def test_any_header_is_read_or_refused(header: Any) -> None:
 def test_a_head_file_with_other_facts_is_refused(tmp_path: Path) -> None:
     for key, value in (("output", 3), ("label", "x"), ("preset", 7)):
         path = tmp_path / f"{key}.gguf"
-        writer = gguf.GGUFWriter(path, "tilebeam-reward-head")
-        if isinstance(value, int):
-            writer.add_uint32(f"reward.{key}", value)
-        else:
-            writer.add_string(f"reward.{key}", value)
-        writer.add_tensor("0.weight", np.ones((1, 8), F32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with gguf_kit.writer(path, "tilebeam-reward-head") as writer:
+            if isinstance(value, int):
+                writer.add_uint32(f"reward.{key}", value)
+            else:
+                writer.add_string(f"reward.{key}", value)
+            writer.add_tensor("0.weight", np.ones((1, 8), F32))
         with pytest.raises(TilebeamError, match=rf"reward\.{key} is"):
             load_head(path)
 
@@ -383,10 +381,7 @@ def test_the_command_writes_head_and_body(tmp_path: Path) -> None:
     write_safetensors(source / "model.safetensors", {**BODY, "v_head.summary.weight": ("BF16", coarse(1, 8))})
     (source / "config.json").write_text('{"architectures": ["Qwen2ForPrmModel"]}')
     head, body = tmp_path / "prm.head.gguf", tmp_path / "body"
-    done = CliRunner().invoke(app, ["reward-head", str(source), "-o", str(head), "--body", str(body), "--json"])
-    assert done.exit_code == 0, done.output
-    about = json.loads(done.stdout)
-    assert about == {
+    assert record("reward-head", source, "-o", head, "--body", body) == {
         "head": str(head),
         "layers": "8 -> 1",
         "output": "sigmoid",
@@ -395,9 +390,7 @@ def test_the_command_writes_head_and_body(tmp_path: Path) -> None:
     }
     assert same(load_head(head), make_head([(coarse(1, 8), None)], preset="skywork-o1-prm"))
     assert (body / "model.safetensors").exists()
-    bad = CliRunner().invoke(app, ["reward-head", str(source), "-o", str(tmp_path / "head.npy")])
-    assert bad.exit_code == 1
-    assert "should end in .gguf" in bad.output
+    Ran("reward-head", source, "-o", tmp_path / "head.npy").fails_with("should end in .gguf")
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -427,23 +420,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_metadata(source: Path, target: Path, facts: dict[str, str]) -> None:
     """A copy of a model that says what it is."""
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "qwen3")
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        kind = field.types[0]
-        if kind == gguf.GGUFValueType.ARRAY:
-            writer.add_array(key, field.contents())
-        else:
-            writer.add_key_value(key, field.contents(), kind)
-    for key, value in facts.items():
-        writer.add_string(f"reward.{key}", value)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_kit.writer(target, "qwen3") as writer:
+        for key, field in reader.fields.items():
+            if key.startswith("GGUF.") or key == "general.architecture":
+                continue
+            kind = field.types[0]
+            if kind == gguf.GGUFValueType.ARRAY:
+                writer.add_array(key, field.contents())
+            else:
+                writer.add_key_value(key, field.contents(), kind)
+        for key, value in facts.items():
+            writer.add_string(f"reward.{key}", value)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
 
 
 STEPS = [["the first is it\n", "the last is it\n"]]
@@ -552,9 +541,9 @@ def test_the_command_refuses_options_that_do_not_fit(
     models: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
 ) -> None:
     monkeypatch.chdir(models)
-    done = CliRunner().invoke(app, ["score", "-f", "none.jsonl", *options])
-    assert done.exit_code == 1
-    assert says in " ".join(done.stderr.split())
+    done = Ran("score", "-f", "none.jsonl", *options)
+    assert done.code == 1
+    assert says in " ".join(done.err.split())
 
 
 @pytest.mark.parametrize(
@@ -578,30 +567,15 @@ def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Pat
     file.write_text(
         "".join(json.dumps({"prompt": "the question", "text": t, "id": i}) + "\n" for i, t in enumerate(texts))
     )
-    command = [
-        "score",
-        "--prm",
-        str(models / "two.gguf"),
-        "-f",
-        str(file),
-        "-t",
-        "1",
-        "-c",
-        "256",
-        "--aggregate",
-        "mean",
-    ]
-    done = CliRunner().invoke(app, [*command, "--json"])
-    assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    command = ["score", "--prm", models / "two.gguf", "-f", file, "-t", 1, "-c", 256, "--aggregate", "mean"]
+    lines = [json.loads(line) for line in ok(*command, "--json").out.splitlines()]
     with tilebeam.load_reward_model(models / "two.gguf", **NPU) as scorer:
         for i, (line, text) in enumerate(zip(lines, texts, strict=True)):
             rated = scorer.rate_text("the question", text)
             assert (line["id"], line["steps"]) == (i, rated.steps)
             assert line["scores"] == pytest.approx(rated.scores, abs=1e-3)
             assert line["score"] == pytest.approx(np.mean(line["scores"]))
-    shown = CliRunner().invoke(app, command)
-    assert f"{lines[0]['scores'][1]:.4f}  the last is it" in shown.output
+    assert f"{lines[0]['scores'][1]:.4f}  the last is it" in ok(*command).out
     for content, says in (
         ("", "holds no texts"),
         ("[1]\n", "line 1 must be"),
@@ -609,13 +583,13 @@ def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Pat
         ("[" * 100000, "line 1 is not JSON"),
     ):
         file.write_text(content)
-        bad = CliRunner().invoke(app, command)
-        assert bad.exit_code == 1
-        assert says in " ".join(bad.output.split())
+        bad = Ran(*command)
+        assert bad.code == 1
+        assert says in " ".join(bad.err.split())
     file.write_bytes(b'{"prompt": "\xff", "text": "a"}\n')
-    assert "is not UTF-8" in " ".join(CliRunner().invoke(app, command).output.split())
+    assert "is not UTF-8" in " ".join(Ran(*command).err.split())
     file.write_text('{"prompt": "one\u2028line", "text": "a\u0085b"}\n')  # line breaks to str.splitlines, not to JSON
-    assert CliRunner().invoke(app, command).exit_code == 0
+    ok(*command)
 
 
 def test_the_manuals_examples_run(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_kit import END, PIECES, ScriptedLM, ScriptedPRM
@@ -23,7 +20,6 @@ from tilebeam import (
     StepScorer,
     TilebeamError,
     VoteResult,
-    search,
 )
 from tilebeam.search import algorithms as methods
 
@@ -174,20 +170,6 @@ def test_scorers_that_forget_a_prompt() -> None:
 class _Forgetful(ScriptedPRM):
     def rate(self, prompts: Any, groups: Any) -> list[Rating]:
         return super().rate(prompts, groups)[:-1]
-
-
-# --- the package ----------------------------------------------------------------------------------------------------
-
-
-def test_the_package_hands_on_what_it_names_and_imports_nothing_before() -> None:
-    for name in search.__all__:
-        value = getattr(search, name)
-        assert value is getattr(tilebeam, name, value)
-    assert {c.__name__ for c in (BestOfN, VoteResult, SearchCancelled, SearchResult)} <= set(search.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'Worst'"):
-        search.Worst  # noqa: B018
-    code = "import sys, tilebeam.search; sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 # --- by name ----------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from tilebeam.scoring.reward_heads import Head, load_head
 from tilebeam.text_state import Feature, width
 from tilebeam.training import fitting, quality
 from tilebeam.training.collection import FEATURES, Collection, CollectionSetting
-from tilebeam.training.options import FitOptions, features_of
-from tilebeam.training.report import report_of_fit, write
+from tilebeam.training.fit_options import FitOptions, features_of
+from tilebeam.training.head_report import report_of_fit, write
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
@@ -275,22 +275,8 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def flags(folder: Path, out: Path, items: int = 30) -> list[str]:
-    found = [
-        "reward",
-        "train",
-        "-m",
-        folder / "m.gguf",
-        "--device",
-        "cpu",
-        "-t",
-        1,
-        "-c",
-        512,
-        "-np",
-        4,
-        "--samples",
-        3,
-    ]
+    found = ["reward", "train", "-m", folder / "m.gguf", "--device", "cpu", "-t", 1, "-c", 512, "-np", 4]
+    found += ["--samples", 3]
     found += ["--task", f"jsonl:{folder}/items.jsonl", "--items", items, "--checker", f"{folder}/even.py:check"]
     found += ["-n", 12, "--extract", "text", "--step-stop", "7", "--features", "mean,length", "-o", out, "--json"]
     return [str(part) for part in found]

@@ -31,14 +31,14 @@ class Question:
 
     @property
     def before(self) -> str:
-        """What stands before the function: imports and helpers."""
+        """The text before the function: imports and helpers."""
         found = list(_defines(self.function).finditer(self.source))
         return self.source[: found[-1].start()] if found else ""
 
 
 def question_of(prompt: str) -> Question | None:
-    """The question in a prompt, which may be a chat or begin with other text: of the last block, or of the text itself,
-    the last function. None if it holds no function."""
+    """Find the question in a prompt, which may be a chat or begin with other text: the last function of the last block,
+    or of the text itself. None if it holds no function."""
     for source in [*reversed(blocks(prompt)), prompt]:
         begin = _STATEMENT.search(source)
         names = re.findall(r"^(?:async\s+)?def\s+(\w+)", source, re.MULTILINE)
@@ -48,7 +48,7 @@ def question_of(prompt: str) -> Question | None:
 
 
 def blocks(text: str) -> list[str]:
-    """The blocks between fences; the last one may be without its end."""
+    """Find the blocks between fences; the last one may be without its end."""
     found: list[str] = []
     opened: int | None = None
     for fence in _FENCE.finditer(text):
@@ -61,7 +61,7 @@ def blocks(text: str) -> list[str]:
 
 
 def program_of(question: Question, text: str) -> str:
-    """The program of a question and an answer.
+    """Join a question and an answer to a program.
 
     Of several blocks the first that defines the function counts. Text without blocks goes on where the question ends,
     unless it defines the function anew. What follows a program and is none is cut off.
@@ -82,8 +82,8 @@ def program_of(question: Question, text: str) -> str:
 
 
 def code(text: str) -> str | None:
-    """An answer's code without its comments and layout, so that equal programs are equal texts: the first block, or the
-    text itself."""
+    """Extract an answer's code without its comments and layout, so that equal programs are equal texts: the first
+    block, or the text itself."""
     found = next(iter(blocks(text)), text)
     try:
         return ast.unparse(ast.parse(found)).strip() or None
@@ -92,8 +92,8 @@ def code(text: str) -> str | None:
 
 
 def examples(question: Question) -> list[Test]:
-    """The examples in the docstrings of a question: `>>> f(1)` and the line after it, and lines like `f(1) == 2`,
-    `f(1) => 2`, `f(1) returns 2`, whose right side is a value."""
+    """Collect the examples in the docstrings of a question: `>>> f(1)` and the line after it, and lines like `f(1) ==
+    2`, `f(1) => 2`, `f(1) returns 2`, whose right side is a value."""
     return [*_doctests(question.source), *_equations(question)]
 
 
@@ -102,7 +102,7 @@ def _defines(function: str) -> re.Pattern[str]:
 
 
 def _parsable(source: str, function: str) -> str | None:
-    """The longest beginning, by lines, that is a program and defines the function; None if none does."""
+    """Find the longest beginning, by lines, that is a program and defines the function; None if none does."""
     lines = source.splitlines(keepends=True)
     for end in range(len(lines), 0, -1):
         beginning = "".join(lines[:end])
@@ -127,7 +127,7 @@ def _doctests(source: str) -> Iterator[Test]:
 
 
 def _value(lines: list[str]) -> str:
-    """The lines that are one value, the first line if none are."""
+    """Find the lines that are one value, the first line if none are."""
     for end in range(1, len(lines) + 1):
         text = " ".join(line.strip() for line in lines[:end])
         try:
@@ -158,7 +158,7 @@ def _equations(question: Question) -> Iterator[Test]:
 
 
 def _longest(text: str, *, call: bool) -> str:
-    """The shortest call of plain data that a text begins with, or the longest value; "" if it begins with none."""
+    """Find the shortest call of plain data that a text begins with, or the longest value; "" if it begins with none."""
     ends = [i + 1 for i, c in enumerate(text) if c == ")"] if call else range(len(text), 0, -1)
     for end in ends:
         try:

@@ -19,15 +19,15 @@ _E = TypeVar("_E", bound=Extractor)
 
 
 def _by_value(extract: _E) -> _E:
-    """The extractor, with answers that are equal as numbers: 0.5 and 1/2."""
+    """Make the extractor compare answers as numbers: 0.5 equals 1/2."""
     extract.__dict__["equal"] = numbers.same_value
     return extract
 
 
 @_by_value
 def last_number(text: str) -> str | None:
-    r"""The last number of the text, in one spelling whatever its own is (``1{,}200.0`` is "1200", ``\frac{2}{4}`` is
-    "1/2")."""
+    r"""Extract the last number of the text, in one spelling whatever its own is (``1{,}200.0`` is "1200",
+    ``\frac{2}{4}`` is "1/2")."""
     return numbers.last_number(text)
 
 
@@ -39,8 +39,8 @@ _GOES_ON = re.compile(r"\s*(?:[-+−*/×÷^]|\\(?:times|cdot|div)\b)\s*[\d(\\$]"
 
 @_by_value
 def marked_number(text: str) -> str | None:
-    r"""The number behind the last "####", of an equation that of the last side; without one, the last in the last
-    ``\boxed{}``; else the last of the text."""
+    r"""Extract the number behind the last "####", of an equation that of the last side; without one, the last in the
+    last ``\boxed{}``; else the last of the text."""
     for behind in reversed(text.split("####")[1:]):
         line = _OPENING.sub("", behind.lstrip("# \t:=*").removeprefix("\n").split("\n", 1)[0])
         side = _OPENING.sub("", numbers.last_side(line))
@@ -54,7 +54,7 @@ def marked_number(text: str) -> str | None:
 
 
 def after(marker: str, *, stop: str = "\n") -> Extractor:
-    """What follows the last `marker` (in any case), up to `stop`; normalized."""
+    """Extract the text behind the last `marker` (in any case), up to `stop`; normalized."""
 
     def extract(text: str) -> str | None:
         at = text.lower().rfind(marker.lower())
@@ -67,7 +67,7 @@ def after(marker: str, *, stop: str = "\n") -> Extractor:
 
 
 def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
-    """A group of the last match of a pattern, normalized; group 0 is the whole match."""
+    """Extract a group of the last match of a pattern, normalized; group 0 is the whole match."""
     compiled = re.compile(pattern, flags)
     chosen: int | str = 0 if group == 1 and compiled.groups == 0 else group
 
@@ -82,8 +82,8 @@ def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
 
 
 def framed(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{}`` or ``\fbox{}`` whose braces close, or the number behind a later ``\boxed``
-    without braces; as it is written."""
+    r"""Find the contents of the last ``\boxed{}`` or ``\fbox{}`` whose braces close, or the number behind a later
+    ``\boxed`` without braces; as it is written."""
     boxes = {m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s*+\{", text)}
     opened: list[int] = []  # where the braces that are open at this place begin
     last = slice(-1, 0)
@@ -101,18 +101,19 @@ def framed(text: str) -> str | None:
 
 @_by_value
 def boxed(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{}`` or ``\fbox{}``, as `plain_math` writes it; braces may be nested."""
+    r"""Extract the contents of the last ``\boxed{}`` or ``\fbox{}``, as `plain_math` writes it; braces may be
+    nested."""
     inside = framed(text)
     return (plain_math(inside) or None) if inside is not None else None
 
 
 @_by_value
 def whole_text(text: str) -> str | None:
-    """The text itself, normalized."""
+    """Take the whole text as the answer, normalized."""
     return normalize_answer(text) or None
 
 
 def equality_of(extract: Extractor) -> Equal:
-    """The extractor's own ``equal``, or equality of strings."""
+    """Return the extractor's own ``equal``, or equality of strings."""
     own: Equal | None = getattr(extract, "equal", None)
     return own if callable(own) else operator.eq

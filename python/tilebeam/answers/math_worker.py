@@ -21,20 +21,20 @@ _MEMORY = 4 << 30
 
 @lru_cache(maxsize=4096)
 def _found(text: str, timeout: int) -> list[Any]:
-    """What math-verify finds in a text: an expression and its spelling, or nothing."""
+    """Parse a text with math-verify: an expression and its spelling, or nothing."""
     from math_verify import parse
 
     return list(parse(text, parsing_timeout=timeout))
 
 
 def extract(text: str, timeout: int) -> str | None:
-    """The spelling of a text's answer."""
+    """Return the spelling of a text's answer."""
     spelled = [item for item in _found(text, timeout) if isinstance(item, str)]
     return spelled[-1] if spelled else None
 
 
 def equal(a: str, b: str, timeout: int) -> bool:
-    """Whether two answers are the same; to math-verify one of them is the right one, and here none is."""
+    """Tell whether two answers are the same; to math-verify one of them is the right one, and here none is."""
     from math_verify import verify
 
     one, other = (_found(f"\\boxed{{{x}}}", timeout) or _found(x, timeout) for x in (a, b))

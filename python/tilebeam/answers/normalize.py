@@ -59,7 +59,7 @@ def _spaced(text: str) -> str:
 
 
 def checked_answer(answer: object) -> str | None:
-    """What an extractor returned.
+    """Check that an extractor returned a string or None.
 
     Raises:
         TilebeamError: it is neither a string nor None.
@@ -71,7 +71,7 @@ def checked_answer(answer: object) -> str | None:
 
 
 def merged(answers: Sequence[str | None], equal: Equal) -> list[str | None]:
-    """The answers, each in the spelling of the first one that equals it.
+    """Give each answer the spelling of the first one that equals it.
 
     Raises:
         TilebeamError: one is neither a string nor None.

@@ -71,7 +71,7 @@ _SPELLED = re.compile(rf"-?\d{{1,{_LONGEST}}}(?:[./]\d{{1,{_LONGEST}}})?")
 
 
 def last_number(text: str) -> str | None:
-    """The last number in a text, None if there is none."""
+    """Find the last number in a text, None if there is none."""
     if (only := the_number(text)) is not None:
         return only
     for line in reversed(text.split("\n")):  # no number goes on in the next line
@@ -84,14 +84,14 @@ def last_number(text: str) -> str | None:
 
 
 def number_at(text: str, at: int) -> tuple[str, int] | None:
-    """The number that begins at a place in a text, and where it ends; None if something else stands there."""
+    """Read the number that begins at a place in a text, and where it ends; None if something else stands there."""
     match = _NUMBER.match(text, at)
     return (_spelled(match, _minus(match))[0], match.end()) if match else None
 
 
 def the_number(text: str, *, latex: bool = False) -> str | None:
-    r"""The number that is all of a text, apart from signs of currency or percent and a full stop; None if the text is
-    anything else. With `latex`, mixed numbers stay mixed and percent stays percent: ``2\frac{1}{2}``, ``50\%``."""
+    r"""Read the number that is all of a text, apart from signs of currency or percent and a full stop; None if the text
+    is anything else. With `latex`, mixed numbers stay mixed and percent stays percent: ``2\frac{1}{2}``, ``50\%``."""
     text = text.strip()
     if text.startswith((r"\(", r"\[")) and (inner := text.removesuffix(".")).endswith((r"\)", r"\]")):
         text = inner[2:-2].strip()
@@ -109,25 +109,25 @@ def the_number(text: str, *, latex: bool = False) -> str | None:
 
 
 def last_side(text: str) -> str:
-    """An equation without its left sides, if they are arithmetic or a variable: "293" of "256 + 37 = 293", "5" of
-    "x = 5". Other text, such as "x^2 + y^2 = 25", as it is."""
+    """Drop the left sides of an equation if they are arithmetic or a variable: "293" of "256 + 37 = 293", "5" of "x =
+    5". Return other text, such as "x^2 + y^2 = 25", as it is."""
     match = _LEFT_SIDES.match(text)
     return text[match.end() :] if match else text
 
 
 def with_commas(text: str) -> str:
-    """A text with commas for all other separators of thousands."""
+    """Replace all separators of thousands in a text by commas."""
     return _ODD_SEPARATOR.sub(",", text)
 
 
 def in_latex(text: str) -> str:
-    r"""A formula with the same numbers in spellings that math-verify reads: ``10{,}000`` as 10000, ``2 1/2`` and ``2½``
-    as ``2\frac{1}{2}``. Commas stay, since they may separate the numbers of a tuple."""
+    r"""Spell the numbers of a formula as math-verify reads them: ``10{,}000`` as 10000, ``2 1/2`` and ``2½`` as
+    ``2\frac{1}{2}``. Commas stay, since they may separate the numbers of a tuple."""
     return _NUMBER.sub(lambda m: m[0][: m.start("size") - m.start()] + _in_latex(m), text)
 
 
 def same_value(a: str, b: str) -> bool:
-    """Whether two numbers, as spelled here, are equal ("0.5" and "1/2"), or two other texts are the same."""
+    """Tell whether two numbers, as spelled here, are equal ("0.5" and "1/2"), or two other texts are the same."""
     if a == b:
         return True
     if not (_SPELLED.fullmatch(a) and _SPELLED.fullmatch(b)):
@@ -143,7 +143,7 @@ def _minus(match: re.Match[str]) -> bool:
 
 
 def _negative(match: re.Match[str]) -> bool:
-    """Whether a number within a text has a minus that is its sign."""
+    """Tell whether a number within a text has a minus that is its sign."""
     if not _minus(match):
         return False
     start = match.start()
@@ -156,7 +156,7 @@ def _negative(match: re.Match[str]) -> bool:
 
 
 def _spelled(match: re.Match[str], negative: bool) -> tuple[str, bool]:
-    """A match's number, and whether there is but one in it; of two the last, without the sign."""
+    """Spell a match's number, and tell whether there is but one in it; of two the last, without the sign."""
     if match["plain"]:
         power = match["e"] or match["power"] or match["power_in_braces"] or "0"
         return _decimal("-" * negative + _digits(match["plain"]), _digits(power)), True
@@ -171,7 +171,7 @@ def _spelled(match: re.Match[str], negative: bool) -> tuple[str, bool]:
 
 
 def _in_latex(match: re.Match[str]) -> str:
-    """A match's number without signs, in LaTeX that math-verify reads."""
+    """Spell a match's number without signs, in LaTeX that math-verify reads."""
     if match["plain"]:
         plain = match["plain"]
         return match["size"] if re.fullmatch(r"[\d.,]*", plain) else match["size"].replace(plain, _digits(plain), 1)
@@ -192,15 +192,15 @@ def _parts(match: re.Match[str]) -> tuple[str, str, str]:
 
 
 def _mixes(match: re.Match[str], top: str, bottom: str) -> bool:
-    r"""Whether a fraction and what stands in front of it are one number. Beside a slash only a proper fraction is part
-    of a mixed number: "2 1/2", not "in 2024 5/3"; 2\frac{5}{3} is 11/3 as in math-verify."""
+    r"""Tell whether a fraction and what stands in front of it are one number. Beside a slash only a proper fraction is
+    part of a mixed number: "2 1/2", not "in 2024 5/3"; 2\frac{5}{3} is 11/3 as in math-verify."""
     if not (match["whole"] or match["beside"]):
         return True
     return "-" not in top + bottom and (match["beside"] is None or Fraction(top) < Fraction(bottom))
 
 
 def _digits(number: str) -> str:
-    """A number without separators, with an ordinary minus."""
+    """Remove separators from a number and make its minus an ordinary one."""
     return re.sub(r"[^\d.\-]", "", re.sub(f"[{_MINUS}]", "-", number))
 
 

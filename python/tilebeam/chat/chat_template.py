@@ -51,7 +51,7 @@ def check_template(template: str, variables: Mapping[str, Any]) -> None:
 
 
 def takes_tools(template: str) -> bool:
-    """Whether a template, which may be the name of one, tells the model of functions."""
+    """Tell whether a template, which may be the name of one, tells the model of functions."""
     return ("{{" in template or "{%" in template) and re.search(r"\btools\b", template) is not None
 
 
@@ -81,7 +81,7 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation.
+        """Render the text of a conversation.
 
         Args:
             messages: with "role" and "content".
@@ -126,12 +126,12 @@ def _check_variables(template: str, variables: Mapping[str, Any]) -> None:
 
 
 def _given(template: str) -> str:
-    """What a template that is not the model's own is called."""
+    """Name a template that is not the model's own."""
     return f"The chat template {template if len(template) < 60 else template[:50] + ' ..'!r}"
 
 
 def _run(name: str, template: str, variables: Mapping[str, Any] | None) -> str:
-    """What a template makes of variables; of None: nothing, it is only looked at."""
+    """Render a template with variables; with None it is only looked at."""
     names = ", ".join(builtin_template_names())
     if "{{" not in template and "{%" not in template:
         raise NoTemplate(

@@ -29,7 +29,7 @@ class _Lane:
         self._process = WorkerProcess(["tilebeam.chat.template_worker"], "chat templates", _VARIABLES, longest=_LONGEST)
 
     def ask(self, request: bytes) -> dict[str, Any] | None:
-        """The reply to [template, variables]; None if there is none in time."""
+        """Send [template, variables] and return the reply; None if there is none in time."""
         return self._process.ask(b"[%f, %s]\n" % (SECONDS, request), _PATIENCE * SECONDS)
 
 
@@ -73,7 +73,7 @@ def render(template: str, variables: Mapping[str, Any] | None) -> dict[str, Any]
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a value of another type."""
+    """Convert a value of another type to what JSON has for it."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is no type of JSON")

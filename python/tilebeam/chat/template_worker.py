@@ -38,7 +38,7 @@ _WORDS = {
 
 
 class _Refused(Exception):
-    """What a template raises that does not take these messages."""
+    """The exception of a template that does not take these messages."""
 
 
 class _TooLong(Exception):
@@ -63,7 +63,7 @@ def _dumped(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter "tojson" of templates, which unlike Jinja's own escapes nothing for HTML."""
+    """Write JSON as the filter "tojson" of templates, which unlike Jinja's own escapes nothing for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -77,7 +77,7 @@ def _now(form: str) -> str:
 
 @lru_cache(maxsize=64)
 def _compiled(template: str) -> jinja2.Template:
-    """A template as transformers sets Jinja up for it."""
+    """Compile a template as transformers sets Jinja up for it."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )

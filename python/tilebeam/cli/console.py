@@ -1,4 +1,4 @@
-"""What the commands share: consoles, progress bars, and errors as one sentence.
+"""Consoles, progress bars, and errors as one sentence, for all commands.
 
 Results go to stdout, everything else (progress, notes, errors) to stderr, so that output can be piped.
 """
@@ -46,12 +46,12 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 def out() -> Console:
-    """The console for results."""
+    """Return the console for results."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, soft_wrap=False, highlight=False)
 
 
 def err() -> Console:
-    """The console for everything else."""
+    """Return the console for everything else."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else _PIPE_WIDTH, highlight=False)
 
 
@@ -152,7 +152,8 @@ class _Lines(Progress):
 
 
 def bar(what: str, *, every_part: bool = False) -> Progress:
-    """A progress bar on stderr that vanishes when done; where stderr is no terminal a line every ten seconds.
+    """Make a progress bar on stderr that vanishes when done; where stderr is no terminal, it prints a line every ten
+    seconds.
 
     Args:
         what: how it begins.
@@ -176,7 +177,8 @@ def bar(what: str, *, every_part: bool = False) -> Progress:
 
 @contextmanager
 def generating(what: str, total: int) -> Iterator[Callable[[Generation], bool]]:
-    """A bar over samples, as a progress hook for `LM.generate` and for searches; shows tokens per second."""
+    """Show a bar over samples; yields a progress hook for `LM.generate` and for searches, which shows tokens per
+    second."""
     with bar(what) as progress:
         task = progress.add_task("", total=total, note="")
 
@@ -191,7 +193,7 @@ def generating(what: str, total: int) -> Iterator[Callable[[Generation], bool]]:
 
 @contextmanager
 def loading(path: str) -> Iterator[None]:
-    """A spinner while a model loads."""
+    """Show a spinner while a model loads."""
     console = err()
     if not console.is_terminal:
         yield

@@ -35,7 +35,7 @@ def imatrix(
 
     Example: tilebeam imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
     """
-    from tilebeam.gguf.imatrix import save_imatrix
+    from tilebeam.gguf.imatrix_file import save_imatrix
     from tilebeam.measure.imatrix import collect
     from tilebeam.measure.perplexity import windows_of
     from tilebeam.model.loader import load

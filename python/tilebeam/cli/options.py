@@ -1,10 +1,4 @@
-"""Options that several commands share: their typer declarations in one place, and groups of them.
-
-A group is a dataclass whose fields are declared as options, or are groups themselves. A command takes it as one
-parameter and gets it filled in:
-
-    @grouped
-    def beam(search: SearchOptions, width: Annotated[int, typer.Option(..)] = 4) -> None: ...
+"""Options that several commands share: their typer declarations in one place, and groups of them (see `grouped`).
 
 Names are llama.cpp's where it has them. Choices and defaults are those of `SamplingParams` and of `tilebeam.load`.
 """
@@ -12,31 +6,27 @@ Names are llama.cpp's where it has them. Choices and defaults are those of `Samp
 from __future__ import annotations
 
 import csv
-import dataclasses
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
+from tilebeam.gguf.option_groups import grouped as grouped
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
-from tilebeam.native.choices import Executor
+from tilebeam.native.npu_options import Executor
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.text_files import unescaped
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
-R = TypeVar("R")
-
-_MODEL = "Model"
-_DRAWING = "Sampling"
+model_option = partial(typer.Option, rich_help_panel="Model")
+drawing_option = partial(typer.Option, rich_help_panel="Sampling")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -46,130 +36,96 @@ Model = Annotated[
     Path, typer.Option("-m", "--model", help="GGUF file, ordinary or from gguf-repack.", show_default=False)
 ]
 NamedModels = Annotated[
-    list[str],
-    typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False),
+    list[str], typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False)
 ]
 DeviceOption = Annotated[
     Device,
-    typer.Option(
+    model_option(
         "--device",
         "-dev",
         help="npu: Tilebeam; cpu: llama.cpp's own CPU backend; auto: npu, unless it multiplies by few of the matrices.",
-        rich_help_panel=_MODEL,
     ),
 ]
 Threads = Annotated[
-    int | None,
-    typer.Option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.", rich_help_panel=_MODEL),
+    int | None, model_option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.")
 ]
 ExecutorOption = Annotated[
-    Executor | None,
-    typer.Option(
-        "--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.", rich_help_panel=_MODEL
-    ),
+    Executor | None, model_option("--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.")
 ]
 Devices = Annotated[
     int | None,
-    typer.Option(
-        "--devices",
-        min=1,
-        max=MAX_DEVICES,
-        help="NPU sessions to spread the model over; default: one, or as needed.",
-        rich_help_panel=_MODEL,
+    model_option(
+        "--devices", min=1, max=MAX_DEVICES, help="NPU sessions to spread the model over; default: one, or as needed."
     ),
 ]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option(
-        "--memory-limit",
-        help="Address space of a session, such as 2GiB, or a list such as 2GiB,4GiB.",
-        rich_help_panel=_MODEL,
-    ),
+    model_option("--memory-limit", help="Address space of a session, such as 2GiB, or a list such as 2GiB,4GiB."),
 ]
-CacheTypeK = Annotated[
-    KvType, typer.Option("-ctk", "--cache-type-k", help="KV cache type for K.", rich_help_panel=_MODEL)
-]
-CacheTypeV = Annotated[
-    KvType, typer.Option("-ctv", "--cache-type-v", help="KV cache type for V.", rich_help_panel=_MODEL)
-]
-Lora = Annotated[
-    list[str] | None,
-    typer.Option("--lora", metavar="FILE,...", help="LoRA adapters (GGUF); repeatable.", rich_help_panel=_MODEL),
-]
+CacheTypeK = Annotated[KvType, model_option("-ctk", "--cache-type-k", help="KV cache type for K.")]
+CacheTypeV = Annotated[KvType, model_option("-ctv", "--cache-type-v", help="KV cache type for V.")]
+Lora = Annotated[list[str] | None, model_option("--lora", metavar="FILE,...", help="LoRA adapters (GGUF); repeatable.")]
 LoraScaled = Annotated[
     list[str] | None,
-    typer.Option(
-        "--lora-scaled",
-        metavar="FILE:SCALE,...",
-        help="LoRA adapters with a scale each; repeatable.",
-        rich_help_panel=_MODEL,
-    ),
+    model_option("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters with a scale each; repeatable."),
 ]
 Draft = Annotated[
     Path | None,
-    typer.Option(
+    model_option(
         "--draft",
         "-md",
         help="Small GGUF model that guesses tokens ahead; its vocabulary is the model's or a part of it.",
         show_default=False,
-        rich_help_panel=_MODEL,
     ),
 ]
 Lookup = Annotated[
     bool | None,
-    typer.Option(
+    model_option(
         "--lookup/--no-lookup",
         help="Guess tokens ahead from the prompt, the other samples and earlier texts; default: while at most four "
         "samples decode together, without --draft.",
         show_default=False,
-        rich_help_panel=_MODEL,
     ),
 ]
 NoSpeculation = Annotated[
-    bool,
-    typer.Option("--no-speculation", help="Guess nothing, neither by --draft nor by --lookup.", rich_help_panel=_MODEL),
+    bool, model_option("--no-speculation", help="Guess nothing, neither by --draft nor by --lookup.")
 ]
 Deterministic = Annotated[
     bool,
-    typer.Option(
+    model_option(
         "--deterministic",
         help="The same bits whatever else runs, for however many samples; slower, and guesses nothing.",
-        rich_help_panel=_MODEL,
     ),
 ]
-CtxSize = Annotated[
-    int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.", rich_help_panel=_MODEL)
-]
+CtxSize = Annotated[int, model_option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.")]
 Sequences = Annotated[
-    int,
-    typer.Option(
-        "-np", "--parallel", min=1, max=MAX_SEQUENCES, help="Samples that decode together.", rich_help_panel=_MODEL
-    ),
+    int, model_option("-np", "--parallel", min=1, max=MAX_SEQUENCES, help="Samples that decode together.")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where and how models run."""
+    """Options of the device and of how models run on it."""
 
     device: DeviceOption = LoadOptions.device
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
     devices: Devices = LoadOptions.devices
     memory_limit: MemoryLimit = None
-    cache_type_k: CacheTypeK = LoadOptions.type_k
-    cache_type_v: CacheTypeV = LoadOptions.type_v
+    type_k: CacheTypeK = LoadOptions.type_k
+    type_v: CacheTypeV = LoadOptions.type_v
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:
-        """The same for a second model on another device; what only the NPU has is left out on the CPU."""
+        """Return the same for a second model on another device; options that only the NPU has are left out on the
+        CPU."""
         if device == "cpu":
             run = replace(self, executor=None, devices=None, memory_limit=None, deterministic=False)
             return replace(run, device=device)
         return replace(self, device=device)
 
     def arguments(self) -> dict[str, Any]:
-        """What they are to `tilebeam.load`.
+        """Return them as arguments of `tilebeam.load`.
 
         Raises:
             TilebeamError: the CPU backend is asked for, and something that only the NPU has.
@@ -178,16 +134,7 @@ class RunOptions:
         npu_only["--deterministic"] = self.deterministic or None
         if self.device == "cpu" and (given := [name for name, value in npu_only.items() if value is not None]):
             raise TilebeamError(f"{', '.join(given)}: for the NPU only, which --device cpu leaves aside.")
-        return {
-            "device": self.device,
-            "threads": self.threads,
-            "executor": self.executor,
-            "devices": self.devices,
-            "memory_limit": self.memory_limit.split(",") if self.memory_limit else None,
-            "type_k": self.cache_type_k,
-            "type_v": self.cache_type_v,
-            "deterministic": self.deterministic,
-        }
+        return vars(self) | {"memory_limit": self.memory_limit.split(",") if self.memory_limit else None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +181,7 @@ class SpeculationOptions:
     no_speculation: NoSpeculation = False
 
     def arguments(self) -> dict[str, Any]:
-        """What they are to `tilebeam.load`."""
+        """Return them as arguments of `tilebeam.load`."""
         return {"draft": None, "lookup": False} if self.no_speculation else {"draft": self.draft, "lookup": self.lookup}
 
 
@@ -250,7 +197,7 @@ class ModelOptions:
     parallel: Sequences = LoadOptions.n_seq_max
 
     def load(self, sequences: int, *, hidden_layer: int | None = LoadOptions.hidden_layer) -> LM:
-        """The model, with slots for so many sequences, but no more than were asked for; says what it loaded.
+        """Load the model, with slots for so many sequences, but no more than were asked for; print what was loaded.
 
         Args:
             hidden_layer: see `tilebeam.load`.
@@ -261,12 +208,7 @@ class ModelOptions:
         slots = min(self.parallel, sequences)
         with console.loading(str(self.model)):
             lm = load(
-                self.model,
-                n_ctx=self.ctx_size,
-                n_seq_max=slots,
-                lora=lora,
-                hidden_layer=hidden_layer,
-                **arguments,
+                self.model, n_ctx=self.ctx_size, n_seq_max=slots, lora=lora, hidden_layer=hidden_layer, **arguments
             )
         console.err().print(console.about(lm), style="dim")
         return lm
@@ -281,9 +223,7 @@ PromptsFile = Annotated[
 Escape = Annotated[
     bool,
     typer.Option(
-        "--escape/--no-escape",
-        "-e",
-        help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does.",
+        "--escape/--no-escape", "-e", help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does."
     ),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
@@ -299,7 +239,7 @@ class PromptOptions:
     chat: Chat = False
 
     def read(self) -> list[str]:
-        """The prompts, without the chat template.
+        """Read the prompts, without the chat template.
 
         Raises:
             TilebeamError: as `tilebeam.cli.read_prompts.prompts`.
@@ -315,33 +255,20 @@ UnsafeCode = Annotated[
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
-Temp = Annotated[float, typer.Option("--temp", min=0.0, help="Temperature; 0 is greedy.", rich_help_panel=_DRAWING)]
-TopP = Annotated[
-    float,
-    typer.Option("--top-p", help="Likeliest tokens up to this probability; 1 is off.", rich_help_panel=_DRAWING),
-]
-TopK = Annotated[
-    int, typer.Option("--top-k", min=0, help="The k likeliest tokens; 0 is off.", rich_help_panel=_DRAWING)
-]
-MinP = Annotated[
-    float, typer.Option("--min-p", help="Tokens this likely relative to the best; 0 is off.", rich_help_panel=_DRAWING)
-]
-NPredict = Annotated[
-    int | None, typer.Option("-n", "--n-predict", min=1, help="Most tokens per sample.", rich_help_panel=_DRAWING)
-]
+Temp = Annotated[float, drawing_option("--temp", min=0.0, help="Temperature; 0 is greedy.")]
+TopP = Annotated[float, drawing_option("--top-p", help="Likeliest tokens up to this probability; 1 is off.")]
+TopK = Annotated[int, drawing_option("--top-k", min=0, help="The k likeliest tokens; 0 is off.")]
+MinP = Annotated[float, drawing_option("--min-p", help="Tokens this likely relative to the best; 0 is off.")]
+NPredict = Annotated[int | None, drawing_option("-n", "--n-predict", min=1, help="Most tokens per sample.")]
 Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="End a sample at this text (\\n allowed); repeatable.", rich_help_panel=_DRAWING),
+    list[str] | None, drawing_option("--stop", help="End a sample at this text (\\n allowed); repeatable.")
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.", rich_help_panel=_DRAWING),
-]
+Seed = Annotated[int | None, drawing_option("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
-    """How a token is drawn."""
+    """Options of drawing a token."""
 
     temp: Temp = SamplingParams.temperature
     top_p: TopP = SamplingParams.top_p
@@ -349,20 +276,20 @@ class TokenOptions:
     min_p: MinP = SamplingParams.min_p
 
     def fields(self) -> dict[str, Any]:
-        """What they are to `SamplingParams`."""
+        """Return them as fields of `SamplingParams`."""
         return {"temperature": self.temp, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How a text is drawn."""
+    """Options of drawing a text."""
 
     tokens: TokenOptions
     n_predict: NPredict = SamplingParams.max_tokens
     stop: Stop = None
 
     def fields(self, escape: bool = True) -> dict[str, Any]:
-        """What they are to `SamplingParams`.
+        """Return them as fields of `SamplingParams`.
 
         Args:
             escape: expand escapes in stop strings.
@@ -373,67 +300,16 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How samples are drawn."""
+    """Options of drawing samples."""
 
     text: TextOptions
     seed: Seed = None
 
     def params(self, n: int = 1, escape: bool = True) -> SamplingParams:
-        """What they mean, with a seed.
+        """Return them as `SamplingParams`, with a seed.
 
         Args:
             n: samples per prompt.
             escape: expand escapes in stop strings.
         """
         return SamplingParams(n=n, seed=self.seed, **self.text.fields(escape)).resolved()
-
-
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-
-def grouped(command: Callable[..., R]) -> Callable[..., R]:
-    """Let a command take groups: typer sees their fields as options, the command gets the dataclasses."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-    options: dict[str, inspect.Parameter] = {}
-    for parameter in inspect.signature(command).parameters.values():
-        own = [parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)]
-        for option in _options(groups[parameter.name]) if parameter.name in groups else own:
-            if option.name in options:
-                raise TypeError(f"{command.__name__} has two options {option.name}.")
-            options[option.name] = option
-
-    @functools.wraps(command)
-    def run(**given: Any) -> R:
-        for name, group in groups.items():
-            given[name] = _filled(group, given)
-        return command(**given)
-
-    run.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
-    run.__annotations__ = {name: option.annotation for name, option in options.items()}
-    return run
-
-
-def _options(group: Any) -> list[inspect.Parameter]:
-    """The options of a group and of the groups in it."""
-    hints = get_type_hints(group, include_extras=True)
-    found: list[inspect.Parameter] = []
-    for field in dataclasses.fields(group):
-        if dataclasses.is_dataclass(hints[field.name]):
-            found += _options(hints[field.name])
-            continue
-        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-        found.append(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
-        )
-    return found
-
-
-def _filled(group: Any, given: dict[str, Any]) -> Any:
-    """The group, made of the options that are given, which are taken away."""
-    hints = get_type_hints(group, include_extras=True)
-    values = {
-        f.name: _filled(hints[f.name], given) if dataclasses.is_dataclass(hints[f.name]) else given.pop(f.name)
-        for f in dataclasses.fields(group)
-    }
-    return group(**values)

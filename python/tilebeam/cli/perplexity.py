@@ -16,7 +16,7 @@ from tilebeam.cli import console
 from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import Backend, LoadOptions, default_threads
-from tilebeam.native.choices import Numerics, Softmax
+from tilebeam.native.npu_options import Numerics, Softmax
 from tilebeam.text_files import read_corpus
 
 if TYPE_CHECKING:
@@ -184,8 +184,8 @@ def _about(r: PerplexityOptions, lm: LM, windows: Windows, seconds: float) -> di
         "n_ubatch": r.ubatch_size,
         "chunks": len(windows),
         "threads": lm.info.threads,
-        "cache_type_k": r.run.cache_type_k,
-        "cache_type_v": r.run.cache_type_v,
+        "cache_type_k": r.run.type_k,
+        "cache_type_v": r.run.type_v,
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.gguf.help_text import App
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.text_files import unescaped
-from tilebeam.training.options import AUTO, SAMPLES, STEPS, FitOptions, features_of
+from tilebeam.training.fit_options import AUTO, SAMPLES, STEPS, FitOptions, features_of
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.log import Record
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.scoring.reward_heads import Head
     from tilebeam.training.collection import Collection, CollectionSetting
-    from tilebeam.training.report import Report
+    from tilebeam.training.head_report import HeadReport
 
-_TASK = "Task"
-_FIT = "Fit"
+_task = partial(typer.Option, rich_help_panel="Task")
+_fit_option = partial(typer.Option, rich_help_panel="Fit")
 
 app = App(name="reward", help="Train a reward head on a model's own hidden states, and test one.", no_args_is_help=True)
 
@@ -41,10 +42,7 @@ app = App(name="reward", help="Train a reward head on a model's own hidden state
 class SampleOptions:
     """Problems, and how samples of them are drawn and kept."""
 
-    task: Annotated[
-        str,
-        typer.Option("--task", help="Problems, as in tilebeam eval: gsm8k:FILE, jsonl:FILE .."),
-    ]
+    task: Annotated[str, typer.Option("--task", help="Problems, as in tilebeam eval: gsm8k:FILE, jsonl:FILE ..")]
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each problem.")] = SAMPLES
     data: Annotated[
         Path | None,
@@ -53,48 +51,31 @@ class SampleOptions:
     seed: Annotated[
         int, typer.Option("-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals.")
     ] = FitOptions.seed
-    items: Annotated[
-        int | None,
-        typer.Option("--items", min=1, help="The first N problems of a file; default: all.", rich_help_panel=_TASK),
-    ] = None
+    items: Annotated[int | None, _task("--items", min=1, help="The first N problems of a file; default: all.")] = None
     template: Annotated[
-        str | None,
-        typer.Option(
-            "--template", help="Template of a question (\\n allowed); default: the task's own.", rich_help_panel=_TASK
-        ),
+        str | None, _task("--template", help="Template of a question (\\n allowed); default: the task's own.")
     ] = None
     chat: Annotated[
         bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Put prompts into the model's chat template; default: as the task usually does.",
-            rich_help_panel=_TASK,
+        _task(
+            "--chat/--no-chat", help="Put prompts into the model's chat template; default: as the task usually does."
         ),
     ] = None
-    extract: Annotated[
-        str | None,
-        typer.Option("--extract", help="A text's answer; default: the task's own.", rich_help_panel=_TASK),
-    ] = None
-    checker: Annotated[
-        str | None,
-        typer.Option("--checker", help="FILE.py:function of item and text; True if right.", rich_help_panel=_TASK),
-    ] = None
+    extract: Annotated[str | None, _task("--extract", help="A text's answer; default: the task's own.")] = None
+    checker: Annotated[str | None, _task("--checker", help="FILE.py:function of item and text; True if right.")] = None
     tokens: TokenOptions
     n_predict: NPredict = None
     stop: Stop = None
     steps: Annotated[
         int,
-        typer.Option(
-            "--steps",
-            min=0,
-            help="Beginnings of each sample that count besides its end, for searches by steps.",
-            rich_help_panel=_FIT,
+        _fit_option(
+            "--steps", min=0, help="Beginnings of each sample that count besides its end, for searches by steps."
         ),
     ] = STEPS
     step_stop: StepStop = STEP_STOP_TEXT
 
     def open(self) -> tuple[TaskOptions, Task]:
-        """The task."""
+        """Open the task."""
         from tilebeam.evaluation.tasks import open_task
 
         options = TaskOptions(
@@ -108,7 +89,7 @@ class SampleOptions:
         return options, open_task(options)
 
     def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:
-        """What the samples and their states depend on."""
+        """Describe all that the samples and their states depend on."""
         from tilebeam._version import __version__
         from tilebeam.gguf.fingerprint import fingerprint
         from tilebeam.training.collection import CollectionSetting
@@ -139,27 +120,22 @@ def train(
     out: Annotated[Path, typer.Option("-o", "--out", help="The head's GGUF file.")],
     features: Annotated[
         str,
-        typer.Option(
+        _fit_option(
             "--features",
             help="What the head reads of a text: mean, recent, last (hidden states), length, confidence, comma "
             "separated; auto: what does best on problems that heads did not learn from.",
-            rich_help_panel=_FIT,
         ),
     ] = AUTO,
     hidden: Annotated[
-        int,
-        typer.Option(
-            "--hidden", min=0, help="Units of a hidden layer; 0: a logistic regression.", rich_help_panel=_FIT
-        ),
+        int, _fit_option("--hidden", min=0, help="Units of a hidden layer; 0: a logistic regression.")
     ] = FitOptions.hidden,
     layer: Annotated[
         int | None,
-        typer.Option(
+        _fit_option(
             "--layer",
             min=0,
             help="Read hidden states behind this layer, from 0; default: behind the final norm. A layer at two thirds "
             "of a model's depth may tell more.",
-            rich_help_panel=_FIT,
         ),
     ] = LoadOptions.hidden_layer,
     json_: Json = False,
@@ -210,7 +186,7 @@ def rate(
     collected = _collected(model, problems, out, loaded.layer, lambda lm: OwnReward(lm, loaded))
     with collected as (_, collection, records, about):
         from tilebeam.training.fitting import gathered, inputs
-        from tilebeam.training.report import report
+        from tilebeam.training.head_report import report
 
         held = gathered(records, [0] * len(records))
         scores = loaded(inputs(collection.states(), held.rows, loaded.features))
@@ -231,7 +207,8 @@ def _collected(
     layer: int | None,
     check: Callable[[LM], object] = lambda _: None,
 ) -> Iterator[tuple[LM, Collection, list[Record], dict[str, Any]]]:
-    """The model, all samples, the records of the problems that were asked for, and what a report says of them.
+    """Collect samples; yields the model, all samples, the records of the problems that were asked for, and facts for
+    the report.
 
     Args:
         beside: where samples are kept, unless the options say.
@@ -267,11 +244,11 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
 
 def _fit(
     lm: LM, collection: Collection, records: list[Record], options: FitOptions, about: dict[str, Any]
-) -> tuple[Report, Head]:
-    """The report, and the head."""
+) -> tuple[HeadReport, Head]:
+    """Fit a head; return the report and the head."""
     from tilebeam.scoring.own_reward import OwnReward, maker_of
     from tilebeam.training.fitting import fit, samples_of
-    from tilebeam.training.report import report_of_fit
+    from tilebeam.training.head_report import report_of_fit
 
     samples = samples_of(records, options.seed)
     with console.bar("fit") as bar:
@@ -288,9 +265,9 @@ def _fit(
     return report_of_fit(fitted, samples, options.seed, about), fitted.head
 
 
-def _finish(found: Report, stem: Path, written: list[Path], as_json: bool) -> None:
+def _finish(found: HeadReport, stem: Path, written: list[Path], as_json: bool) -> None:
     """Write the report and show it."""
-    from tilebeam.training.report import write
+    from tilebeam.training.head_report import write
 
     files = [*written, *write(found, stem)]
     if as_json:

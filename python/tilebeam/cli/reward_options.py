@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,66 +31,45 @@ if TYPE_CHECKING:
     from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
 
-_PANEL = "Reward model"
+_option = partial(typer.Option, rich_help_panel="Reward model")
 
 
-Prm = Annotated[
-    Path | None,
-    typer.Option("--prm", help="Process reward model: a GGUF file that rates every step.", rich_help_panel=_PANEL),
-]
-Orm = Annotated[
-    Path | None,
-    typer.Option("--orm", help="Outcome reward model: a GGUF file that rates whole texts.", rich_help_panel=_PANEL),
-]
+Prm = Annotated[Path | None, _option("--prm", help="Process reward model: a GGUF file that rates every step.")]
+Orm = Annotated[Path | None, _option("--orm", help="Outcome reward model: a GGUF file that rates whole texts.")]
 RewardKind = Annotated[
     Kind | None,
-    typer.Option(
+    _option(
         "--reward-kind",
         help="How the reward model gives its verdict; default: found in the files. "
         + " ".join(f"{name}: {about}." for name, about in KINDS.items()),
-        rich_help_panel=_PANEL,
     ),
 ]
 RewardPreset = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--reward-preset",
         help=f"Format of the reward model's input: {', '.join(PRESETS)}; default: by the model's name.",
-        rich_help_panel=_PANEL,
     ),
 ]
 RewardHead = Annotated[
     list[Path] | None,
-    typer.Option(
+    _option(
         "--reward-head",
         help="With --prm or --orm: weights of its head, .gguf (from tilebeam reward-head), .npz or .npy; default: "
         "MODEL.head.*. Without them: a head on the model's own hidden states, from tilebeam reward train; repeat for "
         "several models.",
-        rich_help_panel=_PANEL,
     ),
 ]
 RewardTag = Annotated[
-    str | None,
-    typer.Option(
-        "--reward-tag", help="What ends every step, where the verdict is read (\\n allowed).", rich_help_panel=_PANEL
-    ),
+    str | None, _option("--reward-tag", help="What ends every step, where the verdict is read (\\n allowed).")
 ]
 RewardLabels = Annotated[
-    str | None,
-    typer.Option(
-        "--reward-labels", help="The good and the bad label token, as in '+,-' (kind token).", rich_help_panel=_PANEL
-    ),
+    str | None, _option("--reward-labels", help="The good and the bad label token, as in '+,-' (kind token).")
 ]
-Aggregate = Annotated[
-    Aggregation,
-    typer.Option("--aggregate", help="How the scores of a text's steps become one.", rich_help_panel=_PANEL),
-]
+Aggregate = Annotated[Aggregation, _option("--aggregate", help="How the scores of a text's steps become one.")]
 
 
-StepStop = Annotated[
-    str,
-    typer.Option("--step-stop", help="Text that ends a step (\\n allowed).", rich_help_panel=_PANEL),
-]
+StepStop = Annotated[str, _option("--step-stop", help="Text that ends a step (\\n allowed).")]
 STEP_STOP_TEXT = escaped(STEP_STOP)  # as it is typed
 
 
@@ -107,7 +87,7 @@ class RewardModelOptions:
     aggregate: Aggregate = AGGREGATION
 
     def read(self) -> RewardSpec | None:
-        """The reward model that they describe, None if they name none.
+        """Return the reward model that they describe, None if they name none.
 
         Raises:
             TilebeamError: they cannot work, as far as the files tell.
@@ -152,7 +132,7 @@ def _labels(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def open_scorer(spec: RewardSpec, lm: LM | None = None, **options: Any) -> Iterator[RewardModel | OwnReward]:
-    """The reward model, loaded; closed afterwards. Says what it loaded.
+    """Load the reward model, print what was loaded, and close it afterwards.
 
     Args:
         spec: which.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -50,15 +51,15 @@ if TYPE_CHECKING:
     from tilebeam.scoring.scorers import Scorer
     from tilebeam.search.base import SearchResult
 
-_JUDGE = "Judge"
-_STEPS = "Steps"
+_judge = partial(typer.Option, rich_help_panel="Judge")
+_steps = partial(typer.Option, rich_help_panel="Steps")
 
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """What all searches take."""
+    """Options of all searches."""
 
     model: ModelOptions
     prompts: PromptOptions
@@ -76,29 +77,18 @@ class SearchOptions:
 class JudgeOptions:
     """A model that is asked what it thinks of candidates."""
 
-    judge_model: Annotated[
-        Path | None,
-        typer.Option("--judge-model", help="GGUF file; default: the model itself.", rich_help_panel=_JUDGE),
-    ] = None
+    judge_model: Annotated[Path | None, _judge("--judge-model", help="GGUF file; default: the model itself.")] = None
     judge_template: Annotated[
         Path | None,
-        typer.Option(
-            "--judge-template",
-            help="File with its question, holding {answer}, and {prompt}, {low}, {high} as wanted.",
-            rich_help_panel=_JUDGE,
+        _judge(
+            "--judge-template", help="File with its question, holding {answer}, and {prompt}, {low}, {high} as wanted."
         ),
     ] = None
     judge_verdict: Annotated[
-        Verdict,
-        typer.Option(
-            "--judge-verdict", help="The probability of Yes against No, or a number it writes.", rich_help_panel=_JUDGE
-        ),
+        Verdict, _judge("--judge-verdict", help="The probability of Yes against No, or a number it writes.")
     ] = VERDICT
     judge_chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--judge-chat/--no-judge-chat", help="Use its chat template; default: as --chat.", rich_help_panel=_JUDGE
-        ),
+        bool | None, _judge("--judge-chat/--no-judge-chat", help="Use its chat template; default: as --chat.")
     ] = None
 
     def check(self, wanted: bool) -> None:
@@ -125,27 +115,23 @@ class WholeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What a step is."""
+    """Options of a step."""
 
     max_steps: Annotated[
-        int,
-        typer.Option(
-            "--max-steps", min=1, help="Most rounds; texts that have not ended by then are cut.", rich_help_panel=_STEPS
-        ),
+        int, _steps("--max-steps", min=1, help="Most rounds; texts that have not ended by then are cut.")
     ] = MAX_STEPS
     step_stop: StepStop = STEP_STOP_TEXT
     max_step_tokens: Annotated[
         int,
-        typer.Option(
+        _steps(
             "--max-step-tokens",
             min=1,
             help="Most tokens of a step; a longer one is rated as it is and continued in the next round.",
-            rich_help_panel=_STEPS,
         ),
     ] = MAX_STEP_TOKENS
 
     def arguments(self) -> dict[str, Any]:
-        """What they are to the algorithms."""
+        """Return them as arguments of the algorithms."""
         return {
             "max_steps": self.max_steps,
             "step_stop": unescaped(self.step_stop),
@@ -155,24 +141,16 @@ class StepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamOptions:
-    """How beams go on."""
+    """Options of searches that keep beams."""
 
     steps: StepOptions
-    beam_width: Annotated[
-        int, typer.Option("--beam-width", min=1, help="M, continuations of each survivor.", rich_help_panel=_STEPS)
-    ] = BEAM_WIDTH
+    beam_width: Annotated[int, _steps("--beam-width", min=1, help="M, continuations of each survivor.")] = BEAM_WIDTH
     lookahead: Annotated[
-        int,
-        typer.Option(
-            "--lookahead",
-            min=0,
-            help="Rate a continuation by what this many greedy steps make of it.",
-            rich_help_panel=_STEPS,
-        ),
+        int, _steps("--lookahead", min=0, help="Rate a continuation by what this many greedy steps make of it.")
     ] = LOOKAHEAD
 
     def arguments(self) -> dict[str, Any]:
-        """What they are to the algorithms."""
+        """Return them as arguments of the algorithms."""
         return {"beam_width": self.beam_width, "lookahead": self.lookahead}
 
 
@@ -227,16 +205,13 @@ def best_of_n(
     if scorer == "examples":
         need_confinement(unsafe=unsafe_code)
     find = _extractor(extract or EXTRACTOR)
-    with _opened("best-of-n", options, rates) as search:
-        if rates is not None:
-            chosen = search.reward(rates, unescaped(whole.step_stop))
-        elif scorer == "judge":
-            chosen = search.judge(whole.judge)
-        elif scorer == "majority":
-            chosen = Majority(find)
-        else:
-            chosen = named_scorer(scorer or "logprob", unsafe_code=unsafe_code)
-        search.run({"scorer": chosen})
+
+    def chosen(search: _Search) -> Scorer:
+        if scorer == "judge":
+            return search.judge(whole.judge)
+        return Majority(find) if scorer == "majority" else named_scorer(scorer or "logprob", unsafe_code=unsafe_code)
+
+    _run("best-of-n", options, rates, whole.step_stop, {}, chosen)
 
 
 @grouped
@@ -268,12 +243,14 @@ def vote(
     whole.check(rates, judged=weights == "judge")
     rated = weights in ("reward", "judge")
     arguments: dict[str, Any] = {"extract": _extractor(extract), "weighting": "reward" if rated else weights}
-    with _opened("self-consistency", options, rates) as search:
-        if rates is not None:
-            arguments["scorer"] = search.reward(rates, unescaped(whole.step_stop))
-        elif rated:
-            arguments["scorer"] = search.judge(whole.judge)
-        search.run(arguments)
+    _run(
+        "self-consistency",
+        options,
+        rates,
+        whole.step_stop,
+        arguments,
+        (lambda s: s.judge(whole.judge)) if rated else None,
+    )
 
 
 @grouped
@@ -364,15 +341,38 @@ def tir(
 
     rates = options.reward.read()
     judge.check(rates, judged=False)
-    arguments: dict[str, Any] = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
+    arguments = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
 
     def asked(lm: LM, question: str) -> Prompt:
         return lm.chat_prompt(conversation(question, example=example))
 
-    with _opened("tir", options, rates, asked) as search:
+    _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
+
+
+def _run(
+    name: str,
+    options: SearchOptions,
+    rates: RewardSpec | None,
+    step_stop: str,
+    arguments: dict[str, Any],
+    otherwise: Callable[[_Search], Scorer] | None = None,
+    wrapped: Callable[[LM, str], Prompt] | None = None,
+) -> None:
+    """Load the models, search and print.
+
+    Args:
+        rates: the reward model, which is not opened yet.
+        step_stop: ends a step, as it was typed.
+        arguments: of the algorithm, but for its scorer.
+        otherwise: gives the scorer where there is no reward model; None: the algorithm has none then.
+        wrapped: see `_opened`.
+    """
+    with _opened(name, options, rates, wrapped) as search:
         if rates is not None:
-            arguments["scorer"] = search.reward(rates, unescaped(judge.step_stop))
-        search.run(arguments | {"unsafe_code": unsafe_code})
+            arguments = arguments | {"scorer": search.reward(rates, unescaped(step_stop))}
+        elif otherwise is not None:
+            arguments = arguments | {"scorer": otherwise(search)}
+        search.run(arguments)
 
 
 def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: dict[str, Any]) -> None:
@@ -392,10 +392,7 @@ def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: 
         raise TilebeamError(
             "--give-up and what a step is matter only with a process reward model: --prm FILE or --reward-head FILE."
         )
-    with _opened(name, options, rates) as search:
-        if rates is not None:
-            arguments["scorer"] = search.reward(rates, arguments["step_stop"])
-        search.run(arguments)
+    _run(name, options, rates, steps.step_stop, arguments)
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
@@ -418,7 +415,7 @@ class _Search:
     stack: ExitStack
 
     def reward(self, spec: RewardSpec, step_stop: str) -> Scorer:
-        """The reward model, loaded."""
+        """Load the reward model."""
         model = self.options.model
         return self.stack.enter_context(
             open_scorer(
@@ -432,7 +429,7 @@ class _Search:
         )
 
     def judge(self, judge: JudgeOptions) -> Scorer:
-        """The judge; a model of its own is loaded."""
+        """Make the judge; load a model of its own if it has one."""
         from tilebeam.scoring.judge import LLMJudge
 
         lm, model = self.lm, self.options.model
@@ -481,7 +478,7 @@ class _Search:
 def _opened(
     name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, str], Prompt] | None = None
 ) -> Iterator[_Search]:
-    """Loads the model once the prompts are read.
+    """Load the model once the prompts are read.
 
     Args:
         rates: the reward model of the search, which is not opened yet.
@@ -500,7 +497,7 @@ def _opened(
 
 
 def _extractor(name: str) -> Extractor:
-    from tilebeam.answers.registry import extractor
+    from tilebeam.answers.extractors import extractor
 
     try:
         return extractor(name)

@@ -1,4 +1,4 @@
-"""How generation and searches look on a screen: tables of candidates, trees of steps, and what it all cost."""
+"""Generation and searches on a screen: tables of candidates, trees of steps, and what it all cost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show(screen: Console, result: SearchResult) -> None:
 
 
 def account(results: Sequence[Usage], seed: int | None) -> None:
-    """What it cost, to stderr."""
+    """Print to stderr what it cost."""
     usage = sum(results, Usage())
     tokens = f"{usage.prompt_tokens} prompt + {usage.completion_tokens} sampled"
     if usage.scored_tokens:
@@ -62,7 +62,7 @@ def account(results: Sequence[Usage], seed: int | None) -> None:
 
 
 def one_line(text: str, limit: int) -> str:
-    """The text's end matters in a prompt and its start in a sample; both are cut in the middle."""
+    """Cut a text in the middle: the end matters in a prompt, and the start in a sample."""
     flat = " ".join(text.split())
     if len(flat) <= limit:
         return flat
@@ -113,7 +113,7 @@ def _plant(tree: Tree, node: StepNode, result: SearchResult) -> None:
 
 
 def _note(result: SearchResult, i: int) -> str:
-    """What became of a candidate."""
+    """Describe a candidate's end."""
     mark = "> " if i == result.best_index else ""
     note = f"{mark}{i}: {result.scores[i]:.3f}, {_end(result.candidates[i])}"
     answer = result.answers[i] if isinstance(result, VoteResult) else None

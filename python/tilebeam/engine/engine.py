@@ -28,7 +28,7 @@ from tilebeam.engine.sampler import BAD_LOGITS, TOO_COMPLEX, BatchSampler, Sampl
 from tilebeam.engine.scheduler import Plan, Scheduler
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.native.llama import Context
-from tilebeam.outputs import Figures, FinishReason, Progress
+from tilebeam.outputs import EngineFigures, FinishReason, Progress
 
 
 class Engine:
@@ -94,12 +94,14 @@ class Engine:
         """Samples of one call that hold a slot now."""
         return sum(s.request.progress is progress for lane in self.scheduler.lanes.all for s in lane.running)
 
-    def figures(self) -> Figures:
+    def figures(self) -> EngineFigures:
         """The state by now; any thread may look."""
         scheduler, cells = self.scheduler, self.kv.limits.n_cells
         running = len(scheduler.running)
         waiting = sum(len(lane.queue) + len(lane.running) for lane in scheduler.lanes.all) - running
-        return Figures(running, max(0, waiting), scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches))
+        return EngineFigures(
+            running, max(0, waiting), scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches)
+        )
 
     def cancel(self, request: Request) -> None:
         """End what is not finished of a request as "aborted", and free its cells."""

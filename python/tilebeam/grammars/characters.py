@@ -11,7 +11,7 @@ LAST = sys.maxunicode
 
 
 def union(ranges: Sequence[Range]) -> list[Range]:
-    """The same characters in ascending ranges that do not touch; a range whose end lies before its start has none."""
+    """Unite characters to ascending ranges that do not touch; a range whose end lies before its start has none."""
     found: list[Range] = []
     for low, high in sorted(ranges):
         if low > high:

@@ -47,25 +47,25 @@ class SchemaError(TilebeamError):
 
 
 def unsupported(keyword: str, why: str = "") -> SchemaError:
-    """A keyword that would change what is valid, and that no grammar is made of."""
+    """Make the error for a keyword that would change what is valid, and that no grammar is made of."""
     return SchemaError(f"the keyword {keyword!r} is not supported{f' {why}' if why else ''}", keyword)
 
 
 def facts(schema: Mapping[str, Any]) -> Plain:
-    """What restricts: a schema without its annotations and keywords of the user's own (x-..)."""
+    """Keep what restricts: a schema without its annotations and keywords of the user's own (x-..)."""
     found = {k: v for k, v in schema.items() if k not in ANNOTATIONS and not k.startswith("x-")}
     return {k: v for k, v in found.items() if k != "nullable" or v is not False}
 
 
 def or_null(schema: Any) -> list[Any] | None:
-    """What a schema of OpenAPI that is nullable allows: what it says otherwise, or null. None: it is not nullable."""
+    """Write a nullable schema of OpenAPI as what it says otherwise, or null. None: it is not nullable."""
     if not isinstance(schema, dict) or schema.get("nullable") is not True:
         return None
     return [{k: v for k, v in schema.items() if k != "nullable"}, {"type": "null"}]
 
 
 def allows_objects(schema: Mapping[str, Any]) -> bool:
-    """Whether an object may be valid under a schema; True where that cannot be told."""
+    """Tell whether an object may be valid under a schema; True where that cannot be told."""
     try:
         if "object" not in type_names(schema.get("type", "object")):
             return False
@@ -87,7 +87,7 @@ class Combiner:
         self._steps = 0
 
     def resolve(self, reference: object) -> Any:
-        """What a $ref points to.
+        """Follow a $ref.
 
         Raises:
             SchemaError: another document, or nothing.
@@ -106,7 +106,7 @@ class Combiner:
         return found
 
     def plain(self, schema: Any, within: tuple[str, ...] = ()) -> list[Plain]:
-        """The alternatives of a schema, without combinators; none if nothing is valid.
+        """Write a schema as alternatives without combinators; none if nothing is valid.
 
         Args:
             within: references that are being followed.
@@ -195,7 +195,7 @@ def _product(left: Sequence[Plain], right: Sequence[Plain]) -> list[Plain]:
 
 
 def _both(a: Plain, b: Plain) -> Plain | None:
-    """What is valid under both; None: nothing."""
+    """Combine two schemas to what is valid under both; None: nothing."""
     if not a or not b:
         return a or b
     found = {**a, **b}
@@ -209,7 +209,7 @@ def _both(a: Plain, b: Plain) -> Plain | None:
 
 
 def _strictest(keyword: str, a: Any, b: Any) -> Any:
-    """A keyword's value that holds where both do; None: nothing does."""
+    """Combine two values of a keyword to one that holds where both do; None: nothing does."""
     if a == b and type(a) is type(b):
         return a
     combine = _COMBINE.get(keyword)
@@ -219,7 +219,7 @@ def _strictest(keyword: str, a: Any, b: Any) -> Any:
 
 
 def type_names(given: Any) -> list[str]:
-    """The types of "type".
+    """Return the types of "type".
 
     Raises:
         SchemaError: there is no such type.
@@ -240,7 +240,7 @@ def _common_types(a: Any, b: Any) -> list[str]:
 
 
 def _all_of(a: Any, b: Any) -> Any:
-    """A schema of both, in one list without repetition: combining recursive schemas comes to an end."""
+    """Combine schemas in one list without repetition: combining recursive schemas comes to an end."""
     parts: list[Any] = []
     for schema in (a, b):
         inner = schema["allOf"] if isinstance(schema, dict) and [*schema] == ["allOf"] else [schema]
@@ -264,7 +264,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are one to JSON: 1 and 1.0 are, 1 and true are not."""
+    """Tell whether two values are one to JSON: 1 and 1.0 are, 1 and true are not."""
     return json.dumps(_canonical(a), sort_keys=True) == json.dumps(_canonical(b), sort_keys=True)
 
 
@@ -277,7 +277,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _properties(a: Plain, b: Plain) -> dict[str, Any]:
-    """The properties of both; those that only one names are additional ones to the other."""
+    """Combine the properties of both; those that only one names are additional ones to the other."""
     found: dict[str, Any] = {}
     for own, other in ((a, b), (b, a)):
         rest = other.get("additionalProperties", True)
@@ -323,7 +323,7 @@ def _is_object(schema: Plain) -> bool:
 
 
 def _told_apart(a: Plain, b: Plain) -> bool:
-    """Whether a property that `a` requires has other values in `b`, or must not be there."""
+    """Tell whether a property that `a` requires has other values in `b`, or must not be there."""
     return any(_excluded(name, a, b) for name in a.get("required", []))
 
 

@@ -1,4 +1,4 @@
-"""What a text has to look like, as a grammar: GBNF, a JSON schema or a regular expression.
+"""Constraints on a text, as grammars: GBNF, a JSON schema or a regular expression.
 
 All of them have limits: parsers recurse, and texts may come from clients.
 """
@@ -20,7 +20,7 @@ from tilebeam.sampling_params import SamplingParams
 
 
 class GrammarError(TilebeamError):
-    """What no grammar can be made of, or one beyond the limits.
+    """A constraint that no grammar can be made of, or a grammar beyond the limits.
 
     Attributes:
         what: is wrong with it.
@@ -32,7 +32,7 @@ class GrammarError(TilebeamError):
 
 
 def grammar_of(params: SamplingParams) -> str | None:
-    """The grammar that a text has to match, None for any text.
+    """Make the grammar that a text has to match, None for any text.
 
     Raises:
         GrammarError: it is empty or beyond the limits, or `regex` asks for what no grammar can keep.
@@ -50,7 +50,7 @@ def grammar_of(params: SamplingParams) -> str | None:
 
 
 def of_schema(schema: Any) -> str:
-    """A grammar of texts that are valid under a JSON schema.
+    """Make a grammar of texts that are valid under a JSON schema.
 
     Args:
         schema: as parsed from JSON: an object or a boolean.
@@ -76,7 +76,7 @@ def _of_schema_text(text: str) -> str:
 
 
 def of_regex(pattern: str) -> str:
-    """A grammar of texts that match a regular expression from their beginning to their end.
+    """Make a grammar of texts that match a regular expression from their beginning to their end.
 
     Raises:
         GrammarError: it is none, has what no grammar can keep (look-around, references), or is beyond the limits.
@@ -90,7 +90,7 @@ def of_regex(pattern: str) -> str:
 
 
 def of_choices(texts: Sequence[str]) -> str:
-    """A grammar of the given texts.
+    """Make a grammar of the given texts.
 
     Raises:
         GrammarError: there are none, or they are beyond the limits.
@@ -101,7 +101,7 @@ def of_choices(texts: Sequence[str]) -> str:
 
 
 def checked(grammar: str) -> str:
-    """A grammar within the limits.
+    """Check that a grammar is within the limits, and return it.
 
     Raises:
         GrammarError: why it is not.
@@ -119,7 +119,7 @@ def checked(grammar: str) -> str:
 
 
 def _depth(text: str, opening: str, closing: str) -> int:
-    """How deep brackets are nested at most; a closing one without its opening one counts for nothing."""
+    """Count how deep brackets are nested at most; a closing one without its opening one counts for nothing."""
     depth = most = 0
     for char in text:
         if char in opening:

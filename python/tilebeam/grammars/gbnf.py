@@ -14,34 +14,34 @@ _COPIES = 500
 
 
 def literal(text: str) -> str:
-    """A quoted literal."""
+    """Quote a text."""
     return '"' + "".join(_ESCAPES.get(c, c if c >= " " else f"\\x{ord(c):02X}") for c in text) + '"'
 
 
 def json_literal(value: Any) -> str:
-    """The literal of a value as JSON writes it."""
+    """Quote a value as JSON writes it."""
     return literal(json.dumps(value, ensure_ascii=False))
 
 
 def spells(grammar: str, text: str) -> bool:
-    """Whether a grammar has a text in its literals; those that follow each other are read as one."""
+    """Tell whether a grammar has a text in its literals; those that follow each other are read as one."""
     return literal(text)[1:-1] in re.sub(r'"\s+"', "", grammar)
 
 
 def in_class(code: int) -> str:
-    """A character within brackets."""
+    """Write a character within brackets."""
     if chr(code) in '[]^-\\"' or code < 0x20 or 0x7F <= code <= 0xA0 or code >= 0x2000:
         return f"\\x{code:02X}" if code < 0x100 else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
     return chr(code)
 
 
 def either(*alternatives: str) -> str:
-    """A group of alternatives, without parentheses where there is one."""
+    """Group alternatives, without parentheses where there is one."""
     return alternatives[0] if len(alternatives) == 1 else f"( {' | '.join(alternatives)} )"
 
 
 def repeated(item: str, least: int, most: int | None) -> str:
-    """An item that occurs `least` to `most` times; None: any number.
+    """Repeat an item `least` to `most` times; None: any number.
 
     Large numbers are made of blocks, which the parser can hold: it copies what is repeated.
 

@@ -56,7 +56,7 @@ _LONGEST = 100_000
 
 
 def grammar_of_schema(schema: Any) -> str:
-    """A GBNF grammar of texts that are valid under a JSON schema.
+    """Make a GBNF grammar of texts that are valid under a JSON schema.
 
     Args:
         schema: as parsed from JSON: an object or a boolean.
@@ -84,7 +84,7 @@ class _Converter:
         self._combined: dict[str, str] = {}  # rules of what has allOf, by the schema
 
     def text(self, root: str) -> str:
-        """The whole grammar: the rules made, and those of the base that they use."""
+        """Write the whole grammar: the rules made, and those of the base that they use."""
         rules = {"root": root, **self._rules}
         wanted = list(rules)
         for name in wanted:
@@ -96,7 +96,7 @@ class _Converter:
         return "\n".join(f"{name} ::= {body}" for name, body in rules.items()) + "\n"
 
     def rule(self, path: str, body: str) -> str:
-        """The name of a rule with this body."""
+        """Name a rule with this body."""
         if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]*", body):
             return body
         if body in self._names:
@@ -107,7 +107,7 @@ class _Converter:
         return name
 
     def _reserve(self, path: str) -> str:
-        """A new name that tells where in the schema a rule comes from."""
+        """Reserve a new name that tells where in the schema a rule comes from."""
         words = re.findall(r"[a-zA-Z0-9]+", path.rpartition("/")[2])
         stem = "-".join(["s", *words])[:40]
         name, count = stem, 1
@@ -122,7 +122,7 @@ class _Converter:
     # --- schemas --------------------------------------------------------------------------------------------------
 
     def rule_of(self, schema: Any, path: str) -> str:
-        """The rule of a schema.
+        """Make the rule of a schema.
 
         Raises:
             SchemaError: see `grammar_of_schema`.
@@ -133,7 +133,7 @@ class _Converter:
         return found
 
     def _optional_rule(self, schema: Any, path: str) -> str | None:
-        """The rule of a schema, None if nothing is valid under it."""
+        """Make the rule of a schema, None if nothing is valid under it."""
         try:
             if (options := or_null(schema)) is not None:
                 return self._any_of(options, path, keyword="")
@@ -154,7 +154,7 @@ class _Converter:
         return self.rule(path, " | ".join(dict.fromkeys(bodies))) if bodies else None
 
     def _all_of(self, schema: Plain, path: str) -> str | None:
-        """The rule of schemas that are combined; where recursive ones are, the same combination comes again."""
+        """Make the rule of schemas that are combined; where recursive ones are, the same combination comes again."""
         key = json.dumps(schema, sort_keys=True)
         if key not in self._combined:
             name = self._combined[key] = self._reserve(path)
@@ -186,7 +186,7 @@ class _Converter:
         return self.rule(path, " | ".join(dict.fromkeys(found))) if found else None
 
     def _plain(self, schema: Plain, path: str) -> list[str]:
-        """The bodies of a schema without combinators, one for each type or value."""
+        """Make the bodies of a schema without combinators, one for each type or value."""
         try:
             if "enum" in schema or "const" in schema:
                 return [json_literal(value) for value in _values(schema)]
@@ -324,11 +324,11 @@ class _Converter:
 
     @staticmethod
     def _full(schema: Plain, members: Sequence[tuple[str, bool]]) -> bool:
-        """Whether the declared properties are as many as there may be."""
+        """Tell whether the declared properties are as many as there may be."""
         return bool(members) and schema.get("maxProperties", math.inf) <= len(members)
 
     def _others(self, schema: Plain, additional: Any, properties: Plain, path: str) -> str | None:
-        """The rule of a property that is not declared, None if there may be none."""
+        """Make the rule of a property that is not declared, None if there may be none."""
         value = self._optional_rule(additional, f"{path}/additionalProperties")
         if value is None:
             return None
@@ -345,7 +345,7 @@ class _Converter:
 
     @staticmethod
     def _counts(schema: Plain, members: Sequence[tuple[str, bool]], others: str | None) -> tuple[int, int | None]:
-        """How many properties there must and may be; refused where that depends on which of them are there."""
+        """Return how many properties there must and may be; refuse where that depends on which of them are there."""
         least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
         if members:
             if least > sum(required for _, required in members):
@@ -394,7 +394,7 @@ class _Converter:
 
 
 def _located(error: SchemaError, path: str) -> SchemaError:
-    """The same error with the place in the schema, unless it has one."""
+    """Add the place in the schema to an error, unless it has one."""
     text = str(error)
     return error if text.startswith("#") else SchemaError(f"{path}: {text}", error.keyword)
 
@@ -406,7 +406,7 @@ def _types_by_keywords(schema: Plain) -> list[str] | None:
 
 
 def _values(schema: Plain) -> list[Any]:
-    """The values of enum and const that have the schema's type."""
+    """Return the values of enum and const that have the schema's type."""
     values = list(schema["enum"]) if "enum" in schema else [schema["const"]]
     if "const" in schema:
         values = [v for v in values if same(v, schema["const"])]
@@ -428,7 +428,7 @@ def _has_type(value: Any, name: str) -> bool:
 
 
 def _bounds(schema: Plain) -> tuple[Bound | None, Bound | None]:
-    """The tightest ends of a number's range."""
+    """Find the tightest ends of a number's range."""
     lows = [Bound(Decimal(repr(schema[k])), k != "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
     highs = [Bound(Decimal(repr(schema[k])), k != "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
     kind = schema.get("format", "double")
@@ -444,7 +444,7 @@ def _bounds(schema: Plain) -> tuple[Bound | None, Bound | None]:
 
 
 def _key_but(names: Plain) -> str:
-    """A property's name that is none of these, written without escapes."""
+    """Match a property's name that is none of these, written without escapes."""
     tree: dict[str, Any] = {}
     for name in names:
         node = tree
@@ -459,7 +459,7 @@ _PLAIN = r'"\\\x00-\x1F\x7F'
 
 
 def _rest_but(node: dict[str, Any], depth: int = 0, ends: bool = False) -> str:
-    """What may follow a beginning that some names share, so that the whole is none of them.
+    """Match what may follow a beginning that some names share, so that the whole is none of them.
 
     Args:
         depth: characters before. Beginnings longer than _MOST_SHARED are left out: groups are nested that deep.

@@ -19,7 +19,7 @@ class TooManyRules(ValueError):
 
 
 def multiples(step: int, low: Bound | None, high: Bound | None, name: Callable[[str], str]) -> str | None:
-    """The multiples of a number (1 to LARGEST) in a range; None: the range holds none.
+    """Match the multiples of a number (1 to LARGEST) in a range; None: the range holds none.
 
     Args:
         name: makes a rule of a body and returns its name.
@@ -49,7 +49,7 @@ class _Endings:
         self._rules: dict[tuple[int, int], str | None] = {}
 
     def between(self, low: int, high: int) -> list[str]:
-        """The multiples from low to high, both at least 0."""
+        """Match the multiples from low to high, both at least 0."""
         parts = []
         for first, free in _blocks(low, high):
             rest = self._of(free, -first * 10**free % self._step)
@@ -77,7 +77,7 @@ class _Endings:
 
 
 def _blocks(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """A range as beginnings, none of which begins with 0 but 0 itself, and how many free digits follow each."""
+    """Split a range into beginnings, none of which begins with 0 but 0 itself, and how many free digits follow each."""
     while low <= high:
         free = 0
         while low and low % 10 ** (free + 1) == 0 and low + 10 ** (free + 1) - 1 <= high:

@@ -30,7 +30,7 @@ class PatternError(ValueError):
 
 
 def string_rule(pattern: str, name: Callable[[str], str]) -> str:
-    """A grammar for the JSON text of the strings that match a pattern; it uses the rule ``char``.
+    """Make a grammar for the JSON text of the strings that match a pattern; it uses the rule ``char``.
 
     Args:
         pattern: the text.
@@ -48,7 +48,7 @@ def string_rule(pattern: str, name: Callable[[str], str]) -> str:
 
 
 def text_grammar(pattern: str) -> str:
-    """A GBNF grammar of the texts that match a pattern as a whole, whether it has anchors or not.
+    """Make a GBNF grammar of the texts that match a pattern as a whole, whether it has anchors or not.
 
     Raises:
         PatternError: with what is wrong.
@@ -141,7 +141,7 @@ class _Item:
 
 @dataclass
 class _Sequence:
-    """What stands between two bars: grammar symbols, and whether anchors hold it at the string's ends."""
+    """The grammar symbols between two bars, and whether anchors hold them at the string's ends."""
 
     parts: list[str] = field(default_factory=list)
     from_start: bool = False
@@ -151,7 +151,7 @@ class _Sequence:
     _run: int = 0  # ways of the items at the end that may be empty
 
     def add(self, item: _Item) -> None:
-        """What comes next.
+        """Append the next symbol.
 
         Raises:
             PatternError: too many items that may be empty are next to each other.
@@ -191,7 +191,7 @@ class _Parser:
         self._length = 0  # characters of all sets so far
 
     def parse(self) -> list[_Sequence]:
-        """The alternatives of the whole pattern."""
+        """Parse the alternatives of the whole pattern."""
         alternatives = self._alternatives()
         if self._at < len(self._text):
             raise PatternError("an unmatched )")

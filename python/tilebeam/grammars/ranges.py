@@ -23,7 +23,7 @@ class Bound:
 
 
 def whole_numbers(low: Bound | None, high: Bound | None) -> str | None:
-    """The whole numbers of a range; None: the range holds none."""
+    """Match the whole numbers of a range; None: the range holds none."""
     least, most = whole_range(low, high)
     if least > most:
         return None
@@ -36,7 +36,7 @@ def whole_numbers(low: Bound | None, high: Bound | None) -> str | None:
 
 
 def whole_range(low: Bound | None, high: Bound | None, digits: int = DIGITS) -> tuple[int, int]:
-    """The least and the largest whole number of a range.
+    """Return the least and the largest whole number of a range.
 
     Args:
         digits: of numbers without a bound, where the other bound has less.
@@ -52,7 +52,7 @@ def whole_range(low: Bound | None, high: Bound | None, digits: int = DIGITS) -> 
 
 
 def decimals(low: Bound | None, high: Bound | None, places: int = DIGITS) -> str | None:
-    """The decimals of a range; None: the range holds none.
+    """Match the decimals of a range; None: the range holds none.
 
     Args:
         places: most digits behind the point.
@@ -74,7 +74,7 @@ def decimals(low: Bound | None, high: Bound | None, places: int = DIGITS) -> str
 
 
 def _beyond(value: int | None, digits: int = DIGITS) -> int:
-    """Where a range without a bound ends: many digits, more than the other bound has."""
+    """Give a range without a bound an end: many digits, more than the other bound has."""
     return int(10 ** max(digits, len(str(abs(value or 0))) + 1)) - 1
 
 
@@ -90,7 +90,7 @@ def _negated(bound: Bound) -> Bound:
 
 
 def _naturals(low: int, high: int) -> str:
-    """The numbers from low to high, both at least 0, low <= high."""
+    """Match the numbers from low to high, both at least 0, low <= high."""
     parts = ['"0"'] if low == 0 else []
     low = max(1, low)
     full: list[int] = []  # lengths of which all numbers are in the range
@@ -162,7 +162,7 @@ def _positive(low: Bound, high: Bound, places: int, sign: str) -> str | None:
 
 
 def _fraction_of(value: Decimal) -> str:
-    """The digits behind the point, without zeros at their end."""
+    """Return the digits behind the point, without zeros at their end."""
     return format(value, "f").partition(".")[2].rstrip("0")
 
 
@@ -196,7 +196,8 @@ class _Tails:
     places: int
 
     def may_end(self, at: int, low: bool, high: bool) -> bool:
-        """Whether a number may end before digit `at`, given that all before are those of the bounds `low`, `high`."""
+        """Tell whether a number may end before digit `at`, given that all before are those of the bounds `low`,
+        `high`."""
         above = not low or (at >= len(self.low) and not self.low_open)
         below = not high or at < len(self.high) or not self.high_open
         return above and below

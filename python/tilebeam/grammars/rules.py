@@ -36,7 +36,7 @@ class RulesError(ValueError):
 
 
 class Kind(IntEnum):
-    """What an element of an alternative is; the numbers are those of enum tb_grammar_kind."""
+    """The kind of an alternative's element; the numbers are those of enum tb_grammar_kind."""
 
     END = 0
     SET = 1
@@ -153,7 +153,7 @@ class _Reader:
         return found
 
     def _item(self) -> Alternative | None:
-        """What comes next, None: the sequence ends."""
+        """Read the next item, None: the sequence ends."""
         char = self._peek()
         if char == '"':
             return self._literal()
@@ -308,7 +308,7 @@ def _others(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _refuse_left_recursion(rules: Rules) -> None:
-    """A rule that begins with itself and goes on behind that makes stacks without end.
+    """Refuse a rule that begins with itself and goes on behind that: it makes stacks without end.
 
     Raises:
         RulesError: there is one.

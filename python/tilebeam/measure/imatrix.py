@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf.imatrix import Sums
+from tilebeam.gguf.imatrix_file import Sums
 from tilebeam.measure.graph_watch import TYPE_F32, Watch, array, decode, name_of, operation
 from tilebeam.measure.perplexity import Windows
 from tilebeam.model.lm import LM
@@ -113,7 +113,7 @@ def collect(
         progress: called with the number of windows done.
 
     Returns:
-        Sums by tensor name, for :func:`tilebeam.gguf.imatrix.save_imatrix`.
+        Sums by tensor name, for :func:`tilebeam.gguf.imatrix_file.save_imatrix`.
 
     Raises:
         TilebeamError: decoding fails, or an activation is not a number.

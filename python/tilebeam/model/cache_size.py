@@ -1,4 +1,4 @@
-"""How much llama.cpp keeps of each token, as a file's header tells it."""
+"""The memory that llama.cpp keeps for each token, as a file's header tells it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RECURRENT = ("ssm_", "shortconv", "time_mix")
 
 @dataclass(frozen=True)
 class Cache:
-    """What a model keeps of each token, at least.
+    """The memory that a model keeps for each token, at least.
 
     Attributes:
         k, v: elements in the KV cache, of all layers together.

@@ -35,7 +35,7 @@ def read_classifier(path: str | os.PathLike[str]) -> tuple[Floats, Floats | None
 
 
 class Classifier:
-    """What a model's classifier says of hidden states, as llama.cpp computes it.
+    """A model's classifier of hidden states, as llama.cpp computes it.
 
     Args:
         path: the model's file.

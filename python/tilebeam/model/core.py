@@ -1,4 +1,4 @@
-"""What all parts of a loaded model share: its context, its engine, its vocabulary, and what it is."""
+"""The core of a loaded model, which its parts share: its context, its engine, its vocabulary, and what it is."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tilebeam.gguf import MatrixGroup, device_share
 from tilebeam.model.filling import gap_prompt
 from tilebeam.model.load_options import Backend
 from tilebeam.native.llama import Context, Model, errors_in, log_router
-from tilebeam.outputs import Figures
+from tilebeam.outputs import EngineFigures
 from tilebeam.prompt import Prompt, PromptLike
 
 
 @dataclass(frozen=True)
 class LoadInfo:
-    """How a model was loaded.
+    """Facts of a loaded model.
 
     Attributes:
         path: the file.
@@ -105,14 +105,14 @@ class Core:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """The engine for this thread only, between two steps, of a model that generates."""
+        """Reserve the engine for this thread, between two steps, of a model that generates."""
         self.check_generates()
         with self._dispatcher.exclusive():
             yield
 
     @contextmanager
     def _reading(self, lora: Sequence[float] | None = None) -> Iterator[Turns]:
-        """Turns to read texts in, of a model that generates; what is read stays in the cache meanwhile."""
+        """Take turns to read texts, of a model that generates; what is read stays in the cache meanwhile."""
         self.check_generates()
         turns = partial(self._dispatcher.exclusive, self._scales(lora))
         self._keep(1)
@@ -150,7 +150,7 @@ class Core:
 
     @contextmanager
     def raw_decode(self) -> Iterator[Context]:
-        """The context for direct use of its batch arrays, with an empty cache before and after (for measurements).
+        """Give the context for direct use of its batch arrays, with an empty cache before and after (for measurements).
 
         What `keep_prefixes` kept is forgotten; samples that run wait, and are decoded anew. In this block this thread
         can neither generate nor close the model.
@@ -168,7 +168,7 @@ class Core:
             self._engine.fail(code)
 
     def _ids(self, prompt: PromptLike) -> list[int]:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         if isinstance(prompt, str | Prompt):
             return Prompt.of(prompt).tokens(self)
         return [int(t) for t in prompt]
@@ -187,30 +187,31 @@ class Core:
             return self._model.vocab.tokenize(text, add_special, parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of token ids; control tokens are left out."""
+        """Convert token ids to text; control tokens are left out."""
         with self._dispatcher.using():
             return self._model.vocab.text([int(t) for t in tokens])
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to a text, which need not be whole characters; of control tokens none."""
+        """Return the bytes that a token adds to a text, which need not be whole characters; of control tokens none."""
         with self._dispatcher.using():
             return self._model.vocab.piece(token)
 
     def spelling(self, token: int) -> bytes:
-        """The bytes that stand for a token in a template or a dump: those of its text, of a control token its name."""
+        """Return the bytes that stand for a token in a template or a dump: those of its text, of a control token its
+        name."""
         with self._dispatcher.using():
             vocab = self._model.vocab
             return vocab.spelling(token).encode() if vocab.is_control(token) else vocab.piece(token)
 
     def is_control(self, token: int) -> bool:
-        """Whether a token is no text: BOS, the marks of chat templates .."""
+        """Tell whether a token is no text: BOS, the marks of chat templates .."""
         with self._dispatcher.using():
             return self._model.vocab.is_control(token)
 
     def infill_prompt(
         self, before: str | Sequence[int], behind: str, *, extra: Sequence[tuple[str, str]] = (), leave: int = 1
     ) -> list[int]:
-        """The prompt that has the model write what stands between two texts.
+        """Make the prompt that has the model write what stands between two texts.
 
         Args:
             before: a text, or token ids.
@@ -278,8 +279,8 @@ class Core:
         """Why decoding failed for good, so that the model can only be closed; None: it did not."""
         return self._engine.broken
 
-    def figures(self) -> Figures:
-        """What the model is doing now. Never waits."""
+    def figures(self) -> EngineFigures:
+        """Return the model's present load. Never waits."""
         return self._engine.figures()
 
     @property
@@ -330,7 +331,7 @@ class Core:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether the model wants its texts to begin with `bos`."""
+        """True if the model wants its texts to begin with `bos`."""
         return self._model.vocab.adds_bos
 
     @property

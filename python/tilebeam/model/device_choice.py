@@ -23,7 +23,7 @@ LEAST_SHARE, LEAST_SHARE_OF_FEW = 0.25, 0.75
 
 
 def choose(file: CheckedFile, options: CheckedOptions) -> Backend:
-    """The backend that a model runs on: "npu" or "cpu".
+    """Choose the backend that a model runs on: "npu" or "cpu".
 
     An option that only the device has, or a file that only the device can read, asks for the device.
     """
@@ -56,7 +56,7 @@ def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:
 
 
 def groups_of(file: CheckedFile, backend: Backend, n_gpu_layers: int) -> tuple[MatrixGroup, ...]:
-    """The model's weight matrices by type and place.
+    """Group the model's weight matrices by type and place.
 
     Args:
         backend: that the model runs on.
@@ -93,7 +93,7 @@ def warning(path: str, groups: Sequence[MatrixGroup], backend: Backend, *, repac
 
 
 def summary(groups: Sequence[MatrixGroup]) -> str:
-    """What runs where, in a few words."""
+    """Say in a few words what runs where."""
     on_cpu = [g for g in groups if g.device == "cpu"]
     if not on_cpu:
         return "all weight matrices on the device"
@@ -124,7 +124,7 @@ def _advice(name: str, left_out: Sequence[MatrixGroup], repacked: bool) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """The words with commas, and "and" before the last."""
+    """Join words with commas, and "and" before the last."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 

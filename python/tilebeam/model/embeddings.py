@@ -24,7 +24,7 @@ class Embeddings(Core):
 
     @property
     def pooling(self) -> Pooling:
-        """How `embed` makes one vector of a text's hidden states unless told: as the file says, else "mean"."""
+        """The way `embed` makes one vector of a text's hidden states unless told: as the file says, else "mean"."""
         own = self.info.pooling
         return own if own in POOLINGS else "mean"
 
@@ -113,7 +113,7 @@ class Embeddings(Core):
         return np.array([r.hidden[0] for r in readings], np.float32).reshape(len(ids), self.n_embd)
 
     def rerank(self, query: str, documents: Sequence[str], *, progress: ReadHook | None = None) -> Floats:
-        """How relevant documents are to a query, by a model made for it (its file says pooling by rank).
+        """Rate how relevant documents are to a query, by a model made for it (its file says pooling by rank).
 
         Args:
             query: what is asked for.
@@ -152,11 +152,11 @@ class Embeddings(Core):
         return found[:, 0]
 
     def rerank_prompt(self, query: str, document: str) -> list[int]:
-        """The tokens that `rerank` reads of a query and a document."""
+        """Return the tokens that `rerank` reads of a query and a document."""
         return next(self.rerank_prompts(query, [document]))
 
     def rerank_prompts(self, query: str, documents: Iterable[str]) -> Iterator[list[int]]:
-        """The tokens that `rerank` reads of a query and each document, made one by one."""
+        """Make the tokens that `rerank` reads of a query and each document, one by one."""
         with self._dispatcher.using():
             vocab, template = self._model.vocab, self._model.chat_template("rerank")
             asked = vocab.tokenize(query, False, False)
@@ -192,7 +192,7 @@ class Embeddings(Core):
 
 
 def _around(template: str) -> tuple[str, str, str]:
-    """What a template writes before the query, between query and document, and behind that."""
+    """Return what a template writes before the query, between query and document, and behind that."""
     before, _, rest = template.partition("{query}")
     between, _, after = rest.partition("{document}")
     return before, between, after

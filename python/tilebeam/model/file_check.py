@@ -81,7 +81,7 @@ class CheckedFile:
 
     @property
     def generates(self) -> bool:
-        """Whether the model writes one token after the other. Embedding models have no logits, and llama.cpp gives what
+        """True if the model writes one token after the other. Embedding models have no logits, and llama.cpp gives what
         is in the memory, or see texts in both directions."""
         from tilebeam.gguf import WITHOUT_OUTPUT
 
@@ -160,7 +160,7 @@ def _once(path: Path, state: State, check: str, verify: Verify) -> Iterator[bool
 
 
 def _aligned(gguf: Source) -> bool:
-    """Whether llama.cpp can map the file: it asserts that ranges of the mapping begin on a multiple of 32."""
+    """Tell whether llama.cpp can map the file: it asserts that ranges of the mapping begin on a multiple of 32."""
     from tilebeam.gguf import GGUFFile
 
     parts = [gguf] if isinstance(gguf, GGUFFile) else gguf.parts
@@ -171,14 +171,14 @@ def _aligned(gguf: Source) -> bool:
 
 
 def folder() -> Path:
-    """Where the records of this user lie."""
+    """Return the folder of this user's records."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return Path(base if os.path.isabs(base) else Path.home() / ".cache") / "tilebeam" / "checked"
 
 
 @dataclass(frozen=True)
 class State:
-    """What tells one state of a file from another, and when that was looked at."""
+    """The marks that tell one state of a file from another, and when they were looked at."""
 
     device: int
     inode: int
@@ -189,19 +189,19 @@ class State:
 
     @classmethod
     def of(cls, file_or_path: int | str | os.PathLike[str]) -> State:
-        """The state now of an open file, or of the one that has this path."""
+        """Return the present state of an open file, or of the one that has this path."""
         seen = time.time_ns()
         file = os.stat(file_or_path)
         return cls(file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns, seen)
 
     def record(self, check: str) -> str:
-        """The name of the record that this file passed a check."""
+        """Name the record that this file passed a check."""
         fields = (_VERSION, check, self.device, self.inode, self.size, self.modified_ns, self.changed_ns)
         return hashlib.sha256(repr(fields).encode()).hexdigest()[:40]
 
     @property
     def settled(self) -> bool:
-        """Whether the last change is old enough for a further one to show in the times."""
+        """True if the last change is old enough for a further one to show in the times."""
         return self.seen_ns - max(self.modified_ns, self.changed_ns) >= _SETTLED_NS
 
 
@@ -224,7 +224,8 @@ def known(file: State, check: str) -> bool:
 
 
 def remember(before: State, path: str | os.PathLike[str], check: str) -> None:
-    """The file that was in this state before passed that check; does nothing unless `path` is it, in the same state."""
+    """Record that the file that was in this state before passed that check; do nothing unless `path` is it, in the same
+    state."""
     name = before.record(check)
     try:
         if name != State.of(path).record(check):

@@ -11,7 +11,7 @@ from tilebeam.native.llama import Vocab
 def gap_prompt(
     vocab: Vocab, before: str | Sequence[int], behind: str, extra: Sequence[tuple[str, str]], room: int
 ) -> list[int]:
-    """The prompt that has the model write what stands between two texts; see `LM.infill_prompt`.
+    """Make the prompt that has the model write what stands between two texts; see `LM.infill_prompt`.
 
     Args:
         room: tokens that the prompt may have.
@@ -29,7 +29,7 @@ def gap_prompt(
 
 
 def _other_files(vocab: Vocab, extra: Sequence[tuple[str, str]], room: int) -> list[int]:
-    """What goes before a text: pieces of other files, the last ones that there is room for.
+    """Return what goes before a text: pieces of other files, the last ones that there is room for.
 
     Models that know repositories have tokens for them and their files; others read the plain texts.
     """

@@ -163,7 +163,7 @@ class Generating(Core):
             call.add(self._request(prompt, p, call.progress))
 
     def _request(self, prompt: PromptLike, params: SamplingParams, progress: Progress) -> Request:
-        """A request of a prompt, checked."""
+        """Make a request of a prompt, checked."""
         self.check_generates()
         with self._dispatcher.using():
             vocab = self._model.vocab

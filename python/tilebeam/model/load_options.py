@@ -1,4 +1,4 @@
-"""How a model is loaded: the arguments of `tilebeam.load` with their defaults, and the checks that need no file.
+"""The arguments of `tilebeam.load` with their defaults, and the checks that need no file.
 
 Commands take their choices and defaults from here, so importing this needs neither numpy nor a native library.
 """
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from tilebeam.checks import is_whole
+from tilebeam.checks import is_integer
 from tilebeam.errors import TilebeamError
-from tilebeam.native.choices import Executor
+from tilebeam.native.npu_options import Executor
 
 # Where a model can run; "auto" is what `tilebeam.model.device_choice` makes of the file.
 Backend = Literal["npu", "cpu"]
@@ -52,7 +52,7 @@ class LoadOptions:
     verbose: bool = False
 
     def checked(self) -> CheckedOptions:
-        """The same, complete.
+        """Complete and check them.
 
         Raises:
             TilebeamError: an argument, or a variable that stands for it, is out of range; names it.
@@ -184,5 +184,5 @@ def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
 def _within(name: str, value: object, low: int, high: int, *, none: bool = False) -> None:
     if none and value is None:
         return
-    if not is_whole(value) or not low <= cast(int, value) <= high:
+    if not is_integer(value) or not low <= cast(int, value) <= high:
         raise TilebeamError(f"{name} must be a whole number from {low} to {high}, not {value!r}.")

@@ -25,11 +25,11 @@ from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.same_bits import reads_alike
 from tilebeam.native import releases
-from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
-from tilebeam.native.stock import own_load
+from tilebeam.native.npu_options import Executor
+from tilebeam.native.register import own_load
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -175,7 +175,7 @@ def load(
 
 
 def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
-    """The draft model, with room for as many tokens and samples as the model has."""
+    """Load the draft model, with room for as many tokens and samples as the model has."""
     return load(
         draft,
         o.device,
@@ -261,7 +261,7 @@ class _Loader:
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
     def _start(self) -> tuple[Any, Any, int]:
-        """The model, its context, and how many tensors became tiles."""
+        """Load the model and make its context; return both, and how many tensors became tiles."""
         architecture = self._file.architecture
         releases.check_architecture(self._file.path, architecture)
         if when := self._llama.COMPUTED_WRONGLY.get(architecture):
@@ -323,7 +323,7 @@ class _Loader:
             )
 
     def _place(self, npu: Control) -> Placement:
-        """Which layers go to which device; one device for all if nothing else is asked for.
+        """Decide which layers go to which device; one device for all if nothing else is asked for.
 
         Raises:
             TilebeamError: the model does not fit; the running sessions have other limits.
@@ -412,7 +412,7 @@ class _Loader:
 
     @contextmanager
     def _session_options(self) -> Iterator[None]:
-        """The executor and the memory limit of this load are for the sessions that it starts, not for later ones."""
+        """Set the executor and the memory limit for the sessions that this load starts, not for later ones."""
         if (npu := self._control) is None:
             yield
             return
@@ -450,7 +450,7 @@ class _Loader:
         return made.tiled_tensors
 
     def _tap(self, model: Any) -> LayerTap | None:
-        """What takes the hidden states behind the layer that was asked for.
+        """Make what takes the hidden states behind the layer that was asked for.
 
         Raises:
             TilebeamError: this model has none such.
@@ -530,14 +530,15 @@ class _Loader:
         return result
 
     def _npu_lost(self) -> bool:
-        """Whether weights lie in a session that is gone: another one may have been started for what came behind."""
+        """Tell whether weights lie in a session that is gone: another one may have been started for what came
+        behind."""
         if self._control is None:
             return False
         now = {i: self._control.device_status(i) for i in self._sessions}
         return any(now[i]["session"] == "dead" or now[i]["sessions"] != n for i, n in self._sessions.items())
 
     def _failure(self, code: int, log: str) -> TilebeamError:
-        """The exception for a failed llama_decode."""
+        """Make the exception for a failed llama_decode."""
         if self._control is not None:
             from tilebeam.engine.engine import npu_failure
 

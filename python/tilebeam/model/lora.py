@@ -33,7 +33,7 @@ class Adapter:
 
 
 def files_and_scales(lora: Lora | Sequence[Lora]) -> list[tuple[str, float]]:
-    """The `lora` argument of `tilebeam.load` in one form.
+    """Bring the `lora` argument of `tilebeam.load` into one form.
 
     Raises:
         TilebeamError: it is none.
@@ -51,7 +51,7 @@ def files_and_scales(lora: Lora | Sequence[Lora]) -> list[tuple[str, float]]:
 
 
 def read_adapters(lora: Sequence[tuple[str, float]], model: Source, architecture: str) -> list[Adapter]:
-    """The adapters for a model whose file is open.
+    """Read the adapters for a model whose file is open.
 
     Raises:
         TilebeamError: a file cannot be read or does not fit; names it and says why.

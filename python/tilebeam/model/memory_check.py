@@ -1,4 +1,4 @@
-"""Whether a model fits the memory that this process can have, asked before anything is loaded: the system ends a
+"""The check, before anything is loaded, that a model fits the memory that this process can have: the system ends a
 process that takes more without a word, and a container's memory is often small.
 
 Counted is what will be filled, as far as the file's header tells for certain, and never more: a model that fits is not

@@ -1,4 +1,4 @@
-"""Which device holds which part of a model, when a device's address space is limited or several devices are asked for.
+"""The division of a model over devices, when a device's address space is limited or several devices are asked for.
 
 llama.cpp gives each device a row of neighbouring layers and the last one the output matrix as well. What a device must
 map is known from the file but for the compute buffer, of which an upper bound is used. A matrix that is too large for
@@ -58,7 +58,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Weights:
-    """What the devices must hold of a file.
+    """The parts of a file that the devices must hold.
 
     Attributes:
         layers: bytes of each layer, and last those of the output.
@@ -91,7 +91,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Use:
-    """How the model will be used: context cells, tokens per graph, rows of logits, bytes per element of K and V."""
+    """The planned use of a model: context cells, tokens per graph, rows of logits, bytes per element of K and V."""
 
     n_ctx: int
     n_ubatch: int
@@ -102,7 +102,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Placement:
-    """How many layers each device gets (the output counts as the last layer), and what is cut.
+    """The number of layers on each device (the output counts as the last layer), and what is cut.
 
     Attributes:
         counts: layers per device, HMX0 first.
@@ -159,7 +159,7 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
 
 
 def adapted(weights: Weights, pairs: Iterable[Pair]) -> Weights:
-    """The same model with LoRA adapters: their matrices are where those are that they change."""
+    """Return the same model with LoRA adapters: their matrices are where those are that they change."""
     from tilebeam.gguf import layer_of
 
     layers = list(weights.layers)
@@ -194,7 +194,7 @@ class Planner:
         self._compute_last = pages(1.1 * max(layer, output) + mask) + small
 
     def place(self, limits: Sequence[int], least: int, most: int) -> Placement:
-        """The placement on the fewest devices between `least` and `most`.
+        """Find the placement on the fewest devices between `least` and `most`.
 
         Args:
             limits: per device, bytes of address space, 0 for none.
@@ -210,7 +210,7 @@ class Planner:
         raise TilebeamError(self._advice(limits, most))
 
     def on(self, limits: Sequence[int]) -> Placement | None:
-        """The most even placement on these devices, cutting as few matrices as possible; None if there is none.
+        """Find the most even placement on these devices, cutting as few matrices as possible; None if there is none.
 
         Cut are those that fit nowhere, then the output matrix, then ever smaller ones: each cut costs a message per
         part and graph.

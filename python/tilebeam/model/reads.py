@@ -1,4 +1,4 @@
-"""What a model makes of given texts, without generating: logits, hidden states, likelihoods, embeddings."""
+"""Reading given texts without generating: logits, hidden states, likelihoods, embeddings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Reads(Core):
         *,
         progress: ReadHook | None = None,
     ) -> list[Reading]:
-        """What the model expects after given positions of texts, without generating; see `keep_prefixes`.
+        """Read what the model expects after given positions of texts, without generating; see `keep_prefixes`.
 
         Args:
             prompts: texts, or lists of token ids.
@@ -96,7 +96,7 @@ class Reads(Core):
         parse_special: bool = True,
         progress: ReadHook | None = None,
     ) -> list[Likelihood]:
-        """How likely each of several continuations of a prompt is; see `loglikelihoods`.
+        """Compute how likely each of several continuations of a prompt is; see `loglikelihoods`.
 
         lm.loglikelihood("The capital of France is", [" Paris", " Lyon"])[0].logprob
         """
@@ -109,8 +109,8 @@ class Reads(Core):
         parse_special: bool = True,
         progress: ReadHook | None = None,
     ) -> list[list[Likelihood]]:
-        """How likely continuations of prompts are, without generating. Sequences share batches, and what texts have in
-        common is decoded once; see `keep_prefixes`.
+        """Compute how likely continuations of prompts are, without generating. Sequences share batches, and what texts
+        have in common is decoded once; see `keep_prefixes`.
 
         Texts: prompt and continuation are tokenized as one text, put together as they are (a space between them must
         be in one of them). Scored are its tokens from the first one that the prompt alone, without white space at its
@@ -143,7 +143,7 @@ class Reads(Core):
         lora: Sequence[float] | None = None,
         progress: ReadHook | None = None,
     ) -> list[TokenReading]:
-        """How likely each token of some texts is after those before it.
+        """Compute how likely each token of some texts is after those before it.
 
         Args:
             prompts: texts, or lists of token ids, taken as they are.

@@ -1,4 +1,5 @@
-"""Whether a loaded model's results depend on what else is computed: a model that shall be deterministic is asked once.
+"""The check that a loaded model's results do not depend on what else is computed: a model that shall be deterministic
+is asked once.
 
 That the device's kernels do not is by construction. What a family of models makes of them is llama.cpp's: attention
 that does not run as flash attention, recurrent layers that read many tokens in another way than one.

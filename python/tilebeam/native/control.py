@@ -18,7 +18,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext.cdef import declarations
 from tilebeam.errors import TilebeamError
 from tilebeam.native import paths as _paths
-from tilebeam.native.choices import Executor, Numerics, Softmax
+from tilebeam.native.npu_options import Executor, Numerics, Softmax
 from tilebeam.native.plugin import Registry, register
 
 _STATES = {0: "none", 1: "alive", 2: "dead"}
@@ -48,7 +48,7 @@ class TiledTensor:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What one load made, whatever other loads and models do meanwhile.
+    """The results of one load, whatever other loads and models do meanwhile.
 
     Attributes:
         announced_tensors: tensors that the devices hold as the tiles that the file was announced to have.
@@ -85,7 +85,7 @@ def _ffi() -> FFI:
 
 
 def _numerics(now: int, numerics: str | None, softmax: str | None, deterministic: bool | None) -> int:
-    """The field of tilebeam_options with parts of it replaced."""
+    """Replace parts of the field of tilebeam_options."""
     parts = _arithmetic(now)
     for name, value, known in (("numerics", numerics, NUMERICS), ("softmax", softmax, SOFTMAX)):
         if value is not None and value not in known:
@@ -95,7 +95,7 @@ def _numerics(now: int, numerics: str | None, softmax: str | None, deterministic
 
 
 def _arithmetic(value: int) -> dict[str, Any]:
-    """The field's parts by name."""
+    """Name the field's parts."""
     return {
         "numerics": next(name for name, v in NUMERICS.items() if v == value & 15),
         "softmax": next(name for name, v in SOFTMAX.items() if v == value & ~15 & ~DETERMINISTIC),
@@ -129,11 +129,11 @@ class Control:
     _divide: Any
 
     def last_error(self) -> str:
-        """The last failure as a sentence, "" if there was none."""
+        """Return the last failure as a sentence, "" if there was none."""
         return self._text(self._last_error())
 
     def take_error(self) -> str:
-        """The last failure that this thread met since its last call, "" if it met none."""
+        """Return the last failure that this thread met since its last call, "" if it met none."""
         return self._text(self._take_error())
 
     @contextmanager
@@ -180,14 +180,14 @@ class Control:
             self._divide(ffi.NULL, 0)
 
     def loaded(self) -> Loaded:
-        """What this thread's load has made so far. Only while one is announced."""
+        """Return what this thread's load has made so far. Only while one is announced."""
         load = self._ffi.new("tilebeam_load *")
         if self._loaded(load) != 0:
             raise TilebeamError("No load is announced on this thread.")
         return Loaded(load.announced_tensors, load.tiled_tensors, load.bad_buffers, self._text(load.reason))
 
     def options(self) -> dict[str, Any]:
-        """The options in force, by the names of `configure`, and n_devices, npud_path.
+        """Return the options in force, by the names of `configure`, and n_devices, npud_path.
 
         memory_limit has an entry per device, in bytes of address space, 0 for none.
         """
@@ -283,23 +283,23 @@ class Control:
         return [d for d in every if d["listed"] or d["sessions"]]
 
     def device(self, index: int) -> int:
-        """The ggml_backend_dev_t of a device, for llama_model_params.devices."""
+        """Return the ggml_backend_dev_t of a device, for llama_model_params.devices."""
         return int(self._ffi.cast("uintptr_t", self._device(index)))
 
     @property
     def max_devices(self) -> int:
-        """How many devices there can be."""
+        """The number of devices that there can be."""
         return len(self._ffi.new("tilebeam_options *").memory_limit)
 
     def limits(self, memory_limit: int | Sequence[int]) -> list[int]:
-        """A limit per device, as `configure` understands its argument."""
+        """Make a limit per device, as `configure` understands its argument."""
         given = [memory_limit] if isinstance(memory_limit, int) else list(memory_limit)
         if not given or any(not 0 <= n < 2**64 for n in given):
             raise TilebeamError(f"memory_limit must be bytes, 0 for none, or a list of them, not {memory_limit!r}.")
         return (given + [given[-1]] * self.max_devices)[: self.max_devices]
 
     def _fields(self, status: Any) -> dict[str, Any]:
-        """A status struct as a dict: numbers, texts, and names for `session` and `executor`."""
+        """Convert a status struct to a dict: numbers, texts, and names for `session` and `executor`."""
         result: dict[str, Any] = {}
         for name, _ in self._ffi.typeof(status).item.fields:
             value = getattr(status, name)
@@ -321,5 +321,5 @@ class Control:
 
 @cache
 def control() -> Control:
-    """The plugin's functions; registers the plugin first."""
+    """Return the plugin's functions; registers the plugin first."""
     return Control(register())

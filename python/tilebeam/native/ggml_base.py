@@ -6,5 +6,5 @@ import ctypes
 
 
 def ggml_base() -> ctypes.CDLL:
-    """The library."""
+    """Load the library."""
     return ctypes.CDLL("libggml-base.so.0")  # by name: the copy that libllama resolved

@@ -35,7 +35,7 @@ class Interrupts:
 
     @property
     def ends(self) -> bool:
-        """Whether an interrupt came that ends what is going on: native code need not go on, either."""
+        """True if an interrupt came that ends what is going on: native code need not go on, either."""
         return self._came and self._handler is signal.default_int_handler
 
     def check(self) -> None:

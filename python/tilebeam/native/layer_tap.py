@@ -15,7 +15,7 @@ from tilebeam.native.sampling import address_of, ffi, lib
 
 
 class LayerTap:
-    """What layer `layer` puts out, a row for each token of the last batch that was decoded while it was on.
+    """The output of layer `layer`, a row for each token of the last batch that was decoded while it was on.
 
     Args:
         layer: from 0. The last layer computes rows with outputs only, so it is none of a tap's.

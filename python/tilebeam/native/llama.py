@@ -75,7 +75,7 @@ _router_lock = free_in_children()
 
 
 def log_router() -> LogRouter:
-    """The process-wide router, installed on first use."""
+    """Return the process-wide router, installed on first use."""
     global _router
     with _router_lock:
         if _router is None:
@@ -84,7 +84,7 @@ def log_router() -> LogRouter:
 
 
 def errors_in(lines: Sequence[tuple[int, str]]) -> str:
-    """The error lines of a captured log as one string, "" if there are none."""
+    """Join the error lines of a captured log to one string, "" if there are none."""
     kept: list[str] = []
     keep = False
     for level, text in lines:
@@ -156,7 +156,7 @@ class Vocab:
             room = -n
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text; control tokens add none."""
+        """Return the bytes that a token adds to the text; control tokens add none."""
         known = self._pieces.get(token) if self.has_text else b""
         if known is None:
             room = 64
@@ -170,7 +170,7 @@ class Vocab:
         return known
 
     def spelling(self, token: int) -> str:
-        """How a token, control tokens too, is spelled in the text of a template; "" where there is no token."""
+        """Spell a token, control tokens too, as the text of a template does; "" where there is no token."""
         if token < 0 or not self.has_text:
             return ""
         buffer = ctypes.create_string_buffer(256)
@@ -178,19 +178,19 @@ class Vocab:
         return buffer.raw[: max(0, n)].decode("utf-8", "replace")
 
     def entry(self, token: int) -> bytes:
-        """A token of the vocabulary (0 to size - 1) as the file spells it; b"" without a tokenizer."""
+        """Return a token of the vocabulary (0 to size - 1) as the file spells it; b"" without a tokenizer."""
         return bytes(C.llama_vocab_get_text(self.pointer, token) or b"") if self.has_text else b""
 
     def is_control(self, token: int) -> bool:
-        """Whether the token is no text: BOS, the marks of chat templates .."""
+        """Tell whether the token is no text: BOS, the marks of chat templates .."""
         return self.has_text and bool(C.llama_vocab_is_control(self.pointer, token))
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        """Convert tokens to text; bytes that are no UTF-8 become U+FFFD."""
         return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends a generation (EOS, end of turn ..)."""
+        """Tell whether the token ends a generation (EOS, end of turn ..)."""
         known = self._ends.get(token)
         if known is None:
             known = self._ends[token] = self.has_text and bool(C.llama_vocab_is_eog(self.pointer, token))
@@ -245,7 +245,7 @@ class Model:
         return buffer.value.decode("utf-8", "replace")
 
     def metadata(self) -> dict[str, str]:
-        """The file's key-value pairs as llama.cpp prints them (arrays are shortened)."""
+        """Return the file's key-value pairs as llama.cpp prints them (arrays are shortened)."""
         result: dict[str, str] = {}
         for i in range(C.llama_model_meta_count(self.pointer)):
             pair = []
@@ -261,12 +261,12 @@ class Model:
         return result
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """The file's chat template, or another one by its name; None if it has none (a base model)."""
+        """Return the file's chat template, or another one by its name; None if it has none (a base model)."""
         text = C.llama_model_chat_template(self.pointer, name.encode() if name else None)
         return text.decode("utf-8", "replace") if text else None
 
     def adapter(self, path: str) -> Adapter | None:
-        """A LoRA adapter for this model, before its contexts are made; None: llama.cpp's log says why not."""
+        """Load a LoRA adapter for this model, before its contexts are made; None: llama.cpp's log says why not."""
         pointer = C.llama_adapter_lora_init(self.pointer, os.fsencode(path))
         return Adapter(pointer) if pointer else None
 
@@ -400,34 +400,35 @@ class Context:
         return code
 
     def logits(self, i: int) -> F32:
-        """A view (no copy) of the logits of batch entry i, shape [n_vocab]; valid until the next decode."""
+        """Return a view (no copy) of the logits of batch entry i, shape [n_vocab]; valid until the next decode."""
         pointer = C.llama_get_logits_ith(self.pointer, i)
         if not pointer:
             raise TilebeamError(f"llama.cpp has no logits for entry {i} of the last batch.")
         return np.ctypeslib.as_array(pointer, (self.model.vocab.size,))
 
     def logits_block(self, first: int, count: int) -> F32:
-        """A view of the logits of batch entries first .. first + count - 1, which must all have `output` set, shape
-        [count, n_vocab]; valid until the next decode."""
+        """Return a view of the logits of batch entries first .. first + count - 1, which must all have `output` set,
+        shape [count, n_vocab]; valid until the next decode."""
         for i in (first, first + count - 1):
             self.logits(i)
         pointer = C.llama_get_logits_ith(self.pointer, first)
         return np.ctypeslib.as_array(pointer, (count, self.model.vocab.size))
 
     def output_hidden(self, on: bool) -> None:
-        """Whether the next batches give hidden states too. llama.cpp then wants `output` set for every entry."""
+        """Have the next batches give hidden states too, or no longer. llama.cpp then wants `output` set for every
+        entry."""
         C.llama_set_embeddings(self.pointer, on)
 
     def hidden(self, i: int) -> F32:
-        """A view of the hidden state of batch entry i behind the final norm, shape [n_embd]; valid until the next
-        decode, and only after a batch with `output_hidden`."""
+        """Return a view of the hidden state of batch entry i behind the final norm, shape [n_embd]; valid until the
+        next decode, and only after a batch with `output_hidden`."""
         pointer = C.llama_get_embeddings_ith(self.pointer, i)
         if not pointer:
             raise TilebeamError(f"llama.cpp has no hidden state for entry {i} of the last batch.")
         return np.ctypeslib.as_array(pointer, (self.model.n_embd,))
 
     def pooled(self, seq: int, width: int) -> F32:
-        """A copy of what a pooling context made of a sequence of the last batch, shape [width]."""
+        """Copy what a pooling context made of a sequence of the last batch, shape [width]."""
         pointer = C.llama_get_embeddings_seq(self.pointer, seq)
         if not pointer:
             raise TilebeamError(f"llama.cpp has no embedding of sequence {seq} of the last batch.")
@@ -458,7 +459,7 @@ class Context:
         return bool(C.llama_memory_seq_rm(self._memory, seq, length, -1))
 
     def save_sequence(self, seq: int) -> npt.NDArray[np.uint8]:
-        """The cells of a sequence as llama.cpp writes them.
+        """Return the cells of a sequence as llama.cpp writes them.
 
         Raises:
             TilebeamError: it cannot write them.

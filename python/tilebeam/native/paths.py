@@ -1,4 +1,4 @@
-"""Where the native files are: the installed package, or a build folder named by ``TILEBEAM_LIB_DIR``."""
+"""The folder of the native files: the installed package, or a build folder named by ``TILEBEAM_LIB_DIR``."""
 
 from __future__ import annotations
 

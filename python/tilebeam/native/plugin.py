@@ -44,7 +44,7 @@ class Registry:
         return int(address)
 
     def devices(self) -> list[int]:
-        """The NPU devices (ggml_backend_dev_t)."""
+        """Return the NPU devices (ggml_backend_dev_t)."""
         count = self._ggml.ggml_backend_reg_dev_count(self.pointer)
         return [int(self._ggml.ggml_backend_reg_dev_get(self.pointer, i)) for i in range(count)]
 
@@ -55,7 +55,7 @@ class Registry:
 
 @cache
 def ggml() -> ctypes.CDLL:
-    """The libggml that libllama uses, with the functions needed here typed.
+    """Return the libggml that libllama uses, with the functions needed here typed.
 
     Raises:
         TilebeamError: llama-cpp-python is missing.
@@ -90,8 +90,8 @@ def ggml() -> ctypes.CDLL:
 
 
 def _load_cpu_backend(lib: ctypes.CDLL, package: Path) -> None:
-    """Where llama-cpp-python was built with GGML_BACKEND_DL, its backends are files of their own. llama.cpp looks for
-    them beside the program, which is Python, and not at all once another backend is registered.
+    """Load the CPU backend where llama-cpp-python was built with GGML_BACKEND_DL: its backends are files of their own.
+    llama.cpp looks for them beside the program, which is Python, and not at all once another backend is registered.
 
     Raises:
         TilebeamError: there is no CPU backend.

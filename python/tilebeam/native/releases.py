@@ -1,4 +1,4 @@
-"""Which file is the plugin for the llama-cpp-python that is installed, and how one is built where none came along.
+"""The choice of the plugin for the llama-cpp-python that is installed, and how one is built where none came along.
 
 ggml's backend interface is positional and changes with every release of llama-cpp-python, so the plugin is compiled
 for each with that release's own headers. The native files bring it for some releases (`plugins.txt` lists them). For
@@ -31,7 +31,7 @@ _LIST = "plugins.txt"
 
 
 def installed() -> str:
-    """The version of llama-cpp-python that is installed, as it names itself.
+    """Return the version of llama-cpp-python that is installed, as it names itself.
 
     Raises:
         TilebeamError: none is.
@@ -44,13 +44,13 @@ def installed() -> str:
 
 
 def release_of(version: str) -> str:
-    """A version without its local label, such as the +cpu of a prebuilt wheel: what it is a build of. Whether it is so,
-    the plugin finds out itself by ggml's commit."""
+    """Strip a version's local label, such as the +cpu of a prebuilt wheel, which tells what it is a build of. Whether
+    it is so, the plugin finds out itself by ggml's commit."""
     return version.partition("+")[0]
 
 
 def built() -> dict[str, Path]:
-    """The plugins that came with the native files, by version of llama-cpp-python."""
+    """List the plugins that came with the native files, by version of llama-cpp-python."""
     try:
         paths.native(PLUGIN)
         lines = paths.native(_LIST).read_text(encoding="utf-8").splitlines()
@@ -60,7 +60,7 @@ def built() -> dict[str, Path]:
 
 
 def plugin_file() -> Path:
-    """The plugin for the installed llama-cpp-python.
+    """Return the plugin for the installed llama-cpp-python.
 
     Raises:
         TilebeamError: there is none, and it cannot be built here.
@@ -81,7 +81,7 @@ def plugin_file() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where plugins are kept that were built on first use."""
+    """Return the folder of plugins that were built on first use."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "tilebeam" / "plugins"
 
@@ -168,7 +168,7 @@ def _build(release: str, sources: Path, target: Path) -> Path:
 
 
 def _check_build(made: Path, sources: Path) -> None:
-    """The plugin and the other native files must be of the same sources."""
+    """Check that the plugin and the other native files are of the same sources."""
     from tilebeam.native import executor
 
     ffi, lib = executor.load()
@@ -179,7 +179,7 @@ def _check_build(made: Path, sources: Path) -> None:
 
 
 def _lacks(release: str, sources: Path) -> str | None:
-    """What a build would need and this machine does not have, as advice."""
+    """List what a build would need and this machine does not have, as advice."""
     if os.environ.get("TILEBEAM_BUILD_PLUGIN") == "0":
         return "unset TILEBEAM_BUILD_PLUGIN, which is 0"
     if not (sources / "backend" / "CMakeLists.txt").is_file():
@@ -196,22 +196,22 @@ def _lacks(release: str, sources: Path) -> str | None:
 
 
 def _program(*names: str) -> bool:
-    """Whether one of these is installed."""
+    """Tell whether one of these is installed."""
     return any(shutil.which(name) for name in names)
 
 
 def _makes() -> bool:
-    """Whether CMake has what it builds with unless it is told otherwise."""
+    """Tell whether CMake has what it builds with unless it is told otherwise."""
     return "CMAKE_GENERATOR" in os.environ or _program("make", "gmake")
 
 
 def _source_cache() -> Path:
-    """Where source distributions of llama-cpp-python are kept."""
+    """Return the folder of source distributions of llama-cpp-python."""
     return cache_folder() / "ggml-source"
 
 
 def _headers(release: str) -> Path:
-    """What is needed of a release's source distribution once it was fetched."""
+    """Return what is needed of a release's source distribution once it was fetched."""
     return _source_cache() / f"llama_cpp_python-{release}" / "vendor"
 
 

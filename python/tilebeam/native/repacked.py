@@ -1,4 +1,4 @@
-"""What llama.cpp and the plugin must be told to load a repacked file.
+"""The overrides that llama.cpp and the plugin need to load a repacked file.
 
 Such a file fails closed: under the keys that llama.cpp reads, its architecture is `tilebeam`, and it has no number of
 layers (tilebeam.gguf). Both are given as overrides, to a load that the plugin gets the list of tiles for.
@@ -35,7 +35,7 @@ class RepackedFile:
 
     @classmethod
     def of(cls, manifest: Manifest) -> RepackedFile:
-        """The file that says this of itself.
+        """Read what a file says of itself.
 
         Raises:
             TilebeamError: its architecture has an impossible name.

@@ -24,5 +24,5 @@ except OSError as e:
 
 
 def address_of(pointer: Any) -> int:
-    """Where a ctypes pointer or function points."""
+    """Return the address that a ctypes pointer or function points to."""
     return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)

@@ -1,4 +1,4 @@
-"""How a process of the sandbox is started, heard and ended by who asks for it."""
+"""A process of the sandbox, for its client: starting it, hearing it, ending it."""
 
 from __future__ import annotations
 

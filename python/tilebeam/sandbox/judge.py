@@ -1,4 +1,5 @@
-"""What runs in a judge's process: tests, in which the function's name stands for calls of a program in another process.
+"""The program of a judge's process: tests, in which the function's name stands for calls of a program in another
+process.
 
 The tests are in no memory that the program can read, nothing that the program does to its own interpreter changes what
 they compare, and all that comes from it is plain data under the number of a call that is waiting for it. A judge says
@@ -74,7 +75,7 @@ class _Candidate:
             raise self._forgery("a reply that is no data") from error
 
     def _exception(self, reply: Json) -> BaseException:
-        """The exception that the function raised, as far as it is one that a test could expect."""
+        """Make the exception that the function raised, as far as it is one that a test could expect."""
         name, text = str(reply["raised"]), str(reply.get("text"))
         kind = getattr(builtins, name, None)
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
@@ -130,7 +131,8 @@ def main(channel: int, verdicts: int) -> None:
 
 
 def _passes(test: Json, space: Json) -> bool:
-    """Whether a test passes: statements that raise nothing, or an expression with its expected value as text."""
+    """Run a test, and tell whether it passes: statements that raise nothing, or an expression with its expected value
+    as text."""
     try:
         if "expected" not in test:
             exec(compile(test["source"], "<test>", "exec"), space)

@@ -1,4 +1,4 @@
-"""Whether a program that a model wrote does what tests say. It runs confined, and the tests in another process."""
+"""Tests of a program that a model wrote. It runs confined, and the tests in another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What tests said.
+    """The result of tests.
 
     Attributes:
         passed: for each test.
@@ -45,13 +45,7 @@ class Verdict:
 
 
 def run_tests(
-    program: str,
-    function: str,
-    tests: Sequence[Test],
-    *,
-    setup: str = "",
-    seconds: int = SECONDS,
-    unsafe: bool = False,
+    program: str, function: str, tests: Sequence[Test], *, setup: str = "", seconds: int = SECONDS, unsafe: bool = False
 ) -> Verdict:
     """Run a program and ask its function what tests ask. May be called from many threads.
 
@@ -99,7 +93,7 @@ def _once(program: str, asked: dict[str, Any], seconds: int, *, confined: bool) 
 
 
 def _verdict(said: bytes, tests: int) -> Verdict:
-    """What the judge's messages say."""
+    """Sum up the judge's messages."""
     passed, error = [False] * tests, "it ended, or took too long"
     for message in map(json.loads, frames(said)):
         if "error" in message:

@@ -1,4 +1,4 @@
-"""What runs in a program's process: the program, and the little that tells others of it.
+"""The program of a confined process: a model's program, and the little that tells others of it.
 
 Everything here is in the program's hands, which may call, change or imitate it; so whoever reads what comes out takes
 it for the program's own words. Nothing but the program, and one by one the calls of its function, is ever sent here.
@@ -33,7 +33,7 @@ def main(channel: int) -> None:
 
 
 def _module(name: str) -> dict[str, Any]:
-    """The names of a new module, which is where libraries look for it."""
+    """Make a new module, in which libraries look for the program's names."""
     module = sys.modules[name] = ModuleType(name)
     return vars(module)
 
@@ -64,7 +64,7 @@ def _answer(request: Json, channel: int) -> None:
 
 
 def _outcome(function: Any, call: Json, iterators: list[Iterator[Any]]) -> Json:
-    """What came of a call, or of asking an iterator that a call returned for its next value."""
+    """Make a call, or ask an iterator that a call returned for its next value, and describe what came of it."""
     try:
         if "next" in call:
             value = next(iterators[call["next"]], iterators)
@@ -125,7 +125,8 @@ def _block(source: str, name: str, space: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _in_words(error: BaseException) -> str:
-    """The end of a traceback, without the frames of libraries: programs know neither their files nor their lines."""
+    """Format the end of a traceback, without the frames of libraries: programs know neither their files nor their
+    lines."""
     told = traceback.TracebackException.from_exception(error)
     frames = [f for f in told.stack if f.filename.startswith(_NAME[:-1])][-_FRAMES:]
     lines = [f'  File "{f.filename}", line {f.lineno}, in {f.name}\n    {(f.line or "")[:_LINE]}\n' for f in frames]
@@ -134,7 +135,8 @@ def _in_words(error: BaseException) -> str:
 
 
 def _stdout(most: int) -> io.TextIOWrapper:
-    """What `print` writes to: so many bytes come through, the rest takes nobody's time but the program's."""
+    """Make the file that `print` writes to: so many bytes come through, the rest takes nobody's time but the
+    program's."""
     return io.TextIOWrapper(_Beginning(most), encoding="utf-8", errors="backslashreplace", write_through=True)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.sandbox.child import SECONDS, Child, attempt, need_confinement
 from tilebeam.sandbox.plain_data import as_json, frames
@@ -20,7 +20,7 @@ MOST_OUTPUT = 10_000
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a program. All texts are the program's own words, as long as they may be.
+    """The outcome of a program. All texts are the program's own words, as long as they may be.
 
     Attributes:
         output: what it printed on stdout.
@@ -69,7 +69,7 @@ def run(
     """
     if not 0 < timeout < 1e6:
         raise TilebeamError(f"timeout must be seconds above 0, not {timeout!r}.")
-    whole("max_output", max_output)
+    checked_integer("max_output", max_output)
     confined = need_confinement(unsafe=unsafe)
     return attempt(lambda: _once([*before, code], math.ceil(timeout), max_output, confined=confined))
 

@@ -147,7 +147,7 @@ class WorkerProcess:
         self._greeting = json.loads(line)
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-        """What the process says next; None if it says nothing in time, too much, or never will."""
+        """Read the process's next line; None if it says nothing in time, too much, or never will."""
         assert process.stdout is not None
         pipe = process.stdout.fileno()
         poll = select.poll()  # unlike select.select, it takes any file descriptor

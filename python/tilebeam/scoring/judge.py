@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage, check_complete
 from tilebeam.prompt import Prompt
@@ -85,7 +85,7 @@ class LLMJudge(Scorer):
         self.template = template or (VERDICT_TEMPLATE if verdict == "probability" else NUMBER_TEMPLATE)
         self.chat = chat
         self.low, self.high = low, high
-        self.samples = whole("samples", samples)
+        self.samples = checked_integer("samples", samples)
         drawn = sampling or SamplingParams(temperature=0.0 if samples == 1 else 0.7, max_tokens=64, seed=0)
         self.sampling = replace(drawn, n=samples, logprobs=False)
         if "{answer}" not in self.template:

@@ -1,4 +1,5 @@
-"""Searches: algorithms that spend more compute on a prompt. The classes can be imported from here.
+"""Searches: algorithms that spend more compute on a prompt. The classes in `__init__.pyi` can be
+imported from here.
 
 base       what an algorithm is, what it asks of a model, what it returns
 sampled    over whole candidates: Best-of-N, self-consistency
@@ -12,62 +13,6 @@ tree       the steps that a search drew, those that texts share once; result_fro
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from tilebeam.gguf.lazy_names import lazy_names
 
-if TYPE_CHECKING:
-    from tilebeam.errors import SearchCancelled
-    from tilebeam.search.adaptive import Adaptive, AdaptiveResult
-    from tilebeam.search.base import Algorithm, Pruned, SearchResult, Trajectory, VoteResult
-    from tilebeam.search.beam import DVTS, BeamSearch, StepResult
-    from tilebeam.search.sampled import BestOfN, SelfConsistency
-    from tilebeam.search.search_defaults import Weighting
-    from tilebeam.search.tool_reasoning import ToolReasoning
-
-_HOME = {
-    "Adaptive": "search.adaptive",
-    "AdaptiveResult": "search.adaptive",
-    "Algorithm": "search.base",
-    "BeamSearch": "search.beam",
-    "BestOfN": "search.sampled",
-    "DVTS": "search.beam",
-    "Pruned": "search.base",
-    "SearchCancelled": "errors",
-    "SearchResult": "search.base",
-    "SelfConsistency": "search.sampled",
-    "StepResult": "search.beam",
-    "ToolReasoning": "search.tool_reasoning",
-    "Trajectory": "search.base",
-    "VoteResult": "search.base",
-    "Weighting": "search.search_defaults",
-}
-
-__all__ = [
-    "DVTS",
-    "Adaptive",
-    "AdaptiveResult",
-    "Algorithm",
-    "BeamSearch",
-    "BestOfN",
-    "Pruned",
-    "SearchCancelled",
-    "SearchResult",
-    "SelfConsistency",
-    "StepResult",
-    "ToolReasoning",
-    "Trajectory",
-    "VoteResult",
-    "Weighting",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tilebeam.search' has no attribute {name!r}")
-    value = getattr(import_module(f"tilebeam.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_names(globals())

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.normalize import Equal, merged
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.scoring.reward_model import StepScorer
@@ -119,9 +119,9 @@ class Adaptive(Algorithm[AdaptiveResult]):
         self.extract = extract
         self.equal = equal or equality_of(extract)
         self.confidence = confidence
-        self.wave = whole("wave", wave)
+        self.wave = checked_integer("wave", wave)
         self.give_up = GIVE_UP if give_up is None else give_up
-        self.max_steps = whole("max_steps", MAX_STEPS if max_steps is None else max_steps)
+        self.max_steps = checked_integer("max_steps", MAX_STEPS if max_steps is None else max_steps)
         self._expander: StepExpander | None = None
         if scorer is not None:
             stop = STEP_STOP if step_stop is None else step_stop

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tilebeam.answers.extract import Extractor
+from tilebeam.answers.extractors import extractor
 from tilebeam.answers.normalize import Equal
-from tilebeam.answers.registry import extractor
 from tilebeam.errors import TilebeamError
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import LogProb, Scorer
@@ -97,7 +97,7 @@ def create(
             `tilebeam.scoring.scorer_names.named_scorer`). Without one, best-of-n takes the
             log-probability; beam and dvts need a `StepScorer`.
         options: see `options`. Values may be texts, as they come from a command line; extractors go by name (see
-            `tilebeam.answers.registry.extractor`).
+            `tilebeam.answers.extractors.extractor`).
 
     Raises:
         TilebeamError: an unknown name or option, a value that does not fit, a scorer that is missing.

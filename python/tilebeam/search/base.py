@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Prompt
@@ -248,7 +248,7 @@ class Algorithm(ABC, Generic[Result]):
             SearchCancelled: by the hook.
             TilebeamError: a budget that does not fit, a scorer that misbehaves, or what `LM.generate` raises.
         """
-        whole("budget", budget)
+        checked_integer("budget", budget)
         asked = [Prompt.of(prompt) for prompt in prompts]
         return self.search(lm, SearchCall(asked, budget, sampling_for(asked, sampling), progress, events))
 
@@ -331,7 +331,7 @@ class Algorithm(ABC, Generic[Result]):
         Raises:
             TilebeamError: by the iterator: as `run`; the number of the prompt is in the error's notes.
         """
-        whole("at_once", at_once)
+        checked_integer("at_once", at_once)
         if sampling is None or isinstance(sampling, SamplingParams):
             pairs = zip(prompts, repeat(sampling))
         else:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
@@ -60,7 +60,7 @@ def width_for(beam_width: int, budget: int) -> int:
     Raises:
         TilebeamError: the budget is no multiple of the width.
     """
-    width = min(beam_width, whole("budget", budget))
+    width = min(beam_width, checked_integer("budget", budget))
     if budget % width:
         raise TilebeamError(f"budget must be a multiple of beam_width ({width}), not {budget}.")
     return width
@@ -102,8 +102,8 @@ class _StepSearch(Algorithm[StepResult]):
         max_step_tokens: int = MAX_STEP_TOKENS,
         lookahead: int = LOOKAHEAD,
     ) -> None:
-        self.beam_width = whole("beam_width", beam_width)
-        self.max_steps = whole("max_steps", max_steps)
+        self.beam_width = checked_integer("beam_width", beam_width)
+        self.max_steps = checked_integer("max_steps", max_steps)
         self._expander = StepExpander(scorer, step_stop, max_step_tokens, lookahead)
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[StepResult]:

@@ -8,7 +8,7 @@ from typing import Literal
 Weighting = Literal["plain", "logprob", "reward"]
 
 BUDGET = 16  # candidates per prompt
-EXTRACTOR = "last-number"  # see `tilebeam.answers.registry`
+EXTRACTOR = "last-number"  # see `tilebeam.answers.extractors`
 BEAM_WIDTH = 4
 MAX_STEPS = 40  # chat models' solutions have 10 to 30 lines; one that is cut lacks its answer
 MAX_STEP_TOKENS = 256

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, FinishReason, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.prompt import Prompt
@@ -127,8 +127,8 @@ class StepExpander:
             raise TilebeamError(f"step_stop must be a text that is not empty, not {step_stop!r}.")
         self.scorer = scorer
         self.step_stop = step_stop
-        self.max_step_tokens = whole("max_step_tokens", max_step_tokens)
-        self.lookahead = whole("lookahead", lookahead, 0)
+        self.max_step_tokens = checked_integer("max_step_tokens", max_step_tokens)
+        self.lookahead = checked_integer("lookahead", lookahead, 0)
 
     @contextmanager
     def session(self, lm: StepGenerator) -> Iterator[None]:

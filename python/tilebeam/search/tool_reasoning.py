@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from tilebeam.answers.extract import Extractor, marked_number
 from tilebeam.answers.normalize import Equal
-from tilebeam.checks import whole
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Prompt, PromptLike
@@ -155,7 +155,7 @@ class ToolGenerator:
     def __init__(self, lm: ToolModel, run: Run, *, rounds: int = ROUNDS) -> None:
         self._lm = lm
         self._run = run
-        self._rounds = whole("rounds", rounds)
+        self._rounds = checked_integer("rounds", rounds)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lm, name)  # but for `generate` it is the model
@@ -348,7 +348,7 @@ class ToolReasoning(Algorithm[VoteResult]):
     ) -> None:
         if not (math.isfinite(program_weight) and program_weight > 0):
             raise TilebeamError(f"program_weight must be a number above 0, not {program_weight!r}.")
-        self.rounds = whole("rounds", rounds)
+        self.rounds = checked_integer("rounds", rounds)
         self._run = run
         self._unsafe = unsafe_code
         weigher = None if scorer is None else as_scorer(scorer)

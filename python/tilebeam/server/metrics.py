@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from tilebeam.outputs import Figures, Usage
+    from tilebeam.outputs import EngineFigures, Usage
 
 # From a request of a few tokens on a small model to a search that takes minutes.
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -36,7 +36,7 @@ class Snapshot:
     loaded: bool
     restarts: int
     admitted: int
-    model: Figures
+    model: EngineFigures
 
 
 class Metrics:

@@ -15,7 +15,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
-from tilebeam.outputs import Figures
+from tilebeam.outputs import EngineFigures
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.adapters import Adapters
@@ -105,7 +105,7 @@ class Service:
     def snapshot(self) -> Snapshot:
         """Return the figures of this moment."""
         lm, host = self.host.newest, self.host
-        now = Figures(0, 0, self.gate.slots, 0, 0, {}) if lm is None else lm.figures()
+        now = EngineFigures(0, 0, self.gate.slots, 0, 0, {}) if lm is None else lm.figures()
         return Snapshot(host.health()[0] == 200, host.state == "ready", host.restarts, self.gate.load, now)
 
     async def close(self) -> None:

@@ -34,7 +34,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import log_probability
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.text_state import Feature, TextState, width
-from tilebeam.training.options import SAMPLES, STEPS
+from tilebeam.training.fit_options import SAMPLES, STEPS
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -127,7 +127,7 @@ class Collection:
         return list(self._log.records.values())
 
     def has(self, task: Task, item: Item, prompt: str) -> bool:
-        """Whether a problem is there.
+        """Tell whether a problem is there.
 
         Raises:
             TilebeamError: it is, with another prompt or answer.
@@ -217,7 +217,7 @@ def _judged(task: Task, item: Item, candidate: CompletionOutput, answer: str | N
 
 
 def _kept(candidate: CompletionOutput, steps: int) -> list[TextState]:
-    """Some beginnings of a sample, drawn from its steps, and its end."""
+    """Draw some beginnings of a sample from its steps, and add its end."""
     end = candidate.hidden
     assert end is not None
     if not np.isfinite(end.total).all():

@@ -23,7 +23,7 @@ from tilebeam.evaluation.log import Record
 from tilebeam.scoring.reward_heads import Head, sigmoid
 from tilebeam.text_state import NARROW, Feature, width
 from tilebeam.training.collection import FEATURES
-from tilebeam.training.options import FitOptions
+from tilebeam.training.fit_options import FitOptions
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -68,7 +68,7 @@ class Samples:
 
     @property
     def correct(self) -> Doubles:
-        """How right each sample is, 0 to 1."""
+        """The share of each sample that is right, 0 to 1."""
         return np.array([r["correct"] for r in self.records], np.float64)
 
     def grouped(self) -> list[list[int]]:
@@ -77,8 +77,8 @@ class Samples:
 
 
 def folds_of(records: Sequence[Record], seed: int) -> list[int]:
-    """The fold of each problem: in an order that the seed decides, problems that were solved now and then, always or
-    never each by themselves, so that all folds have their share of them."""
+    """Assign each problem to a fold: in an order that the seed decides, problems that were solved now and then, always
+    or never each by themselves, so that all folds have their share of them."""
 
     def order(i: int) -> tuple[int, bool, bytes]:
         kinds = {s["correct"] >= 0.5 for s in records[i]["samples"]}
@@ -91,7 +91,7 @@ def folds_of(records: Sequence[Record], seed: int) -> list[int]:
 
 
 def samples_of(records: Sequence[Record], seed: int) -> Samples:
-    """The samples of collected problems, to learn from.
+    """Take the samples of collected problems, to learn from.
 
     Raises:
         TilebeamError: the folds besides one have no right or no wrong samples.
@@ -109,7 +109,7 @@ def samples_of(records: Sequence[Record], seed: int) -> Samples:
 
 
 def gathered(records: Sequence[Record], folds: Sequence[int]) -> Samples:
-    """The samples of collected problems, each problem in its fold."""
+    """Take the samples of collected problems, each problem in its fold."""
     samples: list[Record] = []
     columns: dict[str, list[int]] = {name: [] for name in ("problem", "fold", "ends", "rows", "owner")}
     for number, (record, fold) in enumerate(zip(records, folds, strict=True)):
@@ -166,7 +166,7 @@ def fit(
     maker: dict[str, str],
     progress: Callable[[int, int], object] | None = None,
 ) -> Fitted:
-    """The head that does best on problems that it did not learn from.
+    """Fit the head that does best on problems that it did not learn from.
 
     Args:
         states: rows of `Collection.states`.
@@ -209,13 +209,13 @@ def _held_out(candidates: Sequence[_Candidate], losses: Doubles, samples: Sample
 
 
 def logits_of(scores: Doubles) -> Doubles:
-    """What a sigmoid made these of."""
+    """Invert a sigmoid."""
     clipped = np.clip(scores, 1e-7, 1 - 1e-7)
     return np.asarray(np.log(clipped / (1 - clipped)))
 
 
 def mean_of(heads: Sequence[Head]) -> Head:
-    """The head whose logit is the mean of theirs: hidden layers side by side, or the mean of the weights."""
+    """Make the head whose logit is the mean of theirs: hidden layers side by side, or the mean of the weights."""
     weights, biases = (np.stack([h.layers[-1][i] for h in heads]) for i in (0, 1))
     layers = [(weights.mean(0), biases.mean(0))]
     if len(heads[0].layers) > 1:
@@ -247,7 +247,7 @@ def _path(
     options: FitOptions,
     maker: dict[str, str],
 ) -> Iterator[Head]:
-    """The head for each decay, learnt from the other folds; each fit goes on from the one before."""
+    """Fit a head for each decay on the other folds; each fit goes on from the one before."""
     learnt = samples.fold[samples.owner] != fold
     x = inputs(states, samples.rows[learnt], names)
     mean = x.mean(0, dtype=np.float64)
@@ -368,7 +368,7 @@ def minimize(loss: Loss, start: Array, memory: int = 10) -> Array:
 
 
 def _scaled(grad: Array, steps: Sequence[tuple[Array, Array, float]]) -> Array:
-    """The gradient times what is known of the inverse Hessian."""
+    """Multiply the gradient by what is known of the inverse Hessian."""
     q = grad.copy()
     shares = []
     for s, y, curvature in reversed(steps):
@@ -384,8 +384,8 @@ def _scaled(grad: Array, steps: Sequence[tuple[Array, Array, float]]) -> Array:
 
 
 def _calibration(logits: Doubles, samples: Samples, chosen: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """How to stretch and move logits so that they are those of probabilities on the ends of chosen samples (Platt 1999,
-    with his targets, which few samples do not drive to 0 and 1).
+    """Find how to stretch and move logits so that they are those of probabilities on the ends of chosen samples (Platt
+    1999, with his targets, which few samples do not drive to 0 and 1).
 
     Args:
         logits: of all rows.
@@ -402,7 +402,7 @@ def _calibration(logits: Doubles, samples: Samples, chosen: npt.NDArray[np.bool_
 
 
 def calibrated(head: Head, stretch: float, move: float) -> Head:
-    """The head with its logits stretched and moved."""
+    """Stretch and move a head's logits."""
     *below, (w, b) = head.layers
     last = w * np.float32(stretch), b * np.float32(stretch) + np.float32(move)
     return replace(head, layers=(*below, last))

@@ -1,4 +1,4 @@
-"""How good scores are: as probabilities, and by what choosing and voting with them gains."""
+"""The quality of scores: as probabilities, and by what choosing and voting with them gains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def reliability(scores: Floats, right: Floats, bins: int = 10) -> list[dict[str, float]]:
-    """Samples by their score in bins of equal width: how many, their mean score, and the share that is right."""
+    """Sort samples by their score into bins of equal width: how many, their mean score, and the share that is right."""
     place = np.minimum((scores * bins).astype(int), bins - 1)
     return [
         {"count": int(n), "score": float(scores[place == b].mean()), "right": float(right[place == b].mean())}
@@ -24,13 +24,13 @@ def reliability(scores: Floats, right: Floats, bins: int = 10) -> list[dict[str,
 
 
 def calibration_error(table: Sequence[dict[str, float]]) -> float:
-    """Expected calibration error: the mean distance of score and share right, over all samples."""
+    """Compute the expected calibration error: the mean distance of score and share right, over all samples."""
     total = sum(row["count"] for row in table)
     return sum(row["count"] * abs(row["score"] - row["right"]) for row in table) / total if total else float("nan")
 
 
 def budgets(problems: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What methods reach at budgets 1, 2, 4 .. up to the samples of a problem: shares of problems solved.
+    """Compute what methods reach at budgets 1, 2, 4 .. up to the samples of a problem: shares of problems solved.
 
     Args:
         problems: of each sample "answer", "correct", "score", "logprob", "tokens".
@@ -41,7 +41,7 @@ def budgets(problems: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
 
 
 def gains(problems: Sequence[Sequence[dict[str, Any]]], seed: int = 0) -> list[dict[str, Any]]:
-    """What the head wins at the greatest budget over what needs no head: a paired bootstrap over problems."""
+    """Compute what the head wins at the greatest budget over what needs no head: a paired bootstrap over problems."""
     found = []
     for k in _sizes(problems)[-1:]:
         for first, second in GAINS if k > 1 else ():

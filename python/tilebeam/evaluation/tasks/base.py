@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from tilebeam.answers.extract import Extractor, equality_of
-from tilebeam.answers.math import MathAnswer
+from tilebeam.answers.extractors import extractor
+from tilebeam.answers.formulas import MathAnswer
 from tilebeam.answers.normalize import normalize_answer
-from tilebeam.answers.registry import extractor
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.evaluation.task_options import TaskOptions
@@ -60,7 +60,7 @@ class Defaults:
 
     Attributes:
         template: of a question; fields of an item in braces.
-        extract: name of the extractor, see `tilebeam.answers.registry.extractor`.
+        extract: name of the extractor, see `tilebeam.answers.extractors.extractor`.
         shot_answer: template of an example's answer.
         max_tokens, stop: of a sample.
         scorers: what best-of-n chooses by.

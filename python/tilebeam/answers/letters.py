@@ -23,8 +23,8 @@ _SO = (
 
 
 def choice(letters: str = "ABCDE") -> Extractor:
-    """The letter of a multiple-choice answer: in a box, behind "answer", behind "option" or "choice", in parentheses,
-    or by itself; of several of a kind the last one. Of two that are named together ("A and B") it is none.
+    """Extract the letter of a multiple-choice answer: in a box, behind "answer", behind "option" or "choice", in
+    parentheses, or by itself; of several of a kind the last one. Of two that are named together ("A and B") it is none.
 
     Args:
         letters: the capital letters that the choices have.

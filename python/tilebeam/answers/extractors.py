@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from tilebeam.answers.choice import choice
 from tilebeam.answers.code import code
 from tilebeam.answers.extract import Extractor, boxed, last_number, marked_number, regex, whole_text
-from tilebeam.answers.math import MathAnswer
+from tilebeam.answers.formulas import MathAnswer
+from tilebeam.answers.letters import choice
 from tilebeam.errors import TilebeamError
 
 _BY_NAME: dict[str, Extractor] = {
@@ -21,8 +21,8 @@ _BY_NAME: dict[str, Extractor] = {
 
 
 def extractor(name: str) -> Extractor:
-    """An extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed", "code",
-    "math" (`tilebeam.MathAnswer`), or a regular expression whose first group (if it has one) is the answer.
+    """Return an extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed",
+    "code", "math" (`tilebeam.MathAnswer`), or a regular expression whose first group (if it has one) is the answer.
 
     Raises:
         TilebeamError: it is no name, and no expression either.

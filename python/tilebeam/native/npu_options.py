@@ -1,4 +1,4 @@
-"""What the NPU can be told, by name: the values of its options, wherever they are given."""
+"""The options of the NPU that are given by name, wherever they are given: their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head is worth on problems that it did not learn from: figures, Markdown, a plot."""
+"""The worth of a head on problems that it did not learn from: figures, Markdown, a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilebeam.training.fitting import FOLDS, Fitted, Samples
 
 
 @dataclass(frozen=True)
-class Report:
+class HeadReport:
     """Figures of a head.
 
     Attributes:
@@ -34,7 +34,7 @@ class Report:
         return found
 
     def markdown(self) -> Iterator[str]:
-        """The lines of the report."""
+        """Write the lines of the report."""
         f = self.facts
         yield f"# Reward head of {f['model']}"
         yield ""
@@ -70,7 +70,7 @@ class Report:
             )
 
 
-def report_of_fit(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> Report:
+def report_of_fit(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> HeadReport:
     """Figures of a new head, by what the heads of the folds made of problems that they did not learn from.
 
     Args:
@@ -83,7 +83,7 @@ def report_of_fit(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any
     return report(fitted.head, fitted.scores, held, seed, about | chosen)
 
 
-def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int, about: dict[str, Any]) -> Report:
+def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int, about: dict[str, Any]) -> HeadReport:
     """Figures of scores.
 
     Args:
@@ -105,7 +105,7 @@ def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int,
     problems = [
         [held.records[i] | {"score": float(scores[i])} for i in group] for group in held.grouped() if len(group) > 1
     ]
-    return Report(
+    return HeadReport(
         about
         | {
             "features": list(head.features),
@@ -129,7 +129,7 @@ def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int,
     )
 
 
-def write(found: Report, stem: Path) -> list[Path]:
+def write(found: HeadReport, stem: Path) -> list[Path]:
     """Write STEM.report.md and .json, and with matplotlib .png and .svg; the files written."""
     texts = {
         "md": "\n".join(found.markdown()) + "\n",
@@ -148,7 +148,7 @@ def write(found: Report, stem: Path) -> list[Path]:
 
 
 def _name_lines(axes: Any, ends: list[float]) -> None:
-    """The methods' names right of where their lines end, apart from each other."""
+    """Write the methods' names right of where their lines end, at a distance from each other."""
     low, high = axes.get_ylim()
     above = low - (high - low)
     for i in sorted(range(len(ends)), key=lambda i: ends[i]):
@@ -164,8 +164,8 @@ def _name_lines(axes: Any, ends: list[float]) -> None:
         )
 
 
-def _draw(found: Report, stem: Path) -> list[Path]:
-    """How well scores are probabilities, and what each budget brings."""
+def _draw(found: HeadReport, stem: Path) -> list[Path]:
+    """Draw how well scores are probabilities, and what each budget brings."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

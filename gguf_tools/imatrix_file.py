@@ -30,14 +30,14 @@ VERSION = 3
 
 @dataclass
 class Sums:
-    """What was collected for one tensor: sums of squares (M, K) and tokens seen (M,); M > 1 for stacks of experts."""
+    """The sums collected for one tensor: squares (M, K) and tokens seen (M,); M > 1 for stacks of experts."""
 
     squares: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
 
 
 def load_imatrix(path: str | os.PathLike[str]) -> dict[str, Floats]:
-    """Importance by tensor name: float32 (K,), or (M, K) for a stack of M matrices; see :func:`importance_of`.
+    """Load importance by tensor name: float32 (K,), or (M, K) for a stack of M matrices; see :func:`importance_of`.
 
     A matrix that no token reached (an expert) has ones. Names without a ``blk.`` number are kept as they are.
 
@@ -54,7 +54,7 @@ def load_imatrix(path: str | os.PathLike[str]) -> dict[str, Floats]:
 
 
 def _mean(path: Path, name: str, sums: Floats, counts: Floats) -> Floats:
-    """Sums (M, K) over counts (M,); ones where nothing was counted."""
+    """Divide sums (M, K) by counts (M,); ones where nothing was counted."""
     if not (np.isfinite(sums).all() and (sums >= 0).all()):
         raise GGUFError(f"{path}: the sums of {name!r} have a value that is negative or not finite")
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
@@ -93,7 +93,7 @@ def _entry(f: GGUFFile, name: str, pair: dict[str, TensorInfo]) -> Floats:
 
 
 def _load_dat(path: Path) -> dict[str, Floats]:
-    """The form before GGUF: entries of name, calls and sums, all little-endian int32 and float32."""
+    """Load the form before GGUF: entries of name, calls and sums, all little-endian int32 and float32."""
     size = path.stat().st_size
     if size > MAX_DAT_BYTES:
         raise GGUFError(f"{path} is no GGUF, and too large ({size} bytes) for an old imatrix.dat")
@@ -132,7 +132,8 @@ def _load_dat(path: Path) -> dict[str, Floats]:
 
 
 def importance_of(imatrix: Mapping[str, Floats], t: TensorInfo) -> Floats | None:
-    """Importance of a tensor's inputs, float32 (M, K) for a stack of M matrices (M = 1: a single one), or None.
+    """Return the importance of a tensor's inputs, float32 (M, K) for a stack of M matrices (M = 1: a single one), or
+    None.
 
     A stack whose importance was collected for all its matrices together has equal rows.
 

@@ -35,13 +35,13 @@ class MathAnswer:
         self.timeout = timeout
 
     def __call__(self, text: str) -> str | None:
-        """The answer in the text, as `faithful_math` writes it: the last box whose braces close, else what math-verify
-        finds; None if it finds nothing."""
+        """Extract the answer of the text, as `faithful_math` writes it: the last box whose braces close, else what
+        math-verify finds; None if it finds nothing."""
         found = framed(text) or _extract(with_commas(text).replace("\N{MINUS SIGN}", "-"), self.timeout)
         return (faithful_math(found) or None) if found is not None else None
 
     def equal(self, a: str, b: str) -> bool:
-        """Whether two answers are the same."""
+        """Tell whether two answers are the same."""
         a, b = sorted(map(faithful_math, (a, b)))
         return a == b or _equal(a, b, self.timeout)
 
@@ -61,7 +61,7 @@ _WORKER = WorkerProcess(["tilebeam.answers.math_worker"], "mathematical answers"
 
 
 def _ask(request: dict[str, str | int], seconds: float) -> str | bool | None:
-    """The reply to a request, None if none came. The process's own timeouts come first where they can."""
+    """Send a request and return the reply, None if none came. The process's own timeouts come first where they can."""
     reply = _WORKER.ask(json.dumps(request).encode() + b"\n", 2 * seconds + 5)
     answer: str | bool | None = None if reply is None else reply["reply"]
     return answer

@@ -73,7 +73,8 @@ def _in_front_of(original: Any) -> Any:
 
 
 def may_be_repacked(path: bytes | str | os.PathLike[str]) -> bool:
-    """Whether the beginning of a file leaves it open that it is repacked; that of nearly any other file does not."""
+    """Tell whether the beginning of a file leaves it open that it is repacked; that of nearly any other file does
+    not."""
     from tilebeam.gguf import ARCHITECTURE
 
     try:

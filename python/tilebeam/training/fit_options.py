@@ -14,7 +14,7 @@ _KNOWN = ("mean", "recent", "last", "length", "confidence")
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How a head is fitted.
+    """Options of fitting a head.
 
     Attributes:
         features: names, see `tilebeam.text_state.Feature`; empty: those that do best.

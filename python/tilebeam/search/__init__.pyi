@@ -1,0 +1,15 @@
+from ..errors import SearchCancelled as SearchCancelled
+from .adaptive import Adaptive as Adaptive
+from .adaptive import AdaptiveResult as AdaptiveResult
+from .base import Algorithm as Algorithm
+from .base import Pruned as Pruned
+from .base import SearchResult as SearchResult
+from .base import Trajectory as Trajectory
+from .base import VoteResult as VoteResult
+from .beam import DVTS as DVTS
+from .beam import BeamSearch as BeamSearch
+from .beam import StepResult as StepResult
+from .sampled import BestOfN as BestOfN
+from .sampled import SelfConsistency as SelfConsistency
+from .search_defaults import Weighting as Weighting
+from .tool_reasoning import ToolReasoning as ToolReasoning
