@@ -1,7 +1,7 @@
 """Test-time scaling of a real model: gemma-3-270m on tasks of reasoning-gym, by voting and with a verifier.
 
-    python -m bench.gemma_reasoning --into docs/results.md                       # accuracy
-    python -m bench.gemma_reasoning --into docs/results.md --latency-items 10    # and latency, on a quiet machine
+    python -m bench.gemma_reasoning --into docs/evaluation.md                       # accuracy
+    python -m bench.gemma_reasoning --into docs/evaluation.md --latency-items 10    # and latency, on a quiet machine
 
 A base model of 270 million parameters follows no instructions, so every prompt begins with solved examples. Tasks,
 examples and sampling were chosen on pilot items (item seed 1000, 20 items, 8 samples each) and are frozen here; what
