@@ -9,7 +9,8 @@
 #   make test-versions     every release of llama-cpp-python that Tilebeam is made for (an hour; compiles each of them once)
 #   make test-replicas     `tilebeam serve --ray` with two replicas on a local Ray (installs Ray Serve; two minutes)
 #   make test-clients      the server and the harness adapter with other people's clients, in build/clients (five minutes)
-#   make wheel             dist/*.whl for x86-64 and aarch64, with plugins for all releases of llama-cpp-python
+#   make wheel             dist/*.tar.gz, and dist/*.whl for x86-64 and aarch64, with plugins for all releases of llama-cpp-python
+#   make docs              the documentation as a site in build/docs/site; fails on a broken link
 #   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
 #   make clean             remove build outputs (.venv and the fetched ggml source stay)
 
@@ -51,9 +52,9 @@ CPP_FILES = $(shell git ls-files '*.c' '*.cpp' '*.h')
 # $(call quietly,COMMAND): run it; what it prints is shown only if it fails.
 quietly = log=$$(mktemp); if ! ( $(1) ) >"$$log" 2>&1; then cat "$$log"; rm -f "$$log"; exit 1; fi; rm -f "$$log"
 # An optional dependency group of pyproject.toml, as arguments of pip.
-extra = $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
+extra = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
 
-.PHONY: help demo test test-quick test-versions test-replicas test-clients lint format wheel bench real clean check setup extras
+.PHONY: help demo test test-quick test-versions test-replicas test-clients lint format docs wheel bench real clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -189,10 +190,22 @@ real: $(VENV)/.tilebeam
 	@echo "== real models on real benchmarks (about 15 minutes on 2 CPUs, and 1.6 GB to fetch, once)"
 	@$(BIN)/python -m bench.real $(if $(DATA),--data "$(DATA)") $(REAL_ARGS)
 
+# An environment of its own: the site is made of sources and documents alone.
+build/docs/.installed: pyproject.toml | check
+	@echo "== installing mkdocs into build/docs"
+	@$(call quietly,$(PYTHON) -m venv build/docs/venv)
+	@$(call quietly,build/docs/venv/bin/python -m pip --disable-pip-version-check install $(call extra,docs))
+	@touch $@
+
+docs: build/docs/.installed
+	@echo "== building build/docs/site"
+	@NO_MKDOCS_2_WARNING=1 build/docs/venv/bin/mkdocs build --strict --quiet
+
 wheel: $(VENV)/.llama-$(LLAMA_CPP_PYTHON)
-	@echo "== building dist/*.whl for x86-64 and aarch64 (about 10 minutes on 2 CPUs)"
+	@echo "== building dist/*.tar.gz, and dist/*.whl for x86-64 and aarch64 (about 10 minutes on 2 CPUs)"
 	@$(call quietly,$(PIP) install $(call extra,wheel))
+	@$(call quietly,$(BIN)/python -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")')
 	@$(BIN)/python backend/cmake/wheel.py $(WHEEL_ARGS)
 
 clean:
-	@rm -rf build/editable build/sanitize build/lint dist $(VENV)/.tilebeam
+	@rm -rf build/editable build/sanitize build/lint build/docs dist $(VENV)/.tilebeam

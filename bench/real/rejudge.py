@@ -3,7 +3,7 @@
     python -m bench.real.rejudge --data FOLDER [--rows gsm8k,math] [--write]
 
 Prints how many answers and verdicts differ, and each verdict that does. With --write the logs have the new ones, and
-evaluations go on with them; the tables in docs/evaluation.md come from `python -m bench.real.search_cost` then. FOLDER
+evaluations go on with them; the tables in docs/results.md come from `python -m bench.real.search_cost` then. FOLDER
 is that of `python -m bench.real`.
 """
 

@@ -1,7 +1,7 @@
 """Figures 5 and 10 of the paper with real models: a small model with search against a larger one, accuracy over cost.
 
     python -m bench.real.search_cost --data FOLDER --minutes 60 [--rows gsm8k,math]
-    python -m bench.real.search_cost --data FOLDER --latency-items 10 --into docs/evaluation.md    (on a quiet machine)
+    python -m bench.real.search_cost --data FOLDER --latency-items 10 --into docs/results.md    (on a quiet machine)
 
 Qwen2.5-Coder 0.5B and 1.5B on GSM8K, MATH and HumanEval, with a reward head for each model that learns from GSM8K's
 training problems first. All of it takes hours on two CPUs, so it is taken in slices: after --minutes it stops, and the

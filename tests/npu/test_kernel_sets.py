@@ -1,4 +1,5 @@
-"""The list of kernel sets (kernels/sets.cmake) is what is compiled, what dispatch.cpp picks from, what README names."""
+"""The list of kernel sets (kernels/sets.cmake) is what is compiled, what dispatch.cpp picks from, and what
+docs/architecture.md names."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_the_executor_has_no_others() -> None:
     assert isas == [isa for isa in known if isa in isas] + ["portable"]
 
 
-def test_readme_names_them() -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    line = next(line for line in readme.splitlines() if line.lstrip().startswith("kernels "))
+def test_the_drawing_names_them() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.lstrip().startswith("kernels "))
     assert set(re.findall(r"\w+", line.split("int8")[0])) == {"kernels", "portable", *ALL}

@@ -1,4 +1,4 @@
-"""The README's Python examples run as pasted, on a small random model under the name they use."""
+"""The Python examples of README and docs/python.md run as pasted, on a small random model under the name they use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ import pytest
 
 from bench.lib.synth import SynthConfig, write_model
 
-README = Path(__file__).parents[2] / "README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+ROOT = Path(__file__).parents[2]
+NAMED = {
+    f"{page}-{i}": example
+    for page in ("README", "docs/python")
+    for i, example in enumerate(
+        re.findall(r"```python\n(.*?)```", (ROOT / f"{page}.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    )
+}
+EXAMPLES = list(NAMED.values())
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=[str(i) for i in range(len(EXAMPLES))])
+@pytest.mark.parametrize("example", EXAMPLES, ids=NAMED)
 def test_python_example(example: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model.gguf", SynthConfig(n_layer=2, type="q4_0"))
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -23,7 +30,8 @@ def test_python_example(example: str, tmp_path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 2
+    assert sum(name.startswith("README") for name in NAMED) == 1
+    assert len(EXAMPLES) >= 4
 
 
 def test_examples_show_what_readers_look_for() -> None:
