@@ -264,8 +264,8 @@ def test_descriptors_are_given_back() -> None:
     for program in (RIGHT, "import os; os._exit(1)", "def add(", "import os\ndef add(a, b): os._exit(1)"):
         passes(program)
         run(program)
-    until = time.monotonic() + 30  # the zygote closes what it has told the end of
-    while held() != before:
+    until = time.monotonic() + 30  # the zygote closes what it has told the end of, those of before, too
+    while any(now > then for now, then in zip(held(), before, strict=True)):
         assert time.monotonic() < until
         time.sleep(0.01)
 
