@@ -44,7 +44,6 @@ from tilebeam.measure.perplexity import (
 )
 from tilebeam.measure.perplexity_stats import TokenScores, figures, mean, perplexity
 from tilebeam.model.lm import LM
-from tilebeam.native import executor as _npu
 from tilebeam.native.control import control
 from typer.testing import CliRunner
 
