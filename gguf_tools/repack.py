@@ -28,7 +28,7 @@ from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum
 from .source_bytes import difference
 from .split import Source, open_gguf
-from .stream import Digests, Job, Piece, Progress, run, write_at
+from .stream import Digests, Progress, RowBlock, TensorJob, run, write_at
 from .weights import FLOAT_TYPES, Floats, Rounding, fits_tiles, has_values, is_weight, make_rows, to_float, unpack_rows
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
@@ -92,15 +92,15 @@ class Maker:
         return self._prepared is not None
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TensorJob:
         """The work for `stream.run`: a copy where nothing changes, else pieces that are made anew."""
         t = self.target
         copied = t.tiled is None and t.type == t.source.type
         if copied:
-            return Job(t.source)
-        return Job(t.source, self._make, floats=not t.exact, one_digest="read" if t.exact else None)
+            return TensorJob(t.source)
+        return TensorJob(t.source, self._make, floats=not t.exact, one_digest="read" if t.exact else None)
 
-    def _make(self, p: Piece) -> Bytes:
+    def _make(self, p: RowBlock) -> Bytes:
         t = self.target
         if self._prepared is not None:
             return self._take(self._prepared, p)
@@ -115,7 +115,7 @@ class Maker:
             parts.append(make_rows(s.type, data, p.k, b - a, t.type, t.tiled, each[a // n]))
         return np.concatenate(parts)
 
-    def _take(self, prepared: Prepared, p: Piece) -> Bytes:
+    def _take(self, prepared: Prepared, p: RowBlock) -> Bytes:
         """Tiles that were made before, as they are or as plain rows."""
         tiles = prepared.rows(p.first, p.rows)
         values = ggml_ext.dequantize(prepared.tiled, tiles, p.k, p.rows)
@@ -402,24 +402,24 @@ def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
     return records
 
 
-def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) -> list[Job]:
+def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) -> list[TensorJob]:
     """Plan what each tensor of a repacked file becomes when it is unpacked.
 
     Without ``all_tensors`` only those are unpacked whose digest is that of their plain blocks.
     """
     tiled = {t.name: t for t in manifest.tensors}
 
-    def job(t: TensorInfo) -> Job:
+    def job(t: TensorInfo) -> TensorJob:
         entry = tiled.get(t.name)
         if entry is None or not (all_tensors or entry.plain):
-            return Job(t)
+            return TensorJob(t)
         type = entry.type
         exact = type == ggml_ext.column_type(ggml_ext.source_type(type))
 
-        def unpack(p: Piece) -> Bytes:
+        def unpack(p: RowBlock) -> Bytes:
             return unpack_rows(type, p.data, p.k, p.rows, p.out)
 
-        return Job(t, unpack, floats=not exact, one_digest="made" if entry.plain else None)
+        return TensorJob(t, unpack, floats=not exact, one_digest="made" if entry.plain else None)
 
     return [job(t) for t in f.tensors.values()]
 

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowBlock:
     """Whole rows of a tensor, panels of them if they become tiles.
 
     Attributes:
@@ -51,11 +51,11 @@ class Piece:
 
 
 # What a piece becomes: all of it, in ``piece.out`` or in an array of its own.
-Make = Callable[[Piece], Bytes]
+Make = Callable[[RowBlock], Bytes]
 
 
 @dataclass(frozen=True)
-class Job:
+class TensorJob:
     """One tensor and what becomes of it.
 
     Attributes:
@@ -91,7 +91,7 @@ def in_order(pool: ThreadPoolExecutor, fn: Callable[[T], R], items: Iterable[T],
             f.cancel()
 
 
-def _step(job: Job) -> int:
+def _step(job: TensorJob) -> int:
     """Bytes of a piece: whole panels of rows, or any bytes of a copy."""
     t = job.source
     if job.make is None:
@@ -100,7 +100,7 @@ def _step(job: Job) -> int:
     return min(max(1, elements // (t.k * TILE)) * TILE * t.row_bytes, t.nbytes)
 
 
-def _footprint(job: Job) -> int:
+def _footprint(job: TensorJob) -> int:
     """Bytes that a piece takes: itself, what is made of it, and its values as floats, twice and in between."""
     values = _step(job) // job.source.row_bytes * job.source.k * 16 if job.floats else 0
     return 2 * _step(job) + values
@@ -123,7 +123,7 @@ class _Buffers:
         self._free.extend(buffers)
 
 
-def pieces(file: Source, jobs: Sequence[Job], threads: int) -> Iterator[tuple[int, Bytes, Bytes]]:
+def pieces(file: Source, jobs: Sequence[TensorJob], threads: int) -> Iterator[tuple[int, Bytes, Bytes]]:
     """``(index of the job, source bytes, output bytes)`` of all jobs' pieces, in order; valid until the next one.
 
     Raises:
@@ -143,7 +143,7 @@ def pieces(file: Source, jobs: Sequence[Job], threads: int) -> Iterator[tuple[in
             return i, data, data, (room,)
         result = buffers.take()
         try:
-            made = make(Piece(data, t.k, n // t.row_bytes, at // t.row_bytes, result[:n]))
+            made = make(RowBlock(data, t.k, n // t.row_bytes, at // t.row_bytes, result[:n]))
         except ValueError as e:
             raise refuse(t, e) from e
         return i, data, made, (room, result)
@@ -166,7 +166,7 @@ class Digests:
 
 def run(
     file: Source,
-    jobs: Sequence[Job],
+    jobs: Sequence[TensorJob],
     consume: Callable[[int, int, Bytes], None],
     *,
     threads: int | None = None,

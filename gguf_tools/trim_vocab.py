@@ -27,7 +27,7 @@ from .gguf_file import ARRAY, STRING, UINT32, KeyValue, TensorInfo
 from .model_check import check_model
 from .repack import replaced, require_ordinary
 from .split import Source, open_gguf
-from .trim_vocab_llama import Ids, Tokenizer, require_loadable
+from .trim_vocab_llama import Ids, LlamaTokenizer, require_loadable
 from .trim_vocab_tokens import PREFIX, Kept, Vocabulary, array_parts, close, keep_list, read_vocabulary, strings
 
 # progress(what is done, units done, units in all); units are bytes
@@ -85,7 +85,7 @@ class _Counted:
     sample: list[tuple[bytes, Ids]]  # the first pieces, for the check
 
 
-def _count(tokenizer: Tokenizer, paths: Sequence[str | os.PathLike[str]], progress: Progress | None) -> _Counted:
+def _count(tokenizer: LlamaTokenizer, paths: Sequence[str | os.PathLike[str]], progress: Progress | None) -> _Counted:
     total = sum(Path(p).stat().st_size for p in paths)
     counts: Counter[int] = Counter()
     sample: list[tuple[bytes, Ids]] = []
@@ -240,7 +240,7 @@ def trim_vocab(
         cut = _per_token(f, n)
         if any(name.startswith("blk.") for name in f.tensors):  # else a table of embeddings alone
             require_loadable(f.paths[0])
-        with closing(Tokenizer(f.paths[0])) as tokenizer:
+        with closing(LlamaTokenizer(f.paths[0])) as tokenizer:
             counted = _count(tokenizer, corpus, progress)
             chosen = _choose(f, v, counted, min_count, keep_tokens, drop_unused)
             kept, n_kept = chosen.kept, len(chosen.kept.tokens)
@@ -342,7 +342,7 @@ def _write(
     out.flush()
 
 
-def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n: int) -> int:
+def _check(out: BinaryIO, tokenizer: LlamaTokenizer, counted: _Counted, kept: Kept, n: int) -> int:
     """Send the corpus through the trimmed tokenizer: the same text must come back, and the same tokens where all are
     kept.
 
@@ -352,7 +352,7 @@ def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n
     new = np.full(n, -1, np.int32)
     new[kept.tokens] = np.arange(len(kept.tokens), dtype=np.int32)
     after = 0
-    with closing(Tokenizer(f"/proc/self/fd/{out.fileno()}")) as trimmed:
+    with closing(LlamaTokenizer(f"/proc/self/fd/{out.fileno()}")) as trimmed:
         for piece, ids in counted.sample:
             got = trimmed(piece)
             after += len(got)

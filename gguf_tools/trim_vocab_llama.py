@@ -59,7 +59,7 @@ def require_loadable(path: str | os.PathLike[str]) -> None:
     C.llama_model_free(model)
 
 
-class Tokenizer:
+class LlamaTokenizer:
     """Text to token ids and back, as llama.cpp does it for this model. Special tokens are not looked for in text.
 
     Raises:

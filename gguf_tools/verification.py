@@ -17,7 +17,7 @@ from .policy import EMBEDDING, OUTPUT
 from .quantize import ErrorSum
 from .repack import check_digests, require_ordinary, source_digest, unpack_jobs
 from .split import Source, open_gguf
-from .stream import Job, Piece, Progress, run
+from .stream import Progress, RowBlock, TensorJob, run
 from .weights import TB_TYPE, has_values, to_float, unpack_rows
 
 NOTHING = np.empty(0, np.uint8)
@@ -110,13 +110,13 @@ class _Comparison:
         self.error = ErrorSum()
 
     @property
-    def job(self) -> Job:
-        return Job(self._source, self._compare, floats=not self.exact)
+    def job(self) -> TensorJob:
+        return TensorJob(self._source, self._compare, floats=not self.exact)
 
     def _refuse(self) -> GGUFError:
         return GGUFError(f"{self._f.path}: tensor {self._made.name!r} is not what {self._src.path} gives")
 
-    def _compare(self, p: Piece) -> Bytes:
+    def _compare(self, p: RowBlock) -> Bytes:
         t, k, rows = self._made, p.k, p.rows
         stored = p.out if self.exact else np.empty(rows * t.row_bytes, np.uint8)
         self._f.read_tensor(t, p.first * t.row_bytes, stored)

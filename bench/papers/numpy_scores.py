@@ -11,7 +11,7 @@ from typing import Any
 
 import tilebeam
 from tilebeam.cli import console
-from tilebeam.measure.perplexity import Scorer, windows_of
+from tilebeam.measure.perplexity import LogitScorer, windows_of
 from tilebeam.measure.perplexity_stats import TokenScores, figures
 
 from bench.lib import gemma, models, report
@@ -64,7 +64,7 @@ def compare(args: argparse.Namespace, ways: Callable[[Model, int], Sequence[Way]
     parts: dict[str, list[TokenScores]] = {way.name: [] for way in todo}
     seconds = dict.fromkeys(parts, 0.0)
     read: dict[str, float] = {}
-    with console.bar("windows") as progress, Scorer(model.n_vocab, 1) as scorer:
+    with console.bar("windows") as progress, LogitScorer(model.n_vocab, 1) as scorer:
         task = progress.add_task("", total=args.windows * len(todo), note="")
         for window in range(1, len(cut)):
             base: F32 | None = None

@@ -21,7 +21,7 @@ from typing import Any
 from tilebeam.answers.normalize import merged
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
-from tilebeam.evaluation.tasks.base import Task
+from tilebeam.evaluation.tasks.task import Task
 from tilebeam.gguf.whole_file import whole_file
 
 from bench.lib.options import Parser

@@ -141,8 +141,8 @@ class CompletionOutput:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: all but hidden states; thoughts and calls where there are any."""
-        apart = ("hidden", "hidden_steps", "reasoning", "tool_calls")
-        told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in apart}
+        others = ("hidden", "hidden_steps", "reasoning", "tool_calls")
+        told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in others}
         thoughts = {} if self.reasoning is None else {"reasoning": self.reasoning}
         return told | thoughts | ({"tool_calls": [c.as_dict() for c in self.tool_calls]} if self.tool_calls else {})
 

@@ -66,7 +66,7 @@ class SamplingParams:
         lora: scales of the LoRA adapters that the model was loaded with, in their order; 0 leaves one out, as does a
             list that is too short. None: as they were loaded. Prompts with other scales do not share batches or cells.
         logit_bias: added to the logits of tokens before anything else; ``-math.inf`` bans one.
-        spelled: control tokens that the text shows, as a template spells them; others are no text.
+        shown_tokens: control tokens that the text shows, as a template spells them; others are no text.
     """
 
     n: int = 1
@@ -95,12 +95,12 @@ class SamplingParams:
     hidden: bool = False
     hidden_steps: str = ""
     hidden_prompt: bool = False
-    spelled: Sequence[int] = ()
+    shown_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.json_schema, HasSchema):
             object.__setattr__(self, "json_schema", self.json_schema.model_json_schema())
-        for name in ("stop", "stop_tokens", "spelled", "lora"):  # tuples, so that parameters can be hashed
+        for name in ("stop", "stop_tokens", "shown_tokens", "lora"):  # tuples, so that parameters can be hashed
             given = getattr(self, name)
             if given is None and name != "lora":
                 object.__setattr__(self, name, ())
@@ -226,7 +226,7 @@ _OF_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("max_tokens", _or_none(_at_least(1)), "be at least 1, or None"),
     ("min_tokens", _at_least(0), "be a whole number up to max_tokens"),
     ("stop", _all(_is_text), "hold strings that are not empty"),
-    ("stop_tokens spelled", _all(_is_token), "hold tokens"),
+    ("stop_tokens shown_tokens", _all(_is_token), "hold tokens"),
     ("seed", _or_none(_at_least(0)), "be >= 0 or None"),
     ("top_logprobs", _at_least(0), "be a whole number, 0 for none"),
     ("ignore_eos logprobs speculate hidden hidden_prompt", lambda value: isinstance(value, bool), "be True or False"),

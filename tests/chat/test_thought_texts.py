@@ -58,8 +58,10 @@ CASES: list[tuple[Marks, bool, str, str, str, int]] = [
 ]  # fmt: skip
 
 
-def read(marks: Marks, opened: bool, pieces: list[str], apart: bool = True, cut: bool = False) -> tuple[str, str, int]:
-    reader = AnswerReader(NOW, Thinking(marks, opened, apart))
+def read(
+    marks: Marks, opened: bool, pieces: list[str], separate: bool = True, cut: bool = False
+) -> tuple[str, str, int]:
+    reader = AnswerReader(NOW, Thinking(marks, opened, separate))
     parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end(cut)
     return reasoning_in(parts), text_in(parts), reader.calls
 
@@ -69,7 +71,7 @@ def test_thoughts_in_a_text(marks: Marks, opened: bool, text: str, thoughts: str
     for size in (1, 2, 3, 7, 1000):
         pieces = [text[i : i + size] for i in range(0, len(text), size)]
         assert read(marks, opened, pieces) == (thoughts, said, calls)
-    kept = read(marks, opened, [text], apart=False)
+    kept = read(marks, opened, [text], separate=False)
     assert (kept[0], kept[2]) == ("", calls)
     if marks != CHANNELS and not calls:
         assert kept[1] == text

@@ -222,7 +222,7 @@ def test_a_call_that_has_begun_is_held_to_its_schema(lm: LM) -> None:
     family = replace(FAMILIES["hermes"], fences=("<s>",))
     held = held_grammar(replace(use(TOOLS), family=family), lm)
     assert held is not None
-    options: Any = {"max_tokens": 300, "seed": 1, "spelled": (lm.bos,)}
+    options: Any = {"max_tokens": 300, "seed": 1, "shown_tokens": (lm.bos,)}
 
     def said(**changes: Any) -> str:
         (output,) = lm.generate(["hi"], **options | changes)

@@ -381,11 +381,11 @@ def test_bench_tells_energy_where_the_machine_does(model: Path, monkeypatch: pyt
         def __init__(self) -> None:
             self.told = 0.0
 
-        def read(self) -> energy.Reading:
+        def read(self) -> energy.EnergyReading:
             self.told += 5.0
-            return energy.Reading((self.told,))
+            return energy.EnergyReading((self.told,))
 
-        def joules(self, first: energy.Reading, last: energy.Reading) -> float:
+        def joules(self, first: energy.EnergyReading, last: energy.EnergyReading) -> float:
             return last.joules[0] - first.joules[0]
 
     meter = Meter()

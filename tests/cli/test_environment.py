@@ -56,8 +56,8 @@ def test_doctor_knows_every_variable_that_is_read() -> None:
 
 
 def test_doctor_shows_what_is_set_and_names_what_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def examined() -> tuple[doctor.Check, doctor.Report]:
-        report = doctor.Report()
+    def examined() -> tuple[doctor.Check, doctor.DoctorReport]:
+        report = doctor.DoctorReport()
         report.attempt("environment", "advice", doctor._environment)
         return report.checks[0], report
 

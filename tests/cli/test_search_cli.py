@@ -17,7 +17,7 @@ from tilebeam import CompletionOutput, SearchResult, TilebeamError, Trajectory, 
 from tilebeam.cli import search_view
 from tilebeam.cli.options import grouped
 from tilebeam.search.adaptive import AdaptiveResult
-from tilebeam.search.base import Pruned
+from tilebeam.search.contract import Pruned
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model

@@ -243,8 +243,8 @@ def test_a_grammar_that_leads_nowhere_ends_its_own_request_only(lm: LM) -> None:
         {"stop_tokens": "5"},
         {"stop_tokens": [-1]},
         {"stop_tokens": [True]},
-        {"spelled": [-1]},
-        {"spelled": 5},
+        {"shown_tokens": [-1]},
+        {"shown_tokens": 5},
         {"lora": 5},
         {"lora": "1"},
         {"logprobs": 5},
@@ -270,13 +270,13 @@ def test_tokens_beyond_the_vocabulary_are_named(lm: LM) -> None:
 
 
 def test_none_is_no_stop(lm: LM) -> None:
-    assert SamplingParams(stop=None) == SamplingParams() == SamplingParams(stop_tokens=None, spelled=None)  # type: ignore[arg-type]
+    assert SamplingParams(stop=None) == SamplingParams() == SamplingParams(stop_tokens=None, shown_tokens=None)  # type: ignore[arg-type]
     wanted = lm.generate(PROMPT, max_tokens=4, seed=1)[0].outputs[0].text
     assert lm.generate(PROMPT, max_tokens=4, seed=1, stop=None)[0].outputs[0].text == wanted
 
 
 def test_parameters_can_be_hashed() -> None:
-    lists: dict[str, Any] = {"stop": ["a", "b"], "stop_tokens": [1, 2], "spelled": [3], "lora": [0.5], "seed": 1}
+    lists: dict[str, Any] = {"stop": ["a", "b"], "stop_tokens": [1, 2], "shown_tokens": [3], "lora": [0.5], "seed": 1}
     many = SamplingParams(**lists, logit_bias={1: 2.0}, json_schema={"type": "object"})
     same = SamplingParams(**{k: tuple(v) if isinstance(v, list) else v for k, v in lists.items()})
     same = replace(same, logit_bias={1: 2}, json_schema={"type": "object"})

@@ -24,7 +24,7 @@ from tilebeam.evaluation.config import ModelFile, Setting, units
 from tilebeam.evaluation.log import timeless
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
-from tilebeam.evaluation.tasks.base import Task
+from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob, Workbench
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.scoring.load_reward import RewardSpec

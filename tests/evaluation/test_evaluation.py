@@ -30,7 +30,7 @@ from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.results import Accuracy, Latency, Point, latencies, overtaking
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
-from tilebeam.evaluation.tasks.base import Task
+from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob
 from tilebeam.gguf.fingerprint import fingerprint
 

@@ -18,7 +18,7 @@ from tilebeam.evaluation.config import ModelFile, Setting, units
 from tilebeam.evaluation.eval_report import EvalReport
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
-from tilebeam.evaluation.tasks.base import Task
+from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob
 from typer.testing import CliRunner
 

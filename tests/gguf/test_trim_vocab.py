@@ -28,7 +28,7 @@ from tilebeam.gguf import gguf_write as w
 from tilebeam.gguf.errors import GGUFError
 from tilebeam.gguf.gguf_file import GGUFFile
 from tilebeam.gguf.trim_vocab import TrimReport, trim_vocab
-from tilebeam.gguf.trim_vocab_llama import Tokenizer
+from tilebeam.gguf.trim_vocab_llama import LlamaTokenizer
 from tilebeam.gguf.trim_vocab_tokens import read_vocabulary
 
 from bench.lib.synth import preset, write_model
@@ -73,7 +73,7 @@ class Pair:
 
     def __init__(self, source: Path, trimmed: Path, report: TrimReport) -> None:
         self.report = report
-        self.whole, self.trimmed = Tokenizer(source), Tokenizer(trimmed)
+        self.whole, self.trimmed = LlamaTokenizer(source), LlamaTokenizer(trimmed)
         with GGUFFile(source) as f:
             self.new = np.full(len(read_vocabulary(f).tokens), -1)
         with GGUFFile(trimmed) as f:
@@ -233,7 +233,7 @@ def test_logits_of_kept_tokens_are_the_same_bits(type: str, tied: bool, work: Pa
     report = trim_vocab(source, trimmed, corpus=[corpus])
     assert report.n_kept < 1400
     old = mapping(source, trimmed)
-    tokens = Tokenizer(trimmed)(corpus.read_bytes())[:40].tolist()
+    tokens = LlamaTokenizer(trimmed)(corpus.read_bytes())[:40].tolist()
     before, after = logits(source, old[tokens].tolist()), logits(trimmed, tokens)
     assert np.array_equal(before[:, old], after)
     assert len({*before.argmax(axis=1).tolist()}) > 3
@@ -474,7 +474,7 @@ def test_nothing_to_drop_and_no_corpus_are_errors(model: Path, corpus: Path, tmp
 
 
 def text_survives(a: Path, b: Path, text: str) -> bool:
-    x, y = Tokenizer(a), Tokenizer(b)
+    x, y = LlamaTokenizer(a), LlamaTokenizer(b)
     return x.text(x(text.encode())) == y.text(y(text.encode())) == text.encode()
 
 

@@ -13,7 +13,7 @@ import tilebeam
 from tilebeam import CompletionOutput, Prompt, RequestOutput, SamplingParams, Usage
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.base import Task
+from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob, Timed, Workbench
 
 CHECKS = '''

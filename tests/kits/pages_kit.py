@@ -7,8 +7,8 @@ from typing import Any
 
 from tilebeam import CompletionOutput, SearchResult, Trajectory, Usage, VoteResult
 from tilebeam.search.adaptive import AdaptiveResult
-from tilebeam.search.base import Pruned
 from tilebeam.search.beam import StepResult
+from tilebeam.search.contract import Pruned
 
 QUESTION = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "

@@ -15,7 +15,7 @@ import openai
 from tilebeam import LM, RewardModel
 from tilebeam.server.app import create_app
 from tilebeam.server.main import Server, listen
-from tilebeam.server.model_host import Loaded
+from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.models import Entry, Models
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.settings import Settings
@@ -72,7 +72,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 @contextmanager
 def running(lm: LM, *, reward: RewardModel | None = None, **settings: Any) -> Iterator[Running]:
     """A server for a model that outlives it."""
-    loaded = Loaded(lm, reward)
+    loaded = LoadedModel(lm, reward)
     entry = Entry(("tiny", "other", "model"), lm.n_seq_max, lambda: loaded, loaded, lm.info.lora)
     with serving([entry], rates_steps=reward is not None, **settings) as server:
         yield server

@@ -93,12 +93,12 @@ class Counter:
     def __init__(self) -> None:
         self.told = [1.0, 6.0]
 
-    def read(self) -> energy.Reading:
+    def read(self) -> energy.EnergyReading:
         if not self.told:
             raise ValueError("plugged in")
-        return energy.Reading((self.told.pop(0),))
+        return energy.EnergyReading((self.told.pop(0),))
 
-    def joules(self, first: energy.Reading, last: energy.Reading) -> float:
+    def joules(self, first: energy.EnergyReading, last: energy.EnergyReading) -> float:
         return last.joules[0] - first.joules[0]
 
 

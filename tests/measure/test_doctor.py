@@ -61,7 +61,7 @@ def test_files_that_cannot_be_loaded(kind: str, model: Path, tmp_path: Path) -> 
     with pytest.raises(TilebeamError) as refused:
         tilebeam.load(path)
     assert re.search(said, str(refused.value))
-    report = doctor.Report()
+    report = doctor.DoctorReport()
     report.attempt("model", "advice", lambda r: doctor._model(r, path))
     assert [(c.ok, c.detail) for c in report.checks] == [(False, " ".join(str(refused.value).split()))]
 

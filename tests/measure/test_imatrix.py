@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tilebeam.gguf.errors import GGUFError
 from tilebeam.gguf.gguf_file import GGUFFile, TensorInfo
 from tilebeam.gguf.imatrix_file import Sums, importance_of, load_imatrix, save_imatrix
-from tilebeam.gguf.trim_vocab_llama import Tokenizer
+from tilebeam.gguf.trim_vocab_llama import LlamaTokenizer
 
 from bench.lib.synth import preset, write_model
 
@@ -246,7 +246,7 @@ def test_collected_importance_is_the_mean_square_of_what_comes_in(model: Path, t
     for name, values_in in got.items():
         assert values_in.shape == (shapes[name][0],)
         assert (values_in > 0).all()
-    tokenizer = Tokenizer(model)
+    tokenizer = LlamaTokenizer(model)
     ids = [1, *tokenizer((TEXT * 20).encode("utf-8").removesuffix(b"\n")).tolist()]
     tokenizer.close()
     ids = ids[: len(ids) // CTX * CTX]

@@ -30,8 +30,8 @@ from tilebeam.gguf import convert
 from tilebeam.gguf.repack import pack
 from tilebeam.measure.perplexity import (
     Logits,
+    LogitScorer,
     ModelBase,
-    Scorer,
     Subject,
     Windows,
     cut,
@@ -219,7 +219,7 @@ def test_logits_that_are_no_numbers(value: float) -> None:
     row = np.full(8, value, np.float32)
     if not np.isneginf(value):
         row[:4] = 1
-    with Scorer(8, 2) as scorer, pytest.raises(TilebeamError, match="not numbers"):
+    with LogitScorer(8, 2) as scorer, pytest.raises(TilebeamError, match="not numbers"):
         scorer.score(row[None].repeat(3, 0), np.zeros(3, np.int32), None, TokenScores.empty(3, False), 0)
 
 

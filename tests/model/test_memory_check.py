@@ -13,7 +13,7 @@ from tilebeam.model import device_choice, file_check, memory_check
 from tilebeam.model.cache_size import Cache, cache_of
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import control
-from tilebeam.native.executor import Memory
+from tilebeam.native.executor import UsableMemory
 
 from bench.lib import synth
 
@@ -43,7 +43,7 @@ def weights(path: Path) -> int:
 
 
 def give(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
-    monkeypatch.setattr(memory_check, "usable_memory", lambda: Memory(1 << 40, available, available))
+    monkeypatch.setattr(memory_check, "usable_memory", lambda: UsableMemory(1 << 40, available, available))
 
 
 # ---- what is counted
@@ -96,7 +96,7 @@ def test_types_of_the_cache_count(packed: Path, monkeypatch: pytest.MonkeyPatch)
 def test_memory_that_became_less_meanwhile(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program took it while the weights were packed: the cache would be too much."""
     left = iter([1 << 40, 6 << 20])
-    monkeypatch.setattr(memory_check, "usable_memory", lambda: Memory(1 << 40, 0, next(left)))
+    monkeypatch.setattr(memory_check, "usable_memory", lambda: UsableMemory(1 << 40, 0, next(left)))
     with pytest.raises(tilebeam.TilebeamError, match="more, and this process can have 6 MiB: 8 MiB for a KV"):
         tilebeam.load(model, **OPTIONS)
     assert control.control().status()["buffers"] == 0

@@ -17,7 +17,7 @@ from tilebeam import TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf.weights import TB_TYPE
 from tilebeam.model import load_options
-from tilebeam.model.placement import PAGE, Matrix, Placement, Planner, Use, Weights, weights_of
+from tilebeam.model.placement import PAGE, CuttableMatrix, Placement, Planner, Use, Weights, weights_of
 from tilebeam.native.control import control
 
 from bench.lib.synth import preset, write_model
@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> tuple[Weights, Use, list[int]]:
         for i in range(draw(st.integers(0, 2))):
             columns = draw(st.integers(64, 3000))
             size = columns * draw(st.sampled_from([36, 144, 544]))
-            matrices.append(Matrix(f"m{home}.{i}", home, columns, size, 64))
+            matrices.append(CuttableMatrix(f"m{home}.{i}", home, columns, size, 64))
             total += size
         layers.append(total)
     w = Weights(tuple(layers), tuple(matrices), 64, 128, 512, 64, 32, 2, draw(st.integers(1, 2)))

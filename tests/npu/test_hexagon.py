@@ -415,6 +415,6 @@ def test_both_npu_programs_are_of_one_build() -> None:
 
 
 def test_doctor_tries_it() -> None:
-    report = doctor.Report()
+    report = doctor.DoctorReport()
     assert "kernel set hvx" in doctor._hexagon(report)
     assert report.facts["executors"]["qemu-hexagon"]["own_process"]

@@ -9,7 +9,7 @@ import browser_kit
 import pages_kit as kit
 import pytest
 from tilebeam import SearchResult
-from tilebeam.pages.search import search_page
+from tilebeam.pages.search_page import search_page
 
 
 @pytest.fixture(scope="module")

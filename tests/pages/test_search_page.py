@@ -17,9 +17,9 @@ from tilebeam import SearchResult, TilebeamError, Trajectory
 from tilebeam.pages import document
 from tilebeam.pages.markup import Html, join, tag
 from tilebeam.pages.methods import method_title
-from tilebeam.pages.search import one_line, search_page
+from tilebeam.pages.search_page import one_line, search_page
 from tilebeam.search import algorithms
-from tilebeam.search.base import Pruned
+from tilebeam.search.contract import Pruned
 from tilebeam.search.result_from_json import read_report
 
 MADE: dict[str, tuple[str, SearchResult]] = {

@@ -18,7 +18,7 @@ import pytest
 from ggml_kit import F16, F32, FAILED, Q4_0, SUCCESS, Context, Device, ffi
 from tilebeam import TilebeamError
 from tilebeam._ext import Type, dequantize, pack, quantize, tiled_bytes
-from tilebeam.native.control import Loaded, TiledTensor
+from tilebeam.native.control import AnnouncedTensor, LoadResult
 
 from bench.lib import synth
 
@@ -43,9 +43,9 @@ class Mapped:
         self.view = ffi.from_buffer(self.map)
         self.base = ffi.cast("uint8_t *", self.view)
 
-    def manifest(self, **changes: Any) -> list[TiledTensor]:
+    def manifest(self, **changes: Any) -> list[AnnouncedTensor]:
         fields = {"name": "w", "type": int(self.tiled), "ne": (self.K, self.N, 1, 1), "offset": self.start}
-        return [TiledTensor(**{**fields, **changes})]
+        return [AnnouncedTensor(**{**fields, **changes})]
 
     def buffer(self, first: int | None = None, size: int | None = None) -> Any:
         first = self.start if first is None else first
@@ -93,7 +93,7 @@ def test_mapped_tiles_compute_without_a_copy(device: Device, mapped: Mapped, exe
             w, plain = cw.tensor(Q4_0, k, n, name="w"), cw.tensor(Q4_0, k, n, name="other")
             assert kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.start) == SUCCESS
             assert kit.lib.ggml_backend_tensor_alloc(buffer, plain, mapped.base + mapped.plain_at) == SUCCESS
-            assert device.control.loaded() == Loaded(1, 1, 0, "")
+            assert device.control.loaded() == LoadResult(1, 1, 0, "")
         during = device.control.status()
         assert during["executor"] == executor
         assert during["mapped_bytes"] == before["mapped_bytes"] + mapped.plain_at + mapped.blocks.size - mapped.start
@@ -128,7 +128,7 @@ def test_tiles_read_instead_of_mapped(device: Device, mapped: Mapped) -> None:
                 else:
                     buffer = cw.keep_buffer(mapped.buffer())
                     kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.start)
-                assert device.control.loaded() == Loaded(1, 1, 0, "")
+                assert device.control.loaded() == LoadResult(1, 1, 0, "")
             b = c.tensor(F32, k, 3)
             y = kit.lib.ggml_mul_mat(c.ctx, w, b)
             c.allocate(device.plain)
@@ -287,7 +287,7 @@ def test_a_load_counts_its_own_buffers_only(device: Device, mapped: Mapped) -> N
         c.tensor(Q4_0, 64, 64)
         c.allocate(device.tiled)
 
-    def broken_load() -> Loaded:
+    def broken_load() -> LoadResult:
         with Context() as c, device.control.announced():
             tile(c)
             tile(c)
@@ -302,7 +302,7 @@ def test_a_load_counts_its_own_buffers_only(device: Device, mapped: Mapped) -> N
     with ExitStack() as stack:
         tile(stack.enter_context(Context()))
         with Context() as c, device.control.announced():
-            assert device.control.loaded() == Loaded(0, 0, 0, "")
+            assert device.control.loaded() == LoadResult(0, 0, 0, "")
             tile(c)
             with ThreadPoolExecutor(1) as pool:
                 other = pool.submit(broken_load).result()
@@ -310,11 +310,11 @@ def test_a_load_counts_its_own_buffers_only(device: Device, mapped: Mapped) -> N
             assert "write to the mapped model file" in other.reason
             assert device.control.take_error() == ""
             stack.close()
-            assert device.control.loaded() == Loaded(0, 1, 0, "")
+            assert device.control.loaded() == LoadResult(0, 1, 0, "")
             with Context() as short:
                 tile(short)
-                assert device.control.loaded() == Loaded(0, 2, 0, "")
-            assert device.control.loaded() == Loaded(0, 1, 0, "")
+                assert device.control.loaded() == LoadResult(0, 2, 0, "")
+            assert device.control.loaded() == LoadResult(0, 1, 0, "")
 
 
 def test_writing_to_a_mapped_file_is_an_error(device: Device, mapped: Mapped) -> None:

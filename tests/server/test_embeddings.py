@@ -22,7 +22,7 @@ import openai
 from server_kit import HI, Running, idle, running, until
 from tilebeam.native.llama import Vocab
 from tilebeam.server.admission import ClientGone
-from tilebeam.server.model_host import Loaded
+from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.openai import embedding_routes as module
 from tilebeam.server.other.rerank import ranked
 
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_ends_the_ranking(ranker: Running, monkeypatch: pyt
     monkeypatch.setattr(ranker.lm, "rank", leave)
     asked = [("the cat", ["the old tree " * 40] * 60)]
     with pytest.raises(ClientGone):
-        ranked(Loaded(ranker.lm, None), asked, stopped, ("query", "documents"))
+        ranked(LoadedModel(ranker.lm, None), asked, stopped, ("query", "documents"))
     assert len(groups) == 1
     assert groups[0] < 60
 

@@ -20,7 +20,7 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 from server_kit import CHAT, HI, running
 from tilebeam.server.answer_events import Ended, SampleEvents, Started
 from tilebeam.server.openai.chat_completions import ChatAnswer
-from tilebeam.server.plan import Plan, Ready
+from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -56,7 +56,7 @@ def library(chat: PreparedChat, said: str) -> list[CompletionOutput]:
 def client(lm: LM, chat: PreparedChat, said: str, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The message as the server writes it: whole, and put together of what it streams."""
     body = ChatRequest.model_validate({"messages": HI, "tools": TOOLS})
-    plan = Plan(body, ChatAnswer, False, chat.params, 1, "tiny", lambda _, params: Ready([], params))
+    plan = AnswerPlan(body, ChatAnswer, False, chat.params, 1, "tiny", lambda _, params: Ready([], params))
     whole = ChatAnswer(plan, lm.spelling)
     grown = SampleEvents(0, lm.piece, reader=chat.reader()).whole(CompletionOutput(0, said, [], "stop", 1))
     (choice,) = whole.whole([Started(0), grown, Ended(Usage(), 1)])["choices"]

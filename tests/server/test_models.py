@@ -24,9 +24,9 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 
 from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running, parse_metrics, serving, until  # noqa: E402
 from tilebeam.server.errors import ApiError  # noqa: E402
-from tilebeam.server.model_host import Loaded, ModelHost  # noqa: E402
+from tilebeam.server.load_queue import LoadQueue  # noqa: E402
+from tilebeam.server.model_host import LoadedModel, ModelHost  # noqa: E402
 from tilebeam.server.models import Entry, check_names  # noqa: E402
-from tilebeam.server.places import Places  # noqa: E402
 
 from bench.lib.synth import preset, write_model  # noqa: E402
 
@@ -51,16 +51,16 @@ class Made:
     closed: list[int] = field(default_factory=list)
 
 
-def made(places: Places | None = None, trouble: list[str] | None = None, **options: Any) -> Made:
-    def load() -> Loaded:
+def made(queue: LoadQueue | None = None, trouble: list[str] | None = None, **options: Any) -> Made:
+    def load() -> LoadedModel:
         if trouble:
             raise TilebeamError(trouble.pop())
         one.loads.append(1)
         resources = ExitStack()
         resources.callback(one.closed.append, 1)
-        return Loaded(FakeLM(), resources=resources)  # type: ignore[arg-type]
+        return LoadedModel(FakeLM(), resources=resources)  # type: ignore[arg-type]
 
-    one = Made(ModelHost(load, places=places, **options))
+    one = Made(ModelHost(load, load_queue=queue, **options))
     return one
 
 
@@ -79,8 +79,8 @@ async def come(true: Any) -> None:
 
 def test_the_one_idle_longest_makes_room() -> None:
     async def scenario() -> None:
-        places = Places(2)
-        a, b, c = (made(places) for _ in range(3))
+        queue = LoadQueue(2)
+        a, b, c = (made(queue) for _ in range(3))
         for one in (a, b, a, c):
             await touch(one.host)
         assert [len(one.loads) for one in (a, b, c)] == [1, 1, 1]
@@ -98,8 +98,8 @@ def test_a_model_with_requests_stays() -> None:
     """The other's request waits for the end of those that run; later ones wait behind it, and are not forgotten."""
 
     async def scenario() -> None:
-        places = Places(1)
-        a, b = made(places), made(places)
+        queue = LoadQueue(1)
+        a, b = made(queue), made(queue)
         async with a.host.using():
             asked = asyncio.ensure_future(touch(b.host))
             await asyncio.sleep(0.01)
@@ -130,8 +130,8 @@ def test_nobody_starves() -> None:
     """Three models take turns in one place, though each is asked without a pause."""
 
     async def scenario() -> None:
-        places = Places(1)
-        models = [made(places) for _ in range(3)]
+        queue = LoadQueue(1)
+        models = [made(queue) for _ in range(3)]
 
         async def client(one: Made) -> int:
             answered = 0
@@ -152,13 +152,13 @@ def test_nobody_starves() -> None:
 
 def test_a_model_that_was_loaded_for_nobody_makes_room() -> None:
     async def scenario() -> None:
-        places, loading = Places(1), threading.Event()
+        queue, loading = LoadQueue(1), threading.Event()
 
-        def slowly() -> Loaded:
+        def slowly() -> LoadedModel:
             loading.wait(PATIENCE)
-            return Loaded(FakeLM(), resources=ExitStack())  # type: ignore[arg-type]
+            return LoadedModel(FakeLM(), resources=ExitStack())  # type: ignore[arg-type]
 
-        a, b = ModelHost(slowly, places=places), made(places)
+        a, b = ModelHost(slowly, load_queue=queue), made(queue)
         first = asyncio.ensure_future(touch(a))
         await come(lambda: a.state == "loading")
         second = asyncio.ensure_future(touch(b.host))
@@ -176,8 +176,8 @@ def test_a_model_that_was_loaded_for_nobody_makes_room() -> None:
 
 def test_who_comes_as_the_last_one_leaves_waits_anew() -> None:
     async def scenario() -> None:
-        places = Places(1)
-        a, b = made(places), made(places)
+        queue = LoadQueue(1)
+        a, b = made(queue), made(queue)
         async with a.host.using():
             leaving = asyncio.ensure_future(touch(b.host))
             for _ in range(5):
@@ -196,8 +196,8 @@ def test_who_comes_as_the_last_one_leaves_waits_anew() -> None:
 def test_a_load_that_fails_is_tried_again_by_the_next_request() -> None:
     async def scenario() -> None:
         trouble = ["no memory"]
-        places = Places(1)
-        a, b = made(places, trouble), made(places)
+        queue = LoadQueue(1)
+        a, b = made(queue, trouble), made(queue)
         waiting = [asyncio.ensure_future(touch(a.host)) for _ in range(3)]
         for failed in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(failed, ApiError)
@@ -271,7 +271,7 @@ class Shelf:
     trouble: list[str] = field(default_factory=list)
 
     def entry(self, name: str) -> Entry:
-        def load() -> Loaded:
+        def load() -> LoadedModel:
             if name in self.held:
                 assert self.held[name].wait(PATIENCE)
             if self.trouble:
@@ -280,7 +280,7 @@ class Shelf:
             self.made.append(weakref.ref(lm))
             resources = ExitStack()
             resources.callback(lm.close)
-            return Loaded(lm, resources=resources)
+            return LoadedModel(lm, resources=resources)
 
         return Entry((name,), 2, load)
 

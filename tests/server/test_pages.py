@@ -17,7 +17,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import CHAT, MESSAGES, PATIENCE, Running, idle, running, serving, until  # noqa: E402
-from tilebeam.server.model_host import Loaded  # noqa: E402
+from tilebeam.server.model_host import LoadedModel  # noqa: E402
 from tilebeam.server.models import Entry  # noqa: E402
 
 VOTE: dict[str, Any] = {"method": "vote", "budget": 4, "extract": "text", "candidates": True}
@@ -135,7 +135,7 @@ def test_asking_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
 
 
 def test_choosing_a_model_in_a_browser(tab: browser_kit.Tab, lm: LM) -> None:
-    loaded = Loaded(lm)
+    loaded = LoadedModel(lm)
     entries = [Entry((name,), lm.n_seq_max, lambda: loaded, loaded) for name in ("first", "second")]
     with serving(entries) as server:
         tab.open(f"{server.url}/")

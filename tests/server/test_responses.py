@@ -23,7 +23,7 @@ from tilebeam.server.errors import ApiError
 from tilebeam.server.event_stream import EventStream
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.openai.responses import ResponsesAnswer
-from tilebeam.server.plan import Plan, Ready
+from tilebeam.server.plan import AnswerPlan, Ready
 
 TOOL: Any = {
     "type": "function",
@@ -217,7 +217,7 @@ def test_errors_before_and_within_a_stream(server: Running) -> None:
 
     body = ResponsesRequest(input="a", stream=True)
     make = partial(ResponsesAnswer, body, SamplingParams())
-    plan = Plan(body.chat(), make, False, SamplingParams(), 1, "tiny", lambda _, params: Ready([], params))
+    plan = AnswerPlan(body.chat(), make, False, SamplingParams(), 1, "tiny", lambda _, params: Ready([], params))
     service = server.service
     stream = EventStream(service.gate, plan, service.with_model, broken)
     asyncio.run(stream({}, receive, send))

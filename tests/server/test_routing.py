@@ -6,33 +6,33 @@ import json
 import pickle
 
 import pytest
-from tilebeam.server.replicas.routing import Placement, Ticket, blocks_of, ticket_for
+from tilebeam.server.replicas.routing import Routing, Ticket, blocks_of, ticket_for
 
 LONG = "x".join(str(i) for i in range(2000))  # nearly 9000 characters
 SHORT = LONG[:256]
 
 
-def placed(placement: Placement[str], text: str, samples: int = 1) -> Ticket:
+def placed(routing: Routing[str], text: str, samples: int = 1) -> Ticket:
     ticket = Ticket(blocks_of([text]), samples)
-    placement.choose(ticket, ["a", "b"])
+    routing.choose(ticket, ["a", "b"])
     return ticket
 
 
 def test_what_begins_alike_goes_to_one_replica() -> None:
-    placement: Placement[str] = Placement(8, 8192)
-    first = placed(placement, LONG)
+    routing: Routing[str] = Routing(8, 8192)
+    first = placed(routing, LONG)
     first.close()
     for end in ("one", "two", "three"):
-        ticket = placed(placement, LONG + end)
+        ticket = placed(routing, LONG + end)
         assert ticket.replica == first.replica
         ticket.close()
 
 
 def test_others_take_turns() -> None:
-    placement: Placement[str] = Placement(8, 8192)
+    routing: Routing[str] = Routing(8, 8192)
     seen = []
     for i in range(4):
-        ticket = placed(placement, f"{i}{LONG}")
+        ticket = placed(routing, f"{i}{LONG}")
         seen.append(ticket.replica)
         ticket.close()
     assert seen in (["a", "b", "a", "b"], ["b", "a", "b", "a"])
@@ -41,8 +41,8 @@ def test_others_take_turns() -> None:
 def test_a_longer_beginning_bears_more_load() -> None:
     def first(text: str, slots: int) -> int:
         """How many requests go to one replica before one goes to the other."""
-        placement: Placement[str] = Placement(slots, 8192)
-        names = [placed(placement, text).replica for _ in range(20)]
+        routing: Routing[str] = Routing(slots, 8192)
+        names = [placed(routing, text).replica for _ in range(20)]
         return names.index("b" if names[0] == "a" else "a")
 
     assert first(SHORT, 4) == 1  # not worth a sample more
@@ -51,34 +51,34 @@ def test_a_longer_beginning_bears_more_load() -> None:
 
 
 def test_samples_count_not_requests() -> None:
-    placement: Placement[str] = Placement(8, 8192)
-    many = placed(placement, "0" + LONG, samples=8)
-    few = [placed(placement, f"{i + 1}{LONG}") for i in range(8)]
+    routing: Routing[str] = Routing(8, 8192)
+    many = placed(routing, "0" + LONG, samples=8)
+    few = [placed(routing, f"{i + 1}{LONG}") for i in range(8)]
     assert {t.replica for t in few} == {"a", "b"} - {many.replica}
     many.close()
-    assert placed(placement, "9" + LONG).replica == many.replica
+    assert placed(routing, "9" + LONG).replica == many.replica
 
 
 def test_a_request_that_went_elsewhere_counts_there() -> None:
-    placement: Placement[str] = Placement(8, 8192)
-    ticket = placed(placement, LONG, samples=4)
+    routing: Routing[str] = Routing(8, 8192)
+    ticket = placed(routing, LONG, samples=4)
     chosen, other = ticket.replica, ({"a", "b"} - {ticket.replica}).pop()
-    placement.moved(ticket, other)
+    routing.moved(ticket, other)
     assert ticket.replica == other
-    assert placed(placement, "?").replica == chosen
+    assert placed(routing, "?").replica == chosen
     ticket.close()
     ticket.close()
-    assert [placed(placement, "?" * i).replica for i in (2, 3)] == [other, chosen]
+    assert [placed(routing, "?" * i).replica for i in (2, 3)] == [other, chosen]
 
 
 def test_a_request_that_is_done_counts_nowhere() -> None:
     """Its routing may still go on."""
-    placement: Placement[str] = Placement(8, 8192)
-    late = placed(placement, LONG, samples=8)
+    routing: Routing[str] = Routing(8, 8192)
+    late = placed(routing, LONG, samples=8)
     late.close()
-    placement.moved(late, "a")
-    placement.choose(late, ["b"])
-    assert placement._load == {"a": 0} or placement._load == {"b": 0}
+    routing.moved(late, "a")
+    routing.choose(late, ["b"])
+    assert routing._load == {"a": 0} or routing._load == {"b": 0}
 
 
 def test_a_body_that_nests_too_deep_has_no_prompt() -> None:
@@ -87,21 +87,21 @@ def test_a_body_that_nests_too_deep_has_no_prompt() -> None:
 
 
 def test_a_replica_that_is_gone_is_forgotten() -> None:
-    placement: Placement[str] = Placement(8, 8192)
-    ticket = placed(placement, LONG)
-    placement.keep({"a", "b"} - {ticket.replica})
+    routing: Routing[str] = Routing(8, 8192)
+    ticket = placed(routing, LONG)
+    routing.keep({"a", "b"} - {ticket.replica})
     ticket.close()
     again = Ticket(blocks_of([LONG]))
-    assert placement.choose(again, ["c"]) == ["c"]
+    assert routing.choose(again, ["c"]) == ["c"]
 
 
 def test_only_as_much_is_remembered_as_a_replica_keeps() -> None:
-    placement: Placement[str] = Placement(8, 64)  # 256 characters, four blocks
-    first = placed(placement, SHORT)
+    routing: Routing[str] = Routing(8, 64)  # 256 characters, four blocks
+    first = placed(routing, SHORT)
     first.close()
-    placed(placement, "?" + SHORT).close()
-    placed(placement, "!" + SHORT).close()  # on the first one again, in whose cache it takes the place
-    last = placed(placement, SHORT)
+    placed(routing, "?" + SHORT).close()
+    placed(routing, "!" + SHORT).close()  # on the first one again, in whose cache it takes the place
+    last = placed(routing, SHORT)
     assert last.replica != first.replica
 
 

@@ -26,11 +26,11 @@ from tilebeam.server.admission import ClientGone, Gate
 from tilebeam.server.answer_events import Grown, Started, TokenLedger, token_text
 from tilebeam.server.errors import ApiError
 from tilebeam.server.metrics import Metrics
-from tilebeam.server.model_host import Loaded, ModelHost
+from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions as chat
 from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.openai.completions import CompletionAnswer
-from tilebeam.server.plan import Plan, Ready
+from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 
@@ -210,7 +210,7 @@ def test_a_model_may_be_called_null(answer: Any) -> None:
     """Chunks are written around what all of them share, and a name is no place to cut it at."""
     for name in ("null", '"choices":[null]', "[DONE]"):
         body = turns("hi")
-        plan = Plan(body, answer, False, SamplingParams(), 1, name, lambda _, params: Ready([], params))
+        plan = AnswerPlan(body, answer, False, SamplingParams(), 1, name, lambda _, params: Ready([], params))
         written = answer(plan, lambda _: b"")
         written.add(Started(0))
         chunk = json.loads(written.add(Grown(0, [Text("null")], finish="stop")).removeprefix(b"data: "))
@@ -310,8 +310,8 @@ class FakeLM:
     failure: TilebeamError | None = None
 
 
-def loaded() -> Loaded:
-    return Loaded(FakeLM())  # type: ignore[arg-type]
+def loaded() -> LoadedModel:
+    return LoadedModel(FakeLM())  # type: ignore[arg-type]
 
 
 def broken(host: ModelHost) -> None:
@@ -321,10 +321,10 @@ def broken(host: ModelHost) -> None:
 
 def test_a_lost_model_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "_PAUSES", (0.0, 0.0, 0.0))
-    closed: list[Loaded] = []
+    closed: list[LoadedModel] = []
     trouble = ["no memory", "still none"]
 
-    def load() -> Loaded:
+    def load() -> LoadedModel:
         if trouble:
             raise TilebeamError(trouble.pop())
         return loaded()
@@ -382,7 +382,7 @@ def test_a_model_that_cannot_be_loaded_again_stays_down(monkeypatch: pytest.Monk
     monkeypatch.setattr(host_module, "_PAUSES", (0.0, 0.0))
     tries = []
 
-    def load() -> Loaded:
+    def load() -> LoadedModel:
         tries.append(1)
         raise TilebeamError("no memory")
 

@@ -24,7 +24,7 @@ from tilebeam.chat.tools import ToolUse, tool_use, tools_of
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Ended, SampleEvents, Started
 from tilebeam.server.openai.chat_completions import ChatAnswer
-from tilebeam.server.plan import Plan, Ready
+from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
 
 WEATHER = {
@@ -157,7 +157,7 @@ def use(several: bool = True) -> ToolUse:
 def answered(lm: LM, said: str, several: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The whole choice, and the pieces of a stream that gets every character by itself."""
     body = ChatRequest.model_validate({"messages": HI, "tools": TOOLS})
-    plan = Plan(body, ChatAnswer, False, SamplingParams(), 1, "tiny", lambda _, params: Ready([], params))
+    plan = AnswerPlan(body, ChatAnswer, False, SamplingParams(), 1, "tiny", lambda _, params: Ready([], params))
 
     def sample() -> SampleEvents:
         return SampleEvents(0, lm.piece, reader=AnswerReader(use(several), None))

@@ -23,7 +23,7 @@ from tilebeam.cli.main import app
 from tilebeam.evaluation import ranking
 from tilebeam.evaluation.config import item_seed
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.base import Item, Task
+from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.scoring.reward_heads import Head, load_head
 from tilebeam.text_state import Feature, width
 from tilebeam.training import fitting, quality

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilebeam.chat.answer_parts import Part, Reasoning, Text, joined
-from tilebeam.chat.thoughts import Piece, Thinking
+from tilebeam.chat.thoughts import TextPiece, Thinking
 from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tools import ToolUse
 from tilebeam.outputs import FinishReason, ToolCallDelta
@@ -30,7 +30,7 @@ class AnswerReader:
     def __init__(self, use: ToolUse | None, thinking: Thinking | None) -> None:
         self._calls = None if use is None else CallReader(use.family, use.functions, use.several, use.forced)
         self._thoughts = None if thinking is None else thinking.reader()
-        self._apart = thinking is not None and thinking.apart
+        self._separate = thinking is not None and thinking.separate
 
     def take(self, text: str, finish: FinishReason | None = None) -> tuple[list[Part], FinishReason | None]:
         """Return what an answer grew by because of new text, and why it ended.
@@ -51,7 +51,7 @@ class AnswerReader:
 
     def feed(self, text: str) -> list[Part]:
         """Return what new text adds, as far as it is clear."""
-        return self._read([Piece(text, False)] if self._thoughts is None else self._thoughts.feed(text))
+        return self._read([TextPiece(text, False)] if self._thoughts is None else self._thoughts.feed(text))
 
     def end(self, cut: bool) -> list[Part]:
         """Return what is left when the answer ends.
@@ -62,11 +62,11 @@ class AnswerReader:
         parts = [] if self._thoughts is None else self._read(self._thoughts.end())
         return joined(parts + ([] if self._calls is None else self._named(self._calls.end(cut))))
 
-    def _read(self, pieces: Sequence[Piece]) -> list[Part]:
+    def _read(self, pieces: Sequence[TextPiece]) -> list[Part]:
         parts: list[Part] = []
         for piece in pieces:
             if piece.thought:
-                parts.append(Reasoning(piece.text) if self._apart else Text(piece.text))
+                parts.append(Reasoning(piece.text) if self._separate else Text(piece.text))
             else:
                 parts += [Text(piece.text)] if self._calls is None else self._named(self._calls.feed(piece.text))
         return joined(parts)

@@ -107,8 +107,8 @@ def _joined(vocab: Vocab, text: str, own: Sequence[str], others: Sequence[str]) 
     between them."""
     if not any(_has_control(vocab, other) for other in others):
         ids = vocab.tokenize(text, True, True)
-        apart = vocab.tokenize(f"m{secrets.token_hex(12)}m".join(own), True, True)
-        if _controls(vocab, ids) == _controls(vocab, apart):  # else pieces together spell out another one
+        separate = vocab.tokenize(f"m{secrets.token_hex(12)}m".join(own), True, True)
+        if _controls(vocab, ids) == _controls(vocab, separate):  # else pieces together spell out another one
             return ids
     ids = []
     for i, (piece, other) in enumerate(zip(own, [*others, ""], strict=True)):

@@ -9,7 +9,7 @@ from tilebeam.chat.answer_parts import calls_in, reasoning_in, text_in
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
-from tilebeam.chat.tool_grammar import Vocabulary, forced_grammar, held_grammar
+from tilebeam.chat.tool_grammar import ModelTokens, forced_grammar, held_grammar
 from tilebeam.chat.tools import ToolUse
 from tilebeam.engine.streams import Stream
 from tilebeam.grammars.constraint import grammar_of
@@ -72,7 +72,7 @@ class PreparedChat:
                 yield replace(delta, text=text, reasoning=thoughts, tool_calls=calls, finish_reason=finish)
 
 
-def bound(params: SamplingParams, model: Vocabulary, use: ToolUse | None, marks: Marks | None) -> SamplingParams:
+def bound(params: SamplingParams, model: ModelTokens, use: ToolUse | None, marks: Marks | None) -> SamplingParams:
     """Return how to sample an answer whose calls and thoughts are read.
 
     Args:
@@ -86,8 +86,8 @@ def bound(params: SamplingParams, model: Vocabulary, use: ToolUse | None, marks:
         TilebeamError: the form that is asked for is none.
     """
     texts = [*(use.family.marks if use is not None else ()), *texts_of(marks)]
-    spelled = tuple({t for text in texts for t in model.tokenize(text, add_special=False) if model.is_control(t)})
-    params = replace(params, spelled=(*params.spelled, *spelled))
+    shown = tuple({t for text in texts for t in model.tokenize(text, add_special=False) if model.is_control(t)})
+    params = replace(params, shown_tokens=(*params.shown_tokens, *shown))
     if use is None:
         return replace(params, grammar=grammar_of(params), json_schema=None, regex=None)
     if params.constrained:
@@ -100,7 +100,7 @@ def bound(params: SamplingParams, model: Vocabulary, use: ToolUse | None, marks:
 
 
 def thinking_of(
-    prompt: Prompt, continued: str | None, params: SamplingParams, use: ToolUse | None, marks: Marks, apart: bool
+    prompt: Prompt, continued: str | None, params: SamplingParams, use: ToolUse | None, marks: Marks, separate: bool
 ) -> Thinking | None:
     """Tell how an answer's thoughts are read, None: it has none. A grammar that spells no end of them leaves no room
     for any; gpt-oss has headers beside them.
@@ -111,10 +111,10 @@ def thinking_of(
         params: as `bound` made them.
         use: functions that it may call.
         marks: around thoughts.
-        apart: they are told apart from the text.
+        separate: they are told apart from the text.
     """
     free = params.grammar is None or (use is not None and not use.forced)
     ends = free or spells(params.grammar or "", marks.closes)
     if not ends and marks != CHANNELS:
         return None
-    return Thinking(marks, ends and is_open(prompt.text, continued, marks), apart)
+    return Thinking(marks, ends and is_open(prompt.text, continued, marks), separate)

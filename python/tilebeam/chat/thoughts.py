@@ -47,20 +47,20 @@ class Thinking(NamedTuple):
     Attributes:
         marks: around them.
         opened: the answer begins with the rest of one.
-        apart: they are told apart from the text; else they are text, marks and all, in which nothing is called.
+        separate: they are told apart from the text; else they are text, marks and all, in which nothing is called.
     """
 
     marks: Marks
     opened: bool = False
-    apart: bool = True
+    separate: bool = True
 
     def reader(self) -> ThoughtReader | ChannelReader:
         """Make a reader of one answer."""
-        kind = (self.opened, not self.apart)
+        kind = (self.opened, not self.separate)
         return ChannelReader(*kind) if self.marks == CHANNELS else ThoughtReader(self.marks, *kind)
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Text of an answer, or a thought."""
 
     text: str
@@ -108,9 +108,9 @@ class ThoughtReader:
         self._begun = opened  # there was a thought, or is one
         self._told = False  # something of this thought
         self._state: Callable[[], bool] = self._opened if opened else self._begin
-        self._pieces: list[Piece] = []
+        self._pieces: list[TextPiece] = []
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[TextPiece]:
         """Return what new text adds, as far as it is clear."""
         self._held += text
         while self._state():
@@ -118,7 +118,7 @@ class ThoughtReader:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[TextPiece]:
         """Return what is left when the answer ends."""
         self._final = True
         return self.feed("")
@@ -180,7 +180,7 @@ class ThoughtReader:
     def _text(self) -> bool:
         """Behind all thoughts."""
         if self._held:
-            self._pieces.append(Piece(self._held, False))
+            self._pieces.append(TextPiece(self._held, False))
         self._held = ""
         return False
 
@@ -192,7 +192,7 @@ class ThoughtReader:
             text = text.lstrip(_SPACE)
         if text:
             self._told = self._told or not mark
-            self._pieces.append(Piece(text, True))
+            self._pieces.append(TextPiece(text, True))
 
 
 class ChannelReader:
@@ -211,21 +211,21 @@ class ChannelReader:
         self._header = "<|channel|>analysis" if opened else ""
         self._body = self._thinks = opened
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[TextPiece]:
         """Return what new text adds, as far as it is clear."""
         self._held += text
-        pieces: list[Piece] = []
+        pieces: list[TextPiece] = []
         while (piece := self._next()) is not None:
             if piece.text:
                 pieces.append(piece)
         return pieces
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[TextPiece]:
         """Return what is left when the answer ends."""
         self._final = True
         return self.feed("")
 
-    def _next(self) -> Piece | None:
+    def _next(self) -> TextPiece | None:
         if not self._body:
             return self._read_header()
         places = [(at, mark) for mark in _HEADER_MARKS if (at := self._held.find(mark)) >= 0]
@@ -241,7 +241,7 @@ class ChannelReader:
         told, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return self._of(told) if told else None
 
-    def _read_header(self) -> Piece | None:
+    def _read_header(self) -> TextPiece | None:
         """Read what comes before a message; without marks there is none."""
         text = self._held
         at = text.find("<|message|>")
@@ -250,8 +250,8 @@ class ChannelReader:
             self._body = True
             self._thinks = "<|channel|>analysis" in self._header and "to=" not in self._header
             if found := _RECIPIENT.search(self._header):
-                return Piece(f"<|channel|>commentary to=functions.{found[1]}<|message|>", False)
-            return Piece(CHANNELS.opens if self._thinks and self._kept else "", True)
+                return TextPiece(f"<|channel|>commentary to=functions.{found[1]}<|message|>", False)
+            return TextPiece(CHANNELS.opens if self._thinks and self._kept else "", True)
         begins = text.lstrip(_SPACE)
         marked = any(
             begins.startswith(m) or m.startswith(begins) for m in (*_HEADER_MARKS, "assistant", "to=functions.")
@@ -262,10 +262,10 @@ class ChannelReader:
             self._held = ""
             return None
         self._body, self._thinks = bool(text), False
-        return None if not text else Piece("", False)
+        return None if not text else TextPiece("", False)
 
-    def _of(self, text: str, mark: str = "") -> Piece:
-        return Piece(text + mark, self._thinks)
+    def _of(self, text: str, mark: str = "") -> TextPiece:
+        return TextPiece(text + mark, self._thinks)
 
 
 def _half_mark(text: str) -> int:

@@ -20,7 +20,7 @@ _HELD = ("hermes", "granite", "tool_calls", "nemotron-v2")
 _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
-class Vocabulary(Protocol):
+class ModelTokens(Protocol):
     """What knows a model's tokens: a model."""
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -41,7 +41,7 @@ def forced_grammar(use: ToolUse) -> str:
     return grammar_of_field("tools", lambda: constraint.checked(_forced(use)))
 
 
-def held_grammar(use: ToolUse, model: Vocabulary) -> str | None:
+def held_grammar(use: ToolUse, model: ModelTokens) -> str | None:
     """Return the grammar of an answer that may call: any text, in which a call that has begun is held to the schemas.
 
     None where it cannot be told from single tokens that a call begins, or no grammar can be made of the schemas: the
@@ -85,13 +85,13 @@ def _answer(use: ToolUse) -> str:
     return f'"[TOOL_CALLS]" {listed}' if use.family.name == "mistral" else listed
 
 
-def _token_of(model: Vocabulary, mark: str) -> int | None:
+def _token_of(model: ModelTokens, mark: str) -> int | None:
     """Return the token that a mark is, None: it is several."""
     ids = model.tokenize(mark, add_special=False)
     return ids[0] if len(ids) == 1 else None
 
 
-def _spelled(model: Vocabulary, mark: str) -> str:
+def _spelled(model: ModelTokens, mark: str) -> str:
     """Write a mark in a grammar: its token, or its characters."""
     token = _token_of(model, mark)
     return literal(mark) if token is None else f"<[{token}]> | {literal(mark)}"

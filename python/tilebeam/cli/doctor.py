@@ -16,7 +16,7 @@ from tilebeam.cli import console
 from tilebeam.cli.options import Json
 
 if TYPE_CHECKING:
-    from tilebeam.measure.doctor import Report
+    from tilebeam.measure.doctor import DoctorReport
 
 
 def doctor(
@@ -40,7 +40,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _show(report: Report, screen: Console) -> None:
+def _show(report: DoctorReport, screen: Console) -> None:
     """Print the checks as a table, the kernels in use, and what to do."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)

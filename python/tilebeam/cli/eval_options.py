@@ -31,7 +31,7 @@ from tilebeam.text_files import read_text, unescaped
 if TYPE_CHECKING:
     from tilebeam.evaluation.config import ModelFile
     from tilebeam.evaluation.runner import Executor
-    from tilebeam.evaluation.tasks.base import Task
+    from tilebeam.evaluation.tasks.task import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
 task_option = partial(typer.Option, rich_help_panel="Task")

@@ -26,7 +26,7 @@ from tilebeam.training.fit_options import AUTO, SAMPLES, STEPS, FitOptions, feat
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.log import Record
-    from tilebeam.evaluation.tasks.base import Task
+    from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
     from tilebeam.scoring.reward_heads import Head
     from tilebeam.training.collection import Collection, CollectionSetting

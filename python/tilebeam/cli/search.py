@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
-    from tilebeam.search.base import SearchResult
+    from tilebeam.search.contract import SearchResult
 
 _judge = partial(typer.Option, rich_help_panel="Judge")
 _steps = partial(typer.Option, rich_help_panel="Steps")
@@ -206,7 +206,7 @@ def best_of_n(
         need_confinement(unsafe=unsafe_code)
     find = _extractor(extract or EXTRACTOR)
 
-    def chosen(search: _Search) -> Scorer:
+    def chosen(search: _SearchRun) -> Scorer:
         if scorer == "judge":
             return search.judge(whole.judge)
         return Majority(find) if scorer == "majority" else named_scorer(scorer or "logprob", unsafe_code=unsafe_code)
@@ -355,7 +355,7 @@ def _run(
     rates: RewardSpec | None,
     step_stop: str,
     arguments: dict[str, Any],
-    otherwise: Callable[[_Search], Scorer] | None = None,
+    otherwise: Callable[[_SearchRun], Scorer] | None = None,
     wrapped: Callable[[LM, str], Prompt] | None = None,
 ) -> None:
     """Load the models, search and print.
@@ -399,7 +399,7 @@ def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: 
 
 
 @dataclass(frozen=True)
-class _Search:
+class _SearchRun:
     """A loaded model, its prompts, and what to do with them.
 
     Attributes:
@@ -430,7 +430,7 @@ class _Search:
 
     def judge(self, judge: JudgeOptions) -> Scorer:
         """Make the judge; load a model of its own if it has one."""
-        from tilebeam.scoring.judge import LLMJudge
+        from tilebeam.scoring.llm_judge import LLMJudge
 
         lm, model = self.lm, self.options.model
         if judge.judge_model is not None:
@@ -466,7 +466,7 @@ class _Search:
             self._write_page(self.options.html, algorithm.name, results)
 
     def _write_page(self, file: Path, method: str, results: list[SearchResult]) -> None:
-        from tilebeam.pages.search import search_page
+        from tilebeam.pages.search_page import search_page
 
         details = {"Model": self.options.model.model.name, "Device": self.lm.device}
         page = search_page(method, results, [p.asked for p in self.prompts], details)
@@ -477,7 +477,7 @@ class _Search:
 @contextmanager
 def _opened(
     name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, str], Prompt] | None = None
-) -> Iterator[_Search]:
+) -> Iterator[_SearchRun]:
     """Load the model once the prompts are read.
 
     Args:
@@ -493,7 +493,7 @@ def _opened(
         layer = None if rates is None else rates.hidden_layer(options.model.model)
         lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
         prompts = [wrapped(lm, text) if wrapped else wrap(lm, text, given.chat) for text in asked]
-        yield _Search(name, options, lm, prompts, params, stack)
+        yield _SearchRun(name, options, lm, prompts, params, stack)
 
 
 def _extractor(name: str) -> Extractor:

@@ -14,7 +14,7 @@ from rich.tree import Tree
 from tilebeam.cli import console
 from tilebeam.outputs import Usage
 from tilebeam.search.adaptive import AdaptiveResult
-from tilebeam.search.base import SearchResult, VoteResult
+from tilebeam.search.contract import SearchResult, VoteResult
 from tilebeam.search.tree import StepNode, step_tree
 
 if TYPE_CHECKING:

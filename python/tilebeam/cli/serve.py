@@ -35,7 +35,7 @@ from tilebeam.server.settings import ReasoningFormat, Settings
 from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
-    from tilebeam.server.model_host import Loaded
+    from tilebeam.server.model_host import LoadedModel
     from tilebeam.server.models import Models
     from tilebeam.server.served_model import ServedModel, States
 
@@ -393,7 +393,7 @@ def _check_several(paths: Sequence[str], own: Mapping[str, Any]) -> None:
             raise TilebeamError(f"{path} cannot be served: {error}") from None
 
 
-def _say_ready(models: Models, loaded: Loaded | None, url: str) -> None:
+def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:
     err = console.err()
     if loaded is None:
         names = ", ".join(service.name for service in models.services)

@@ -83,13 +83,13 @@ def _random_prompt(lm: LM, length: int, seed: int) -> list[int]:
 def _run(lm: LM, prompts: Sequence[str | list[int]], params: SamplingParams, out: Path, as_json: bool) -> None:
     """Trace one `LM.generate` of all prompts, write the timeline to `out`, print the summary to stdout."""
     from tilebeam.measure.machine import OtherLoad
-    from tilebeam.measure.trace import Limits, Tracer
+    from tilebeam.measure.trace import MachineLimits, Tracer
 
     with OtherLoad() as load, console.generating("trace", params.n * len(prompts)) as hook, Tracer(lm) as tracer:
         lm.generate(prompts, params, progress=hook)
     with whole_file(out) as partial:
         partial.write_text(json.dumps(tracer.timeline()), encoding="utf-8")
-    summary = tracer.summary(Limits.measure(lm.info.threads))
+    summary = tracer.summary(MachineLimits.measure(lm.info.threads))
     if as_json:
         json.dump({"trace": str(out), "other_load": load.share, **summary.as_dict()}, sys.stdout, indent=2)
         print()

@@ -151,7 +151,7 @@ class Line:
 _CLOSED = -1  # owner of the engine of a closed model
 
 
-class _Reader(Turn):
+class _ReaderTurn(Turn):
     """The turn of a thread that wants the engine for itself.
 
     Attributes:
@@ -174,7 +174,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread that has the engine
         self._queue: deque[Call] = deque()
-        self._readers: deque[_Reader] = deque()  # that wait; those that are due come first
+        self._readers: deque[_ReaderTurn] = deque()  # that wait; those that are due come first
         self._steps = 0  # to be made before the next stop
         self._active: dict[Call, None] = {}  # in the engine
         self._commands: deque[Callable[[], None]] = deque()  # to be run between two steps
@@ -289,7 +289,7 @@ class Dispatcher:
             return
         with self._lock:
             self._check_usable()
-            turn = _Reader(self._is_wanted, threading.Condition(self._lock))
+            turn = _ReaderTurn(self._is_wanted, threading.Condition(self._lock))
             self._readers.append(turn)
             try:
                 self._wait_until(lambda: self._owner is None and self._is_next(turn), turn.waiter)
@@ -419,7 +419,7 @@ class Dispatcher:
         """Whether anybody wants the engine; without the lock."""
         return bool(self._readers or self._queue or self._closed) or self._engine.busy
 
-    def _is_next(self, reader: _Reader) -> bool:
+    def _is_next(self, reader: _ReaderTurn) -> bool:
         """Whether it is this reader's turn, once no thread has the engine."""
         return self._readers[0] is reader and (reader.due or not self._has_work())
 

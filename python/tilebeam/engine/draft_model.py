@@ -15,7 +15,7 @@ from tilebeam.engine.kv_cache import Sequence as CachedSequence
 from tilebeam.engine.request import Sample
 from tilebeam.engine.sampler import BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Context, Piece
+from tilebeam.native.llama import BatchPiece, Context
 from tilebeam.sampling_params import SamplingParams
 
 _AT_ONCE = 32  # tokens: what a sample lacks by more is a prompt
@@ -117,7 +117,7 @@ class DraftModel:
         context, results = self.context, list[tuple[int, float]]()
         pending = list(spans)
         while pending:
-            pieces, n, ends = list[Piece](), 0, list[int]()
+            pieces, n, ends = list[BatchPiece](), 0, list[int]()
             while pending and n < context.n_batch and len(ends) < context.max_outputs:
                 seq, tokens = pending.pop(0)
                 part, rest = tokens[: context.n_batch - n], tokens[context.n_batch - n :]

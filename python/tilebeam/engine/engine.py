@@ -25,7 +25,7 @@ from tilebeam.engine.matcher import too_complex
 from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import BAD_LOGITS, TOO_COMPLEX, BatchSampler, Sampler, SampleRows
-from tilebeam.engine.scheduler import Plan, Scheduler
+from tilebeam.engine.scheduler import BatchPlan, Scheduler
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.native.llama import Context
 from tilebeam.outputs import EngineFigures, FinishReason, Progress
@@ -70,7 +70,7 @@ class Engine:
         self.batches: Counter[int] = Counter()
         self.observer: Observer | None = None
         self._on_failure = on_failure
-        self._steady: Plan | None = None  # of the next batch too, while nothing changes
+        self._steady: BatchPlan | None = None  # of the next batch too, while nothing changes
         self._planned = 0.0  # seconds of this step
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Engine:
         if plan is not None and self.scheduler.is_drafted(len(plan.sampling)):
             self._tell_drafter(plan, time.perf_counter() - began - self._planned)
 
-    def _tell_drafter(self, plan: Plan, seconds: float) -> None:
+    def _tell_drafter(self, plan: BatchPlan, seconds: float) -> None:
         """What a step took, planning left out."""
         if plan.asked and self._planned:
             for sample, _ in plan.sampling:
@@ -220,7 +220,7 @@ class Engine:
         if plan.only_decodes and self.scheduler.drafter is not None:
             self.scheduler.drafter.stepped(plan.n, seconds, self._planned)
 
-    def _decode(self) -> Plan | None:
+    def _decode(self) -> BatchPlan | None:
         """Decode a batch: the last plan again, or a new one. None: there is nothing to decode."""
         plan, drafts = self._repeat(), True
         while True:
@@ -242,7 +242,7 @@ class Engine:
                 self.fail(code)
             plan, drafts = None, False
 
-    def _plan(self, drafts: bool) -> Plan:
+    def _plan(self, drafts: bool) -> BatchPlan:
         """A new plan, in the batch arrays."""
         began = time.perf_counter()
         for sample in self.scheduler.admit():
@@ -265,7 +265,7 @@ class Engine:
             sample.place = self.hidden.open() if request.params.hidden else None
             sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(request.prompt_ids))
 
-    def _repeat(self) -> Plan | None:
+    def _repeat(self) -> BatchPlan | None:
         """The last plan again, in the batch arrays, if nothing but the next token of every sample has changed."""
         plan, self._steady = self._steady, None
         if plan is None or self.kv.free < plan.n:
@@ -283,7 +283,7 @@ class Engine:
         return plan
 
     @staticmethod
-    def _account(plan: Plan, seconds: float) -> None:
+    def _account(plan: BatchPlan, seconds: float) -> None:
         """Charge the requests for a decoded batch."""
         share = seconds / plan.n
         if plan.steady and plan.rows is not None:  # not the first time: all are sampled tokens
@@ -303,7 +303,7 @@ class Engine:
             usage.prefill_seconds += share * of_prompt
             usage.decode_seconds += share * (count - of_prompt)
 
-    def _sample(self, plan: Plan) -> None:
+    def _sample(self, plan: BatchPlan) -> None:
         """Draw a token for every sample whose logits came out."""
         began = time.perf_counter()
         if plan.rows is None:
@@ -325,7 +325,7 @@ class Engine:
         for sample, _ in plan.sampling:
             sample.request.usage.sampling_seconds += share
 
-    def _verify(self, plan: Plan, rows: SampleRows) -> None:
+    def _verify(self, plan: BatchPlan, rows: SampleRows) -> None:
         """The first tokens are drawn: draw on where they are those of the drafts, and give back the other cells."""
         spans = {span.sample: span for span in plan.spans if span.sample is not None and span.outputs > 1}
         drafter, accepted = self.scheduler.drafter, Counter[Sample]()
@@ -412,10 +412,10 @@ class Engine:
         ended = sample.tokens and sample.ends_with(sample.tokens[-1], self.vocab)
         tokens = sample.tokens[sample.detokenized : len(sample.tokens) - bool(ended)]
         sample.detokenized += len(tokens)
-        spelled, vocab = sample.request.params.spelled, self.vocab
+        shown, vocab = sample.request.params.shown_tokens, self.vocab
         pieces = (
-            (vocab.spelling(t).encode() if t in spelled else vocab.piece(t) for t in tokens)
-            if spelled
+            (vocab.spelling(t).encode() if t in shown else vocab.piece(t) for t in tokens)
+            if shown
             else (map(vocab.piece, tokens))
         )
         return sample.detokenizer.feed(b"".join(pieces))

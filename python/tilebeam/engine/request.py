@@ -74,7 +74,7 @@ class Sample:
         """The tokens that must be in the cache before the next token can be drawn."""
         return self.request.prompt_ids + self.tokens
 
-    def draws_apart(self) -> bool:
+    def draws_alone(self) -> bool:
         """Whether the hidden state of its last token is wanted, so that no batch with prompts may decode that token."""
         return self.request.params.hidden and (bool(self.tokens) or self.request.params.hidden_prompt)
 

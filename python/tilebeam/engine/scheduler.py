@@ -79,7 +79,7 @@ class Span:
 
 
 @dataclass(eq=False)
-class Plan:
+class BatchPlan:
     """What one llama_decode works on.
 
     Attributes:
@@ -338,7 +338,7 @@ class Scheduler:
                     raise TilebeamError("The KV cache is full and no sample can be preempted.")
                 return decoding
 
-    def plan(self, *, drafts: bool = True) -> Plan:
+    def plan(self, *, drafts: bool = True) -> BatchPlan:
         """The next batch, with cells for its tokens; `n` is 0 if nothing is to be decoded.
 
         Args:
@@ -377,7 +377,7 @@ class Scheduler:
             (s.sample, s.entry + len(s.tokens) - s.outputs) for s in spans if s.sample is not None and s.outputs
         ]
         steady = len(sampling) == n == len(self.running) and not (self.queue and n < self.n_slots)
-        return Plan(
+        return BatchPlan(
             spans, n, steady, sampling, asked=asked, drafts=bool(drafted), only_decodes=not prompts, hidden=hidden
         )
 
@@ -392,8 +392,8 @@ class Scheduler:
             prompts.append(_Prompt(request.pinned, request, None, request.prompt_ids[:-1]))
         for sample in self.running:
             if sample.kv is not None and sample.todo() > 1:
-                target, apart = sample.target(), self._turns and sample.draws_apart()
-                prompts.append(_Prompt(sample.kv, sample.request, sample, target[:-1] if apart else target, not apart))
+                target, alone = sample.target(), self._turns and sample.draws_alone()
+                prompts.append(_Prompt(sample.kv, sample.request, sample, target[:-1] if alone else target, not alone))
         return prompts
 
     def _prefill(self, prompts: list[_Prompt], room: int) -> list[Span]:
@@ -407,7 +407,7 @@ class Scheduler:
                 spans.append(Span(p.seq, p.request, p.sample, tokens, 0, outputs))
         return spans
 
-    def repeats(self, plan: Plan) -> bool:
+    def repeats(self, plan: BatchPlan) -> bool:
         """Whether a steady plan is decoded again; not if the drafter has guesses now, which the next plan then has."""
         plan.asked = self._wants_drafts(plan.n)
         if plan.asked:
@@ -456,7 +456,7 @@ class Scheduler:
             return tokens[: next(i for i, t in enumerate(tokens) if not 0 <= t < size)]
         return tokens
 
-    def undo(self, plan: Plan) -> None:
+    def undo(self, plan: BatchPlan) -> None:
         """llama.cpp refused a batch: give back its cells."""
         for span in plan.spans:
             self.kv.retract(span.seq, len(span.tokens))

@@ -124,7 +124,7 @@ class Balance:
 
 
 @dataclass
-class _Candidate:
+class _Guesses:
     """Guesses for a sample: where they come from, and for each token its sign and the first guess at its chance."""
 
     source: Balance
@@ -161,7 +161,7 @@ class Speculation(Drafter):
         self._costs = StepCosts()
         self._chances = Chances()
         self._by_lookup, self._by_model = Balance(), Balance()
-        self._drafts: dict[Sample, _Candidate] = {}  # of which tokens were taken
+        self._drafts: dict[Sample, _Guesses] = {}  # of which tokens were taken
         self._worth = 0.0  # of a token of them that is drawn, seconds
         self._known: set[Request] = set()
         self._idle = 0  # steps with guesses of which none was worth it
@@ -193,8 +193,8 @@ class Speculation(Drafter):
                 balance.rests = balance.rested = 0
         self._known |= requests
 
-    def _candidates(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Candidate]:
-        found, self._asked, self._modelling = [_Candidate(self._by_lookup) for _ in asked], None, 0.0
+    def _candidates(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
+        found, self._asked, self._modelling = [_Guesses(self._by_lookup) for _ in asked], None, 0.0
         if self._lookup is not None and self._by_lookup.wakes():
             found = [self._looked_up(s, g) for (s, _), g in zip(asked, self._lookup.guess(asked), strict=True)]
             self._by_lookup.asked += 1
@@ -211,18 +211,18 @@ class Speculation(Drafter):
             self._asked = self._asked or self._by_model
         return found
 
-    def _looked_up(self, sample: Sample, guess: Guess) -> _Candidate:
-        candidate = _Candidate(self._by_lookup)
+    def _looked_up(self, sample: Sample, guess: Guess) -> _Guesses:
+        candidate = _Guesses(self._by_lookup)
         for token, sign in zip(guess.tokens, guess.signs, strict=True):
             length, agreed = sign
             first = 0.3 + 0.04 * min(length, 10) * (0.5 + 0.5 * agreed / 2)
             candidate.add(token, sign, first, self._chances.of(sample.request, sign, first))
         return candidate
 
-    def _ask_model(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Candidate]:
+    def _ask_model(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
         """Let the draft model go on, token by token, for the samples where one more is likely to be worth its time."""
         assert self.model is not None
-        candidates = [_Candidate(self._by_model) for _ in asked]
+        candidates = [_Guesses(self._by_model) for _ in asked]
         plain = self._costs.of(rows)
         if plain is None or not asked:  # nothing was measured yet
             return candidates
@@ -237,7 +237,7 @@ class Speculation(Drafter):
         return candidates
 
     def _worth_a_pass(
-        self, active: list[int], candidates: list[_Candidate], drafted: int, rows: int, plain: float
+        self, active: list[int], candidates: list[_Guesses], drafted: int, rows: int, plain: float
     ) -> bool:
         assert self.model is not None
         gain = sum(candidates[i].gains[-1] if candidates[i].gains else 0.8 for i in active)
@@ -246,7 +246,7 @@ class Speculation(Drafter):
         assert more is not None
         return gain * plain / rows > self.model.cost(len(active)) + more - now
 
-    def _choose(self, candidates: list[_Candidate], rows: int) -> None:
+    def _choose(self, candidates: list[_Guesses], rows: int) -> None:
         """Say of each how many tokens are taken."""
         order = sorted(((g, c) for c in candidates for g in c.gains), key=lambda x: -x[0])
         plain = self._costs.of(rows)

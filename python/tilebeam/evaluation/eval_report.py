@@ -12,7 +12,7 @@ from tilebeam.evaluation.config import GREEDY, Setting
 from tilebeam.evaluation.estimators import Mean
 from tilebeam.evaluation.results import PASS, Accuracy, Comparison, Latency, Overtaking, Point, Ranking, overtaking
 from tilebeam.evaluation.tasks import title_of
-from tilebeam.evaluation.tasks.base import Item, Task
+from tilebeam.evaluation.tasks.task import Item, Task
 
 _FIGURES = {
     "pass@k": "at least one of k samples is right, mean over all draws of k (Chen et al. 2021)",

@@ -211,22 +211,22 @@ class End(NamedTuple):
     color: str
 
 
-def _label(ax: Any, ends: Sequence[End], apart: float = 0.055) -> None:
+def _label(ax: Any, ends: Sequence[End], gap: float = 0.055) -> None:
     """Write names to the right of the panel, each at the height of its line's end or as near as others leave room.
 
     Args:
-        apart: least distance of two names, as a share of the panel's height.
+        gap: least distance of two names, as a share of the panel's height.
     """
     bottom, top = ax.get_ylim()
     ordered = sorted(ends, key=lambda e: e.y)
     heights: list[float] = []
     for end in ordered:
         height = (end.y - bottom) / (top - bottom)
-        heights.append(max(height, heights[-1] + apart) if heights else height)
+        heights.append(max(height, heights[-1] + gap) if heights else height)
     ceiling = 1.0
     for i in reversed(range(len(heights))):  # names that would stand above the panel push others down
         heights[i] = ceiling = min(heights[i], ceiling)
-        ceiling -= apart
+        ceiling -= gap
     for end, height in zip(ordered, heights, strict=True):
         ax.annotate(
             end.text,

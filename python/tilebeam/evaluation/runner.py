@@ -29,7 +29,7 @@ from tilebeam.evaluation.eval_report import EvalReport, markdown
 from tilebeam.evaluation.log import Log, Record, timeless
 from tilebeam.evaluation.results import PASS
 from tilebeam.evaluation.tasks import open_task
-from tilebeam.evaluation.tasks.base import Task
+from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob, Timed, Workbench
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.native.executor import usable_memory

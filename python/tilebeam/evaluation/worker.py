@@ -16,7 +16,7 @@ from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation.config import GREEDY, Method, ModelFile, Setting, Unit, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
-from tilebeam.evaluation.tasks.base import Item, Task
+from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.measure.cost import Stopwatch
 from tilebeam.model.loader import load
@@ -27,7 +27,7 @@ from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search import algorithms as methods
-from tilebeam.search.base import Algorithm, SearchResult, StepGenerator
+from tilebeam.search.contract import Algorithm, SearchResult, StepGenerator
 from tilebeam.search.tool_reasoning import ToolGenerator, confined
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class Stopwatch:
         self._cpu = cpu_seconds()
         self._began = time.perf_counter()
 
-    def _reading(self) -> energy.Reading | None:
+    def _reading(self) -> energy.EnergyReading | None:
         try:
             return self._source.read() if self._source is not None else None
         except (OSError, ValueError):  # the machine was plugged in

@@ -49,7 +49,7 @@ class Check:
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """All checks, and the facts behind them (for --json and bug reports)."""
 
     checks: list[Check] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Report:
         """For JSON: {"healthy", "checks": [{"name", "ok", "detail", "advice"}], and the facts}."""
         return {"healthy": self.healthy, "checks": [asdict(c) for c in self.checks], **self.facts}
 
-    def attempt(self, name: str, advice: str, examination: Callable[[Report], str]) -> None:
+    def attempt(self, name: str, advice: str, examination: Callable[[DoctorReport], str]) -> None:
         """Run one examination: it returns the detail, or raises with the reason."""
         try:
             self.checks.append(Check(name, True, examination(self)))
@@ -75,13 +75,13 @@ class Report:
             self.checks.append(Check(name, False, text, advice))
 
 
-def examine(model: str | os.PathLike[str] | None = None) -> Report:
+def examine(model: str | os.PathLike[str] | None = None) -> DoctorReport:
     """Run all checks.
 
     Args:
         model: a GGUF file to load: whether that can be done, and where its matrices run.
     """
-    report = Report()
+    report = DoctorReport()
     reinstall = "Reinstall Tilebeam (`pip install --force-reinstall --no-deps .`, or `make setup`)"
     reinstall += f", or unset TILEBEAM_LIB_DIR ({own})." if (own := os.environ.get("TILEBEAM_LIB_DIR")) else "."
     fit = "Install the llama-cpp-python that this Tilebeam was built for; the detail names it."
@@ -116,7 +116,7 @@ def examine(model: str | os.PathLike[str] | None = None) -> Report:
 # --- the checks -------------------------------------------------------------------------------------------------------
 
 
-def _versions(report: Report) -> str:
+def _versions(report: DoctorReport) -> str:
     found: dict[str, str | None] = {"tilebeam": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -136,7 +136,7 @@ def _versions(report: Report) -> str:
     )
 
 
-def _machine(report: Report) -> str:
+def _machine(report: DoctorReport) -> str:
     machine = platform.machine()
     present = cpu_features()
     features = {name: name in present for name in _FEATURES.get(machine, ())}
@@ -152,7 +152,7 @@ def _machine(report: Report) -> str:
     return f"{cpu_info()}, {machine}, {memory / 2**30:.1f} GiB; features: {having}"
 
 
-def _limits(report: Report) -> str:
+def _limits(report: DoctorReport) -> str:
     """What of the machine this process may use, such as "2 CPUs, quota of 1.0 CPU: 1 thread"."""
     from tilebeam._ext.cpus import usable_cpus
     from tilebeam.native.executor import usable_memory
@@ -170,7 +170,7 @@ def _limits(report: Report) -> str:
     )
 
 
-def _environment(report: Report) -> str:
+def _environment(report: DoctorReport) -> str:
     """Which of Tilebeam's variables are set; one whose name is a slip is an error, other unknown ones are told."""
     report.facts["environment"] = environment.settings()
     unread = report.facts["environment_unread"] = environment.unread()
@@ -183,7 +183,7 @@ def _environment(report: Report) -> str:
     return "; ".join(said)
 
 
-def _native(report: Report) -> str:
+def _native(report: DoctorReport) -> str:
     from tilebeam.native import paths as _paths
 
     found: dict[str, str | None] = {}
@@ -200,7 +200,7 @@ def _native(report: Report) -> str:
     return f"{', '.join(_NATIVE)} in {Path(str(found[_NATIVE[0]])).parent}"
 
 
-def _layout(report: Report) -> str:
+def _layout(report: DoctorReport) -> str:
     from tilebeam import _ext as ggml_ext
 
     report.facts["layout_version"] = ggml_ext.LAYOUT_VERSION
@@ -209,7 +209,7 @@ def _layout(report: Report) -> str:
     return f"version {ggml_ext.LAYOUT_VERSION}: {', '.join(types)}"
 
 
-def _plugin(report: Report) -> str:
+def _plugin(report: DoctorReport) -> str:
     from tilebeam.native.control import control
     from tilebeam.native.plugin import ggml, register
 
@@ -223,7 +223,7 @@ def _plugin(report: Report) -> str:
     return f"built for ggml {built}; this process has {loaded}, which fits"
 
 
-def _device(report: Report) -> str:
+def _device(report: DoctorReport) -> str:
     from tilebeam.model.load_options import default_threads
     from tilebeam.native.control import control
     from tilebeam.native.plugin import register
@@ -250,7 +250,7 @@ def _device(report: Report) -> str:
     )
 
 
-def _builds(report: Report) -> str:
+def _builds(report: DoctorReport) -> str:
     """The three native files come from the same sources: the NPU side refuses another build's program."""
     from tilebeam.native import executor as _npu
     from tilebeam.native import paths as _paths
@@ -271,7 +271,7 @@ def _builds(report: Report) -> str:
     return f"{builds['tilebeam-npud']}: program, plugin and NPU process have the same sources"
 
 
-def _executor(report: Report, kind: str) -> str:
+def _executor(report: DoctorReport, kind: str) -> str:
     """Start a session of its own, send no-ops, stop it."""
     from tilebeam.native import executor as _npu
     from tilebeam.native import paths as _paths
@@ -341,7 +341,7 @@ def _shut_in(guards: dict[str, bool]) -> str:
     return ", ".join(having + lacking)
 
 
-def _hexagon(report: Report) -> str:
+def _hexagon(report: DoctorReport) -> str:
     """The emulated executor where it is there; nothing is wrong where it is not."""
     from tilebeam.native import paths as _paths
 
@@ -358,7 +358,7 @@ def _words(ffi: Any, result: Any) -> str:
     return str(ffi.string(result.why).decode("utf-8", "replace"))
 
 
-def _kernels(report: Report) -> str:
+def _kernels(report: DoctorReport) -> str:
     from tilebeam.measure import selftest
 
     results = selftest.run()
@@ -391,7 +391,7 @@ def _kernels(report: Report) -> str:
     )
 
 
-def _model(report: Report, path: str | os.PathLike[str]) -> str:
+def _model(report: DoctorReport, path: str | os.PathLike[str]) -> str:
     """Load it as `tilebeam.load` does, and tell where it runs and which of its matrices the device multiplies by."""
     from tilebeam.gguf import device_share
     from tilebeam.model import device_choice

@@ -12,7 +12,7 @@ SYS = Path("/sys")
 
 
 @dataclass(frozen=True)
-class Reading:
+class EnergyReading:
     """What a source said at one moment.
 
     Attributes:
@@ -35,7 +35,7 @@ class Source(Protocol):
 
     name: str
 
-    def read(self) -> Reading:
+    def read(self) -> EnergyReading:
         """The state of now.
 
         Raises:
@@ -44,7 +44,7 @@ class Source(Protocol):
         """
         ...
 
-    def joules(self, first: Reading, last: Reading) -> float:
+    def joules(self, first: EnergyReading, last: EnergyReading) -> float:
         """Energy between two readings."""
         ...
 
@@ -61,11 +61,11 @@ class Rapl:
         self._zones = [zone for zone, name in names.items() if name.startswith("package") or name == "dram"]
         self._ranges = [_number(zone / "max_energy_range_uj") / 1e6 for zone in self._zones]
 
-    def read(self) -> Reading:
+    def read(self) -> EnergyReading:
         """The counters."""
-        return Reading(tuple(_number(zone / "energy_uj") / 1e6 for zone in self._zones))
+        return EnergyReading(tuple(_number(zone / "energy_uj") / 1e6 for zone in self._zones))
 
-    def joules(self, first: Reading, last: Reading) -> float:
+    def joules(self, first: EnergyReading, last: EnergyReading) -> float:
         """Their difference; a counter that is less than before has begun anew once."""
         pairs = zip(first.joules, last.joules, self._ranges, strict=True)
         return sum(after - before + (most if after < before else 0.0) for before, after, most in pairs)
@@ -83,11 +83,11 @@ class Battery:
         supplies = sorted((sys / "class/power_supply").glob("*"))
         self._batteries = [s for s in supplies if _word(s / "type") == "Battery" and _word(s / "scope") != "Device"]
 
-    def read(self) -> Reading:
+    def read(self) -> EnergyReading:
         """The power of now, of all batteries."""
-        return Reading(watts=sum(map(self._watts, self._batteries)))
+        return EnergyReading(watts=sum(map(self._watts, self._batteries)))
 
-    def joules(self, first: Reading, last: Reading) -> float:
+    def joules(self, first: EnergyReading, last: EnergyReading) -> float:
         """From the power at both ends."""
         return (first.watts + last.watts) / 2 * (last.seconds - first.seconds)
 

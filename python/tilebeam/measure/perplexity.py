@@ -202,7 +202,7 @@ class Logits:
         return self._top, expected - (self._log_sum - log_sum)
 
 
-class Scorer:
+class LogitScorer:
     """Scores rows of logits on several threads (numpy lets go of the interpreter's lock); a context manager."""
 
     def __init__(self, n_vocab: int, threads: int) -> None:
@@ -211,7 +211,7 @@ class Scorer:
         self._pool = ThreadPoolExecutor(threads)
         self._local = threading.local()
 
-    def __enter__(self) -> Scorer:
+    def __enter__(self) -> LogitScorer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -279,7 +279,7 @@ class ModelBase:
         """How many windows its context takes."""
         return at_once(self._subject.lm, windows)
 
-    def predictions(self, windows: Windows, wanted: Sequence[int], scorer: Scorer) -> list[list[Logits]]:
+    def predictions(self, windows: Windows, wanted: Sequence[int], scorer: LogitScorer) -> list[list[Logits]]:
         """Decode the wanted windows; per window its scored predictions, valid until the next call."""
         shape = (len(wanted), windows.scored, self.n_vocab)
         if self._logits.shape != shape:
@@ -331,7 +331,7 @@ def measure(
     if base is not None:
         group = min(group, base.at_once(windows))
     scores = {s.name: TokenScores.empty(len(windows) * windows.scored, base is not None) for s in subjects}
-    with Scorer(n_vocab, threads) as scorer:
+    with LogitScorer(n_vocab, threads) as scorer:
         for start in range(0, len(windows), group):
             wanted = range(start, min(len(windows), start + group))
             expected = base.predictions(windows, wanted, scorer) if base is not None else None

@@ -76,7 +76,7 @@ def record_type() -> np.dtype[Any]:
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """A call of llama.cpp or of the engine: nanoseconds of CLOCK_MONOTONIC, and the thread's number in the system."""
 
     name: str
@@ -117,7 +117,7 @@ class OpRow:
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """What the machine can do at most with this many threads: 10^9 operations, bytes per second."""
 
     int8_gops: float
@@ -125,10 +125,10 @@ class Limits:
     read_gbs: float
 
     @staticmethod
-    def measure(threads: int) -> Limits:
+    def measure(threads: int) -> MachineLimits:
         """Each three times; the best counts. Takes a quarter of a second."""
         probes = (limits.int8_gops, limits.fma_gflops, limits.read_gbs)
-        return Limits(*(max(probe(threads) for _ in range(3)) for probe in probes))
+        return MachineLimits(*(max(probe(threads) for _ in range(3)) for probe in probes))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Summary:
     busy_seconds: float
     between_seconds: float
     graphs: int
-    limits: Limits | None
+    limits: MachineLimits | None
     lost: int
     damaged: int
 
@@ -171,7 +171,7 @@ class Tracer:
             raise TilebeamError("Only a model on the NPU can be traced: load it with device='npu'.")
         self._lm = lm
         self._most = most_records
-        self.calls: list[Call] = []
+        self.calls: list[TracedCall] = []
         self.records: Records = np.zeros(0, record_type())
         self.lost = 0
         self.damaged = 0
@@ -192,7 +192,7 @@ class Tracer:
 
     def phase(self, name: Phase, begin_ns: int, end_ns: int) -> None:
         """The engine tells what it did."""
-        self.calls.append(Call(_PHASES[name], begin_ns, end_ns, threading.get_native_id()))
+        self.calls.append(TracedCall(_PHASES[name], begin_ns, end_ns, threading.get_native_id()))
 
     # --- what it tells ----------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Tracer:
             "otherData": {"model": self._lm.description, "lost": self.lost, "damaged": self.damaged},
         }
 
-    def summary(self, measured: Limits | None = None) -> Summary:
+    def summary(self, measured: MachineLimits | None = None) -> Summary:
         """The table; `measured` adds shares of the machine's limits."""
         of = self.records["span"]
         messages = self.records[of == _MESSAGE]
@@ -307,7 +307,7 @@ def whole_ops(parts: Records) -> tuple[Records, npt.NDArray[np.float64]]:
     return whole, np.add.reduceat(time, first)
 
 
-def _op_rows(parts: Records, busy_seconds: float, measured: Limits | None) -> list[OpRow]:
+def _op_rows(parts: Records, busy_seconds: float, measured: MachineLimits | None) -> list[OpRow]:
     ops, times = whole_ops(parts)
     weighted = ops["work"] > 0
     groups: dict[tuple[int, int, bytes], list[int]] = {}

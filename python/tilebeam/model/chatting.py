@@ -107,8 +107,8 @@ class Chatting(Generating):
         text = template or self.chat_template or ""
         offered = tools_of(tools)
         use = tool_use(offered, tool_choice, text, several=parallel_tool_calls)
-        apart = reasoning == "apart"
-        marks = marks_of(text) if apart or use is not None else None
+        separate = reasoning == "apart"
+        marks = marks_of(text) if separate or use is not None else None
         prompt = self.chat_prompt(
             messages,
             template=template,
@@ -118,5 +118,5 @@ class Chatting(Generating):
         )
         params = bound(params, self, use, marks)
         continued = (messages[-1].get("content") or "") if continue_final_message else None
-        thinking = None if marks is None else thinking_of(prompt, continued, params, use, marks, apart)
+        thinking = None if marks is None else thinking_of(prompt, continued, params, use, marks, separate)
         return PreparedChat(prompt, params, use, thinking)

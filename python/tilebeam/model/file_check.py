@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from tilebeam.errors import TilebeamError
 from tilebeam.model.cache_size import Cache, cache_of
 from tilebeam.model.load_options import Verify
-from tilebeam.model.lora import Adapter, read_adapters
+from tilebeam.model.lora import CheckedAdapter, read_adapters
 from tilebeam.model.placement import Weights, adapted, weights_of
 from tilebeam.native.repacked import RepackedFile
 
@@ -74,7 +74,7 @@ class CheckedFile:
     cache: Cache
     aligned: bool
     repacked: RepackedFile | None = None
-    adapters: list[Adapter] = field(default_factory=list)
+    adapters: list[CheckedAdapter] = field(default_factory=list)
     pooling: str | None = None
     causal: bool = True
     n_ctx_train: int = 0

@@ -25,7 +25,7 @@ from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.same_bits import reads_alike
 from tilebeam.native import releases
-from tilebeam.native.control import Control, Loaded, control
+from tilebeam.native.control import Control, LoadResult, control
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
 from tilebeam.native.npu_options import Executor
@@ -211,7 +211,7 @@ class _Loader:
         self._interrupts = interrupts
         self._control: Control | None = None
         self._placement = Placement(())
-        self._loaded = Loaded(0, 0, 0, "")
+        self._loaded = LoadResult(0, 0, 0, "")
         self._sessions: dict[int, int] = {}  # that devices had started when they had the weights
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
         self._kept = _KEPT

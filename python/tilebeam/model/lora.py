@@ -18,7 +18,7 @@ Lora = Path | tuple[Path, float]
 
 
 @dataclass(frozen=True)
-class Adapter:
+class CheckedAdapter:
     """A LoRA adapter that fits the model.
 
     Attributes:
@@ -50,7 +50,7 @@ def files_and_scales(lora: Lora | Sequence[Lora]) -> list[tuple[str, float]]:
     return found
 
 
-def read_adapters(lora: Sequence[tuple[str, float]], model: Source, architecture: str) -> list[Adapter]:
+def read_adapters(lora: Sequence[tuple[str, float]], model: Source, architecture: str) -> list[CheckedAdapter]:
     """Read the adapters for a model whose file is open.
 
     Raises:
@@ -65,5 +65,5 @@ def read_adapters(lora: Sequence[tuple[str, float]], model: Source, architecture
                 pairs = gguf.check_adapter(f, model, architecture)
         except (gguf.GGUFError, OSError) as error:
             raise TilebeamError(f"A LoRA adapter cannot be applied: {error}") from None
-        adapters.append(Adapter(path, scale, tuple(pairs)))
+        adapters.append(CheckedAdapter(path, scale, tuple(pairs)))
     return adapters

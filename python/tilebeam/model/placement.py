@@ -33,7 +33,7 @@ def pages(size: float) -> int:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class CuttableMatrix:
     """A weight matrix that can be cut.
 
     Attributes:
@@ -72,7 +72,7 @@ class Weights:
     """
 
     layers: tuple[int, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[CuttableMatrix, ...]
     n_embd: int
     n_ff: int
     n_vocab: int
@@ -143,7 +143,7 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
         size = pages(rows * tensor.row_bytes) + PAGE
         layers[home] += size
         if len(tensor.ne) == 2 and tensor.rows >= 2 * PANEL:
-            matrices.append(Matrix(name, home, tensor.rows, size, tensor.k))
+            matrices.append(CuttableMatrix(name, home, tensor.rows, size, tensor.k))
     vocabulary = [t for t in (gguf.tensors.get("output.weight"), gguf.tensors.get("token_embd.weight")) if t]
     return Weights(
         layers=tuple(layers),
@@ -233,7 +233,7 @@ class Planner:
                 cut, found = fewer, better
         return found
 
-    def _with_cuts(self, room: list[int], cut: list[Matrix]) -> Placement | None:
+    def _with_cuts(self, room: list[int], cut: list[CuttableMatrix]) -> Placement | None:
         items = list(self._items)
         for m in cut:
             items[m.home] -= m.size
@@ -281,7 +281,7 @@ class Planner:
         return counts, used
 
     def _cut(
-        self, m: Matrix, room: list[int], used: list[int], counts: list[int]
+        self, m: CuttableMatrix, room: list[int], used: list[int], counts: list[int]
     ) -> tuple[tuple[int, int], ...] | None:
         """Columns of `m` for each device in proportion to the room it has left; `used` grows by what they take."""
         rows = self.use.n_outputs if m.home == self.w.n_layer else self.use.n_ubatch

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tilebeam.engine.encoder import Encoder
 from tilebeam.engine.turns import Turn
-from tilebeam.native.llama import Context, Piece
+from tilebeam.native.llama import BatchPiece, Context
 
 Floats = npt.NDArray[np.float32]
 _TEXT, _LAST = 40, 4  # tokens of a text, and of its end that is read token by token
@@ -55,7 +55,7 @@ def _logits(
 ) -> tuple[Floats, Floats]:
     """Those of the last tokens, read both ways."""
 
-    def decode(*pieces: Piece) -> None:
+    def decode(*pieces: BatchPiece) -> None:
         context.fill(pieces)
         if (code := context.decode(sum(len(tokens) for _, _, tokens, _ in pieces))) != 0:
             fail(code)

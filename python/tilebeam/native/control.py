@@ -30,7 +30,7 @@ DETERMINISTIC = 64
 
 
 @dataclass(frozen=True)
-class TiledTensor:
+class AnnouncedTensor:
     """A tensor that a repacked file holds as tiles.
 
     Attributes:
@@ -47,7 +47,7 @@ class TiledTensor:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadResult:
     """The results of one load, whatever other loads and models do meanwhile.
 
     Attributes:
@@ -137,7 +137,7 @@ class Control:
         return self._text(self._take_error())
 
     @contextmanager
-    def announced(self, path: str | None = None, tensors: Sequence[TiledTensor] = ()) -> Iterator[None]:
+    def announced(self, path: str | None = None, tensors: Sequence[AnnouncedTensor] = ()) -> Iterator[None]:
         """While in force, this thread makes a load, which `loaded` reports on. It maps `path` with these tensors as
         tiles; without a path it is the load of an ordinary file.
 
@@ -179,12 +179,12 @@ class Control:
         finally:
             self._divide(ffi.NULL, 0)
 
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadResult:
         """Return what this thread's load has made so far. Only while one is announced."""
         load = self._ffi.new("tilebeam_load *")
         if self._loaded(load) != 0:
             raise TilebeamError("No load is announced on this thread.")
-        return Loaded(load.announced_tensors, load.tiled_tensors, load.bad_buffers, self._text(load.reason))
+        return LoadResult(load.announced_tensors, load.tiled_tensors, load.bad_buffers, self._text(load.reason))
 
     def options(self) -> dict[str, Any]:
         """Return the options in force, by the names of `configure`, and n_devices, npud_path.

@@ -47,7 +47,7 @@ def isas() -> list[str]:
     return names
 
 
-class Memory(NamedTuple):
+class UsableMemory(NamedTuple):
     """Bytes that a process can have: all, what is available of them now, and that with what could be swapped out."""
 
     total: int
@@ -55,7 +55,7 @@ class Memory(NamedTuple):
     with_swap: int
 
 
-def usable_memory(root: str = "") -> Memory:
+def usable_memory(root: str = "") -> UsableMemory:
     """Return the memory that this process can have.
 
     The machine's, or what a control group (a container's, a service's) leaves of it. The plugin goes by the same.
@@ -66,4 +66,4 @@ def usable_memory(root: str = "") -> Memory:
     ffi, lib = load()
     sizes = ffi.new("uint64_t[3]")
     lib.tb_usable_memory(root.encode(), sizes, sizes + 1, sizes + 2)
-    return Memory(*map(int, sizes))
+    return UsableMemory(*map(int, sizes))

@@ -326,7 +326,7 @@ def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]], a
 
 
 # Of a batch: a sequence, the position of its first token here, the tokens, and how many of them, the last, give logits.
-Piece = tuple[int, int, list[int], int]
+BatchPiece = tuple[int, int, list[int], int]
 
 
 class Context:
@@ -374,7 +374,7 @@ class Context:
         values = (ctypes.c_float * len(chosen))(*(scale for _, scale in chosen))
         return int(C.llama_set_adapters_lora(self.pointer, pointers, len(chosen), values)) == 0
 
-    def fill(self, pieces: Sequence[Piece]) -> None:
+    def fill(self, pieces: Sequence[BatchPiece]) -> None:
         """Fill the batch arrays from their beginning with pieces of texts, one behind the other."""
         tokens: list[int] = []
         pos: list[int] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.native.control import TiledTensor
+from tilebeam.native.control import AnnouncedTensor
 
 if TYPE_CHECKING:
     from tilebeam.gguf import Manifest
@@ -31,7 +31,7 @@ class RepackedFile:
 
     path: str
     overrides: dict[str, str | int]
-    tensors: tuple[TiledTensor, ...]
+    tensors: tuple[AnnouncedTensor, ...]
 
     @classmethod
     def of(cls, manifest: Manifest) -> RepackedFile:
@@ -52,7 +52,7 @@ class RepackedFile:
         tensors = []
         for t in manifest.tensors:
             ne = (*t.ne, 1, 1, 1)
-            tensors.append(TiledTensor(t.name, int(t.type), (ne[0], ne[1], ne[2], ne[3]), t.offset))
+            tensors.append(AnnouncedTensor(t.name, int(t.type), (ne[0], ne[1], ne[2], ne[3]), t.offset))
         return cls(str(manifest.path), overrides, tuple(tensors))
 
     def override(self, params: Any) -> None:

@@ -42,6 +42,6 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
 def _judge(lm: LM | None) -> Scorer:
     if lm is None:
         raise TilebeamError("A judge needs a model: make it with tilebeam.LLMJudge(lm).")
-    from tilebeam.scoring.judge import LLMJudge
+    from tilebeam.scoring.llm_judge import LLMJudge
 
     return LLMJudge(lm)

@@ -1,7 +1,7 @@
 """Searches: algorithms that spend more compute on a prompt. The classes in `__init__.pyi` can be
 imported from here.
 
-base       what an algorithm is, what it asks of a model, what it returns
+contract   what an algorithm is, what it asks of a model, what it returns
 sampled    over whole candidates: Best-of-N, self-consistency
 beam       by steps: beam search, DVTS; steps: how texts grow step by step
 tool_reasoning   samples whose programs run

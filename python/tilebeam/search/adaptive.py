@@ -20,7 +20,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
-from tilebeam.search.base import Algorithm, SearchCall, SearchProgress, StepGenerator, Trajectory, VoteResult
+from tilebeam.search.contract import Algorithm, SearchCall, SearchProgress, StepGenerator, Trajectory, VoteResult
 from tilebeam.search.events import EventHook, Fate, RunningVote, SearchEvent, candidate_event, tally
 from tilebeam.search.sampled import heaviest, whole_trajectories
 from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE

@@ -21,8 +21,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import LogProb, Scorer
 from tilebeam.search.adaptive import Adaptive
-from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.beam import DVTS, BeamSearch
+from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.sampled import BestOfN, SelfConsistency
 from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.text_files import unescaped

@@ -16,7 +16,7 @@ from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
-from tilebeam.search.base import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
+from tilebeam.search.contract import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
 from tilebeam.search.events import EventHook, Fate, SearchEvent, candidate_event
 from tilebeam.search.search_defaults import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of

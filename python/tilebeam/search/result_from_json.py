@@ -9,8 +9,8 @@ from typing import Any
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.search.adaptive import AdaptiveResult
-from tilebeam.search.base import Pruned, SearchResult, Trajectory, VoteResult
 from tilebeam.search.beam import StepResult
+from tilebeam.search.contract import Pruned, SearchResult, Trajectory, VoteResult
 
 
 def read_report(report: Mapping[str, Any]) -> SearchResult:

@@ -13,7 +13,7 @@ from tilebeam.answers.normalize import Equal, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
 from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate_outputs
-from tilebeam.search.base import (
+from tilebeam.search.contract import (
     Algorithm,
     Generator,
     Result,

@@ -18,7 +18,7 @@ from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import checked_scores, shares
-from tilebeam.search.base import SearchCall, SearchProgress, StepGenerator, Trajectory
+from tilebeam.search.contract import SearchCall, SearchProgress, StepGenerator, Trajectory
 
 if TYPE_CHECKING:
     from tilebeam.text_state import TextState

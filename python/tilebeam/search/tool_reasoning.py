@@ -27,7 +27,7 @@ from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressH
 from tilebeam.prompt import Prompt, PromptLike
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Rating, Scorer, Verifier
-from tilebeam.search.base import Algorithm, SearchCall, StepGenerator, VoteResult
+from tilebeam.search.contract import Algorithm, SearchCall, StepGenerator, VoteResult
 from tilebeam.search.sampled import SelfConsistency, as_scorer
 from tilebeam.search.search_defaults import ROUNDS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tilebeam.search.base import Pruned, SearchResult, Trajectory
+from tilebeam.search.contract import Pruned, SearchResult, Trajectory
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tilebeam.chat.answer_parts import Part, Text
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.outputs import CompletionOutput, Delta, FinishReason, Usage
 
-Piece = Callable[[int], bytes]  # the bytes of a token
+TokenBytes = Callable[[int], bytes]  # the bytes of a token
 Json = dict[str, Any]
 
 
@@ -48,7 +48,7 @@ class TokenLedger:
     character that is not complete yet. `take` returns what text that was told covers.
     """
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: TokenBytes) -> None:
         self._piece = piece
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters of all tokens so far
@@ -155,7 +155,7 @@ class SampleEvents:
     def __init__(
         self,
         index: int,
-        piece: Piece,
+        piece: TokenBytes,
         *,
         logprobs: bool = False,
         scored: bool = False,

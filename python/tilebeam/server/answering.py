@@ -19,14 +19,14 @@ from tilebeam.server.answer_events import Ended, Event, SampleEvents, Started
 from tilebeam.server.errors import ApiError, unavailable
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.other.infill import Filling
-from tilebeam.server.plan import Plan, Ready
+from tilebeam.server.plan import AnswerPlan, Ready
 
 if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream
     from tilebeam.model.lm import LM
 
 
-async def generated(readers: ThreadPoolExecutor, lm: LM, plan: Plan, ready: Ready) -> list[Event]:
+async def generated(readers: ThreadPoolExecutor, lm: LM, plan: AnswerPlan, ready: Ready) -> list[Event]:
     """Generate, and return all events.
 
     Args:
@@ -57,7 +57,7 @@ async def generated(readers: ThreadPoolExecutor, lm: LM, plan: Plan, ready: Read
 
 
 async def streamed(
-    readers: ThreadPoolExecutor, lm: LM, plan: Plan, ready: Ready, times: StreamTimes
+    readers: ThreadPoolExecutor, lm: LM, plan: AnswerPlan, ready: Ready, times: StreamTimes
 ) -> AsyncGenerator[list[Event]]:
     """Generate, and yield events as they come, those that came together in one list. Closing it ends the samples.
 
@@ -101,7 +101,7 @@ async def streamed(
     yield [_ended(plan, outputs, scoring)]
 
 
-def _ended(plan: Plan, outputs: Sequence[RequestOutput], scoring: Usage | None) -> Ended:
+def _ended(plan: AnswerPlan, outputs: Sequence[RequestOutput], scoring: Usage | None) -> Ended:
     usage = sum((output.usage for output in outputs), Usage())
     return Ended(echo.added(usage, scoring), plan.params.seed or 0)
 

@@ -16,8 +16,8 @@ from tilebeam.errors import SearchCancelled
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.answer_events import Echo, Piece, Shown
-from tilebeam.server.plan import Plan
+from tilebeam.server.answer_events import Echo, Shown, TokenBytes
+from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.searches import in_thread
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def of(
-    pool: ThreadPoolExecutor, lm: LM, plan: Plan, prompts: Sequence[Prompt]
+    pool: ThreadPoolExecutor, lm: LM, plan: AnswerPlan, prompts: Sequence[Prompt]
 ) -> tuple[list[Echo | None], Usage | None]:
     """Return what goes before each prompt's samples, and what it cost to read; None where nothing does. Cancelling ends
     the reading after its present batch.
@@ -70,7 +70,7 @@ def _scored(lm: LM, prompt: Prompt, reading: TokenReading) -> Echo:
     return Echo(prompt.text, tokens)
 
 
-def _starts(prompt: Prompt, piece: Piece) -> tuple[list[int], int] | None:
+def _starts(prompt: Prompt, piece: TokenBytes) -> tuple[list[int], int] | None:
     """Return the character at which each token starts, and how many of these come before the text: BOS, or a space that
     the tokenizer puts in front. None: the pieces do not make up the text, which spells control tokens or does not."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

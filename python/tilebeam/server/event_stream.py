@@ -14,12 +14,12 @@ from starlette.types import Receive, Scope, Send
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.answer_events import Event
 from tilebeam.server.errors import ApiError
-from tilebeam.server.model_host import Loaded
-from tilebeam.server.plan import Plan
+from tilebeam.server.model_host import LoadedModel
+from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.writing import StreamedAnswer
 
-WithModel = Callable[[Job, Callable[[Loaded], Coroutine[Any, Any, None]], bool], Coroutine[Any, Any, None]]
-Events = Callable[[Loaded, Plan, float], AsyncGenerator[list[Event]]]
+WithModel = Callable[[Job, Callable[[LoadedModel], Coroutine[Any, Any, None]], bool], Coroutine[Any, Any, None]]
+Events = Callable[[LoadedModel, AnswerPlan, float], AsyncGenerator[list[Event]]]
 
 # A client that does not take what is sent to it for so long counts as gone.
 _READ_SECONDS = 60.0
@@ -40,7 +40,7 @@ class EventStream(Response):
         as_sent: how an error is put for this client.
     """
 
-    def __init__(self, gate: Gate, plan: Plan, with_model: WithModel, events: Events) -> None:
+    def __init__(self, gate: Gate, plan: AnswerPlan, with_model: WithModel, events: Events) -> None:
         super().__init__(None)
         self._gate = gate
         self._plan = plan
@@ -95,7 +95,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": text, "more_body": True})
             self._sending = None
 
-    async def _send(self, loaded: Loaded, send: Send) -> None:
+    async def _send(self, loaded: LoadedModel, send: Send) -> None:
         """Send what comes."""
         found = self._events(loaded, self._plan, self._began)
         answer = self._plan.answer(self._plan, loaded.lm.spelling)

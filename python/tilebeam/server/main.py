@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from tilebeam.errors import TilebeamError
 from tilebeam.server.app import create_app
-from tilebeam.server.model_host import Loaded, decoding_first
+from tilebeam.server.model_host import LoadedModel, decoding_first
 from tilebeam.server.models import Models
 from tilebeam.server.served_model import ServedModel, models_of
 from tilebeam.server.settings import Settings
@@ -113,7 +113,7 @@ def serve(
     served: Sequence[ServedModel],
     settings: Settings,
     *,
-    ready: Callable[[Models, Loaded | None, str], None],
+    ready: Callable[[Models, LoadedModel | None, str], None],
     verbose: bool = False,
 ) -> None:
     """Serve until a signal comes. A single model is loaded first; of several each when it is asked for.

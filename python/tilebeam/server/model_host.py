@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import ApiError, unavailable
-from tilebeam.server.places import Places
+from tilebeam.server.load_queue import LoadQueue
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -37,7 +37,7 @@ _SWITCH_SECONDS = 0.0005
 
 
 @dataclass
-class Loaded:
+class LoadedModel:
     """A model and, for searches, its reward model.
 
     Attributes:
@@ -57,28 +57,28 @@ class Loaded:
 
 
 class ModelHost:
-    """Owns the model. Everything but `Loaded` itself is used on the event loop's thread.
+    """Owns the model. Everything but `LoadedModel` itself is used on the event loop's thread.
 
     Args:
         load: makes a model.
         loaded: the first one; None: it is loaded when it is asked for.
-        places: where models that are loaded stand; None: there is one for this model.
+        load_queue: where models that are loaded stand; None: there is one for this model.
         idle_seconds: without requests, after which it is unloaded; None: it stays.
     """
 
     def __init__(
         self,
-        load: Callable[[], Loaded],
-        loaded: Loaded | None = None,
+        load: Callable[[], LoadedModel],
+        loaded: LoadedModel | None = None,
         *,
-        places: Places | None = None,
+        load_queue: LoadQueue | None = None,
         idle_seconds: float | None = None,
     ) -> None:
         self._load = load
         self._loaded = loaded
-        self._places = places or Places()
+        self._load_queue = load_queue or LoadQueue()
         if loaded is not None:
-            self._places.hold(self)
+            self._load_queue.hold(self)
         self._idle_seconds = idle_seconds
         self.state: State = "unloaded" if loaded is None else "ready"
         self.reason = ""  # why it is not ready
@@ -109,11 +109,11 @@ class ModelHost:
         """Whether who wants to use it has to wait: until it is loaded, or for those that wait for its place."""
         self.look()
         if self.state == "ready":
-            return self._places.leaves(self)
+            return self._load_queue.leaves(self)
         return self.state in ("unloaded", "loading", "unloading")
 
     @asynccontextmanager
-    async def using(self) -> AsyncIterator[Loaded]:
+    async def using(self) -> AsyncIterator[LoadedModel]:
         """Give the model, loaded first where it is not; it is not freed before this ends.
 
         Raises:
@@ -124,7 +124,7 @@ class ModelHost:
             yield loaded
 
     @contextmanager
-    def use(self) -> Iterator[Loaded]:
+    def use(self) -> Iterator[LoadedModel]:
         """Give the model if it is ready. It is not freed before this ends.
 
         Raises:
@@ -146,7 +146,7 @@ class ModelHost:
                 self._unused.set()
             self.look()
             self.watch_idleness()
-            self._places.turn()
+            self._load_queue.turn()
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """HTTP status and body of /health: 200 if requests are answered, be it after loading."""
@@ -173,8 +173,8 @@ class ModelHost:
                 return  # at once: others may wait for this model's place already
             if self.state == "unloading" and self._unloading is not None:
                 await asyncio.shield(self._unloading)
-            elif self.state == "ready" and self._places.leaves(self):
-                await self._places.changed()  # behind those that wait for its place
+            elif self.state == "ready" and self._load_queue.leaves(self):
+                await self._load_queue.changed()  # behind those that wait for its place
             else:
                 return
 
@@ -188,7 +188,7 @@ class ModelHost:
             await asyncio.shield(self._loading)
         except asyncio.CancelledError:
             # Others may wait for the place of a model that nobody wants any more.
-            asyncio.get_running_loop().call_soon(self._places.turn)
+            asyncio.get_running_loop().call_soon(self._load_queue.turn)
             raise
         finally:
             self._expected -= 1
@@ -198,7 +198,7 @@ class ModelHost:
 
     async def _load_once(self) -> None:
         try:
-            await self._places.take(self)
+            await self._load_queue.take(self)
             self.state = "loading"
             try:
                 self._loaded = await asyncio.to_thread(self._load)
@@ -206,11 +206,11 @@ class ModelHost:
                 self.reason, known = _reason_of(error)
                 self.state = "unloaded"
                 log.error("loading failed: %s", error, exc_info=None if known else error)
-                self._places.give(self)
+                self._load_queue.give(self)
                 raise unavailable(f"The model cannot be loaded: {self.reason}", code="model_load_failed") from error
             self.state, self.reason, self.last_used = "ready", "", time.monotonic()
             self.watch_idleness()
-            self._places.turn()
+            self._load_queue.turn()
         finally:
             if self._loading is asyncio.current_task():
                 self._loading = None
@@ -223,7 +223,7 @@ class ModelHost:
     async def _unload(self) -> None:
         await self._free()
         self.state = "unloaded"
-        self._places.give(self)
+        self._load_queue.give(self)
         log.info("a model was unloaded")
 
     async def _free(self) -> None:
@@ -283,14 +283,14 @@ class ModelHost:
             self.state, self.reason = "ready", ""
             log.warning("the model is loaded again")
             self.watch_idleness()
-            self._places.turn()
+            self._load_queue.turn()
             return
         self.state = "failed"
-        self._places.give(self)
+        self._load_queue.give(self)
 
     async def _give_up(self) -> None:
         await self._free()
-        self._places.give(self)
+        self._load_queue.give(self)
 
     async def close(self) -> None:
         """Free the model once nobody uses it."""

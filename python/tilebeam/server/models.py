@@ -10,9 +10,9 @@ from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import ApiError
+from tilebeam.server.load_queue import LoadQueue
 from tilebeam.server.metrics import Metrics, Snapshot
-from tilebeam.server.model_host import Loaded, ModelHost
-from tilebeam.server.places import Places
+from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
@@ -32,8 +32,8 @@ class Entry:
 
     names: tuple[str, ...]
     slots: int
-    load: Callable[[], Loaded]
-    loaded: Loaded | None = None
+    load: Callable[[], LoadedModel]
+    loaded: LoadedModel | None = None
     lora: Sequence[tuple[str, float]] = ()
 
 
@@ -59,16 +59,16 @@ class Models:
         self.rates_steps = rates_steps
         self._searches = searches
         self._started = int(time.time())
-        places = Places(settings.models_max)
-        self.services = [self._service(entry, places) for entry in entries]
+        load_queue = LoadQueue(settings.models_max)
+        self.services = [self._service(entry, load_queue) for entry in entries]
         self._by_name = {name: service for service in self.services for name in service.names}
         for service in self.services:
             for name in service.adapters.names:
                 self._by_name.setdefault(name, service)
         self.metrics.watch(self._snapshots)
 
-    def _service(self, entry: Entry, places: Places) -> Service:
-        host = ModelHost(entry.load, entry.loaded, places=places, idle_seconds=self.settings.idle_seconds)
+    def _service(self, entry: Entry, load_queue: LoadQueue) -> Service:
+        host = ModelHost(entry.load, entry.loaded, load_queue=load_queue, idle_seconds=self.settings.idle_seconds)
         metrics = self.metrics.of(entry.names[0])
         return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics, entry.lora)
 

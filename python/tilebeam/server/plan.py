@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.answer_events import Piece, SampleEvents
+from tilebeam.server.answer_events import SampleEvents, TokenBytes
 from tilebeam.server.requests import Generation
 from tilebeam.server.writing import Answer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AnswerPlan:
     """A request, checked as far as that takes no model.
 
     Attributes:
@@ -54,7 +54,7 @@ class Plan:
 
 
 # Makes the writer of an answer, of the request and a function that spells tokens.
-AnswerMaker = Callable[[Plan, Piece], Answer]
+AnswerMaker = Callable[[AnswerPlan, TokenBytes], Answer]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Ready:
     params: SamplingParams
     reader: Callable[[], AnswerReader | None] = field(default=lambda: None)
 
-    def events_of(self, index: int, lm: LM, plan: Plan) -> SampleEvents:
+    def events_of(self, index: int, lm: LM, plan: AnswerPlan) -> SampleEvents:
         """Return what makes events of a sample.
 
         Args:
@@ -79,11 +79,11 @@ class Ready:
             lm: the model.
             plan: the request.
         """
-        spelled = set(self.params.spelled)
+        shown = set(self.params.shown_tokens)
 
         @cache  # the same tokens are drawn again and again
         def piece(token: int) -> bytes:
-            return lm.spelling(token) if token in spelled else lm.piece(token)
+            return lm.spelling(token) if token in shown else lm.piece(token)
 
         return SampleEvents(
             index,

@@ -400,7 +400,7 @@ class CalledFunction(Strict):
         return value
 
 
-class ToolCall(Strict):
+class ToolCallField(Strict):
     """A call in an earlier turn, with its id."""
 
     id: Text = ""
@@ -428,7 +428,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
     name: Label | None = None
-    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
+    tool_calls: list[ToolCallField] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: Label | None = None
     # As in an answer that is sent back:
     annotations: list[Any] | None = Field(None, max_length=0)

@@ -10,14 +10,14 @@ from typing import Any
 
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Usage
-from tilebeam.pages.search import search_page
-from tilebeam.search.base import Algorithm, SearchResult
+from tilebeam.pages.search_page import search_page
+from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
 from tilebeam.server.answer_events import Echo, Ended, Event, Grown, Json, SampleEvents, Started
 from tilebeam.server.errors import bad_request
 from tilebeam.server.metrics import ModelMetrics
-from tilebeam.server.model_host import Loaded
-from tilebeam.server.plan import Plan, Ready
+from tilebeam.server.model_host import LoadedModel
+from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import Search
 from tilebeam.server.searches import SearchPool, algorithm_of
 
@@ -41,7 +41,9 @@ class SearchAnswer:
         ApiError: 400, the request asks for a search that cannot be.
     """
 
-    def __init__(self, searches: SearchPool, loaded: Loaded, plan: Plan, ready: Ready, metrics: ModelMetrics) -> None:
+    def __init__(
+        self, searches: SearchPool, loaded: LoadedModel, plan: AnswerPlan, ready: Ready, metrics: ModelMetrics
+    ) -> None:
         assert plan.body.search is not None
         self._search: Search = plan.body.search
         self._searches = searches

@@ -14,7 +14,7 @@ from tilebeam.outputs import Progress
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search import algorithms as methods
-from tilebeam.search.base import Algorithm, SearchResult
+from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.events import EventHook
 from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.server.errors import bad_request

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilebeam.errors import TilebeamError
 from tilebeam.model.loader import load
 from tilebeam.scoring.load_reward import RewardSpec
-from tilebeam.server.model_host import Loaded
+from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.models import Entry, Models, check_names
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.settings import Settings
@@ -81,7 +81,7 @@ class ServedModel:
     cache_prompt: bool = True
     states: States | None = None
 
-    def open(self) -> Loaded:
+    def open(self) -> LoadedModel:
         """Load them.
 
         Raises:
@@ -99,10 +99,10 @@ class ServedModel:
             if self.reward is not None:
                 scorer = self.reward.open(lm, step_stop=self.step_stop, **self.load)
                 stack.callback(scorer.close)
-            return Loaded(lm, scorer, stack.pop_all())
+            return LoadedModel(lm, scorer, stack.pop_all())
 
 
-def models_of(served: Sequence[ServedModel], settings: Settings) -> tuple[Models, Loaded | None]:
+def models_of(served: Sequence[ServedModel], settings: Settings) -> tuple[Models, LoadedModel | None]:
     """Return the models of a server, and the one that is loaded: a single one is, several are when they are asked for.
 
     Raises:

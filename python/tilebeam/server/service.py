@@ -26,10 +26,10 @@ from tilebeam.server.errors import bad_request, errors_for_client, from_exceptio
 from tilebeam.server.event_stream import EventStream
 from tilebeam.server.grammar import grammar_of
 from tilebeam.server.metrics import ModelMetrics, Snapshot
-from tilebeam.server.model_host import Loaded, ModelHost
+from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions
 from tilebeam.server.other.infill import Filling
-from tilebeam.server.plan import AnswerMaker, Plan, Ready
+from tilebeam.server.plan import AnswerMaker, AnswerPlan, Ready
 from tilebeam.server.prompts import completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
 from tilebeam.server.search_answers import SearchAnswer
@@ -98,7 +98,7 @@ class Service:
         """The model's name in answers."""
         return self.names[0]
 
-    def told_name(self, asked: str | None) -> str:
+    def answer_name(self, asked: str | None) -> str:
         """Return the name that an answer tells: the model's, or that of the adapter that was asked for."""
         return asked if asked is not None and asked in self.adapters.names else self.name
 
@@ -141,7 +141,7 @@ class Service:
             prompts = [completion_prompt(lm, given, body.suffix, extra, leave) for given in body.prompts]
             return Ready(prompts, params)
 
-        plan = Plan(body, answer, wanted, params, count, self.told_name(body.model), prepare, body.echo)
+        plan = AnswerPlan(body, answer, wanted, params, count, self.answer_name(body.model), prepare, body.echo)
         return await self._answer(plan, request)
 
     async def chat(self, body: ChatRequest, request: Request, answer: AnswerMaker) -> Response:
@@ -156,7 +156,7 @@ class Service:
             made = chat_completions.prepared(lm, body, settings, params)
             return Ready([made.prompt], made.params, made.reader)
 
-        plan = Plan(body, answer, body.logprobs, params, 1, self.told_name(body.model), prepare)
+        plan = AnswerPlan(body, answer, body.logprobs, params, 1, self.answer_name(body.model), prepare)
         return await self._answer(plan, request)
 
     # --- what they share --------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Service:
         except TilebeamError as error:
             raise bad_request(str(error), code="invalid_value") from None
 
-    async def _answer(self, plan: Plan, request: Request) -> Response:
+    async def _answer(self, plan: AnswerPlan, request: Request) -> Response:
         """Let the request in, generate, answer."""
         if plan.body.stream:
             return EventStream(self.gate, plan, self.with_model, self.streamed)
@@ -209,7 +209,7 @@ class Service:
             work = self.with_model(job, lambda loaded: self._whole(loaded, plan), plan.body.restricted)
             return Response(await job.run(work, request.receive), media_type="application/json")
 
-    async def in_thread(self, request: Request, work: Callable[[Loaded, threading.Event], T]) -> T:
+    async def in_thread(self, request: Request, work: Callable[[LoadedModel, threading.Event], T]) -> T:
         """Let a request in that does not generate: what a function gives that reads texts with the model, in a thread.
 
         Args:
@@ -220,13 +220,13 @@ class Service:
         """
         stopped = threading.Event()
 
-        async def read(loaded: Loaded) -> T:
+        async def read(loaded: LoadedModel) -> T:
             return await in_thread(self._readers, lambda: work(loaded, stopped), stopped)
 
         with self.gate.enter(1) as job:
             return await job.run(self.with_model(job, read), request.receive)
 
-    async def shortly(self, request: Request, work: Callable[[LM], T], *, chat: bool = False) -> T:
+    async def run_quick(self, request: Request, work: Callable[[LM], T], *, chat: bool = False) -> T:
         """Return what a function gives that takes a moment, in a thread: such requests pass the queue by, unless they
         wait for the model to be loaded.
 
@@ -248,7 +248,7 @@ class Service:
             return await job.run(run(), request.receive)
 
     async def with_model(
-        self, job: Job, work: Callable[[Loaded], Coroutine[Any, Any, T]], restricted: bool = False
+        self, job: Job, work: Callable[[LoadedModel], Coroutine[Any, Any, T]], restricted: bool = False
     ) -> T:
         """Return the result of work with the model, which is loaded first where it is not; its errors as `ApiError`.
 
@@ -271,7 +271,7 @@ class Service:
                     raise bad_request(str(error), code="nothing_allowed") from error
                 raise from_exception(error) from error
 
-    async def prepared(self, lm: LM, plan: Plan) -> Ready:
+    async def prepared(self, lm: LM, plan: AnswerPlan) -> Ready:
         """Make a request ready for this model, which will not refuse it then. Not on the event loop: a long text or a
         large schema takes its time.
 
@@ -297,7 +297,7 @@ class Service:
         pool = self._chats if isinstance(plan.body, ChatRequest) else None
         return await asyncio.get_running_loop().run_in_executor(pool, prepare)
 
-    async def _whole(self, loaded: Loaded, plan: Plan) -> bytes:
+    async def _whole(self, loaded: LoadedModel, plan: AnswerPlan) -> bytes:
         """Return the JSON of an answer that does not stream."""
         ready = await self.prepared(loaded.lm, plan)
         if plan.body.search is not None:
@@ -308,7 +308,7 @@ class Service:
         answer = plan.answer(plan, loaded.lm.spelling)
         return await asyncio.to_thread(lambda: dumped_in_parts(answer.whole(events)))
 
-    async def streamed(self, loaded: Loaded, plan: Plan, began: float) -> AsyncGenerator[list[Event]]:
+    async def streamed(self, loaded: LoadedModel, plan: AnswerPlan, began: float) -> AsyncGenerator[list[Event]]:
         """Yield the events of an answer as they come. Closing it ends the work.
 
         Args:
@@ -329,7 +329,7 @@ class Service:
             self.metrics.observe(events[-1].usage)
 
 
-def _check_length(lm: LM, plan: Plan, prompt: Prompt) -> None:
+def _check_length(lm: LM, plan: AnswerPlan, prompt: Prompt) -> None:
     """Raise `ApiError` for a prompt that leaves no room for an answer."""
     if len(prompt.ids) >= lm.n_ctx:
         raise bad_request(
@@ -340,7 +340,7 @@ def _check_length(lm: LM, plan: Plan, prompt: Prompt) -> None:
         )
 
 
-def _check_logprobs(lm: LM, plan: Plan, ready: Ready) -> None:
+def _check_logprobs(lm: LM, plan: AnswerPlan, ready: Ready) -> None:
     """Raise `ApiError` for a request whose log-probabilities might not fit into memory."""
     if not plan.logprobs:
         return

@@ -27,7 +27,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.config import item_seed
 from tilebeam.evaluation.log import Log, Record
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.base import Item, Task
+from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.gguf.whole_file import naming
 from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.sampling_params import SamplingParams

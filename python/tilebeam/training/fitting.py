@@ -144,7 +144,7 @@ class Fitted:
 
 
 @dataclass
-class _Candidate:
+class _FittedSetting:
     """A set of features and a decay: the folds' heads, and what they say of the rows that they did not learn from."""
 
     names: tuple[Feature, ...]
@@ -175,9 +175,9 @@ def fit(
     """
     sets = [cast(tuple[Feature, ...], options.features)] if options.features else list(_SETS)
     total = len(sets) * FOLDS * len(_DECAYS)
-    candidates: list[_Candidate] = []
+    candidates: list[_FittedSetting] = []
     for names in sets:
-        path = [_Candidate(names, decay, [], np.zeros(len(samples.rows))) for decay in _DECAYS]
+        path = [_FittedSetting(names, decay, [], np.zeros(len(samples.rows))) for decay in _DECAYS]
         for fold in range(FOLDS):
             held = samples.fold[samples.owner] == fold
             x = inputs(states, samples.rows[held], names)
@@ -197,7 +197,7 @@ def fit(
     return Fitted(head, best.decay, _held_out(candidates, losses, samples), tried)
 
 
-def _held_out(candidates: Sequence[_Candidate], losses: Doubles, samples: Samples) -> Doubles:
+def _held_out(candidates: Sequence[_FittedSetting], losses: Doubles, samples: Samples) -> Doubles:
     """Scores of all rows; of each fold by the candidate that the others choose, as the others calibrate it."""
     scores = np.zeros(len(samples.rows))
     for fold in range(FOLDS):

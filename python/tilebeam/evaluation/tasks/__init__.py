@@ -1,7 +1,7 @@
 """The tasks of `tilebeam eval` by name, and the one way to open one.
 
     kinds        the table: what --task takes, in words, and the class behind it. Importing this imports none of them.
-    base         a task: items, prompts, how a text's answer is found and who judges it
+    task         a task: items, prompts, how a text's answer is found and who judges it
     file_task    a task whose items are the lines of a file
     gym, jsonl, gsm8k ..   one module per kind
 
@@ -19,7 +19,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
 
 if TYPE_CHECKING:
-    from tilebeam.evaluation.tasks.base import Task
+    from tilebeam.evaluation.tasks.task import Task
 
 
 @dataclass(frozen=True)

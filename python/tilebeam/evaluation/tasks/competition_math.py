@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from tilebeam.answers.extract import framed
 from tilebeam.answers.normalize import faithful_math
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.tasks.base import Defaults, Item
 from tilebeam.evaluation.tasks.file_task import FileTask, text_of
+from tilebeam.evaluation.tasks.task import Defaults, Item
 
 _ASK = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 

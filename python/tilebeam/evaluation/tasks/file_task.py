@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.base import Item, Task
+from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.text_files import json_lines
 
 

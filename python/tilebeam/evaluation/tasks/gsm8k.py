@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from tilebeam.answers.normalize import normalize_answer
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.tasks.base import Defaults
 from tilebeam.evaluation.tasks.file_task import FileTask, text_of
+from tilebeam.evaluation.tasks.task import Defaults
 
 # What instruct models were trained on; with examples, what the examples do.
 _ASK = "{question}\n\nPlease reason step by step, and put your final answer, a number, within \\boxed{{}}."

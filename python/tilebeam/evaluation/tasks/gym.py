@@ -13,7 +13,7 @@ from urllib.parse import unquote_plus
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.base import Defaults, Item, Task
+from tilebeam.evaluation.tasks.task import Defaults, Item, Task
 
 
 class GymTask(Task):

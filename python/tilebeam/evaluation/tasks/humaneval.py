@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from tilebeam.answers.code import Question, program_of
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.base import Defaults, Item
 from tilebeam.evaluation.tasks.file_task import FileTask, text_of
+from tilebeam.evaluation.tasks.task import Defaults, Item
 from tilebeam.sandbox import Test, need_confinement, run_tests
 
 _ASK = (

@@ -8,8 +8,8 @@ from typing import Any
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import load_function, source_digest
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.base import Checker, Defaults, Item
 from tilebeam.evaluation.tasks.file_task import FileTask, text_of
+from tilebeam.evaluation.tasks.task import Checker, Defaults, Item
 
 
 class JsonlTask(FileTask):

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from functools import cache
 
 from tilebeam._version import __version__
-from tilebeam.server.answer_events import Ended, Event, Grown, Json, Piece, Shown, Started
+from tilebeam.server.answer_events import Ended, Event, Grown, Json, Shown, Started, TokenBytes
 from tilebeam.server.errors import ApiError
-from tilebeam.server.plan import Plan
+from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.writing import StreamedAnswer, dumped, dumped_in_parts, extras, server_sent, usage_of
 
 _DONE = server_sent("[DONE]")
@@ -29,7 +29,7 @@ class ChoicesAnswer(StreamedAnswer):
     chunk_kind = ""
     prefix = ""
 
-    def __init__(self, plan: Plan, spelling: Piece) -> None:
+    def __init__(self, plan: AnswerPlan, spelling: TokenBytes) -> None:
         self._spelling = cache(spelling)  # the same tokens are told again and again
         self._plan = plan
         self._top = plan.params.top_logprobs

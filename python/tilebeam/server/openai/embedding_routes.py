@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from tilebeam.outputs import Usage
 from tilebeam.server.errors import bad_request
-from tilebeam.server.model_host import Loaded
+from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.models import Models
 from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import Strict, Text
@@ -60,7 +60,7 @@ def add_embedding_routes(app: FastAPI, models: Models) -> None:
         """Texts as vectors of length 1."""
         service = models.of(body.model)
 
-        def answer(loaded: Loaded, stopped: threading.Event) -> tuple[Response, int]:
+        def answer(loaded: LoadedModel, stopped: threading.Event) -> tuple[Response, int]:
             vectors, tokens = _embedded(loaded.lm, body, stopped)
             data = [
                 {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}

@@ -57,12 +57,12 @@ class InputPart(Strict):
     logprobs: list[Any] | None = Field(None, max_length=0)
 
 
-class _Item(Strict):
+class _InputItem(Strict):
     id: Text | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
-class MessageItem(_Item):
+class MessageItem(_InputItem):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -71,7 +71,7 @@ class MessageItem(_Item):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class CallItem(_Item):
+class CallItem(_InputItem):
     """A call of a function that the model wrote."""
 
     type: Literal["function_call"]
@@ -80,7 +80,7 @@ class CallItem(_Item):
     arguments: Text
 
 
-class ResultItem(_Item):
+class ResultItem(_InputItem):
     """What a function gave."""
 
     type: Literal["function_call_output"]
@@ -88,7 +88,7 @@ class ResultItem(_Item):
     output: Text | list[InputPart]
 
 
-class ReasoningItem(_Item):
+class ReasoningItem(_InputItem):
     """Thoughts of an earlier answer, which are not read again."""
 
     type: Literal["reasoning"]
@@ -107,7 +107,7 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
-class NamedTool(Strict):
+class ToolChoiceFunction(Strict):
     """The function that must be called."""
 
     type: Literal["function"]
@@ -124,14 +124,14 @@ class TextFormat(Strict):
     strict: bool | None = None
 
 
-class TextOptions(Strict):
+class TextField(Strict):
     """How the text is written."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # without effect
 
 
-class Reasoning(Strict):
+class ReasoningField(Strict):
     """How much the model thinks: a variable of its chat template. There are no summaries."""
 
     effort: Effort | None = None
@@ -169,10 +169,10 @@ class ResponsesRequest(Neutral):
     top_p: Number | None = Field(None, gt=0, le=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    text: TextOptions | None = None
-    reasoning: Reasoning | None = None
+    text: TextField | None = None
+    reasoning: ReasoningField | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceFunction | None = None
     parallel_tool_calls: bool | None = None
     # Of OpenAI's API, without effect on the text, beside those of `Neutral`:
     background: Literal[False] | None = None
@@ -216,7 +216,7 @@ class ResponsesRequest(Neutral):
                 {"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools
             ]
         choice = self.tool_choice
-        if isinstance(choice, NamedTool):
+        if isinstance(choice, ToolChoiceFunction):
             fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         else:
             fields["tool_choice"] = choice

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from tilebeam.chat.answer_parts import Part, Reasoning, Text
 from tilebeam.outputs import ToolCallDelta, Usage
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.answer_events import Ended, Event, Grown, Json, Piece
+from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
 from tilebeam.server.errors import ApiError
 from tilebeam.server.event_stream import EventStream
 from tilebeam.server.models import Models
 from tilebeam.server.openai.response_requests import ResponsesRequest
-from tilebeam.server.plan import Plan
+from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.writing import StreamedAnswer, dumped, extras, usage_of
 
 
@@ -51,7 +51,9 @@ class ResponsesAnswer(StreamedAnswer):
         plan: the chat that it asks for.
     """
 
-    def __init__(self, body: ResponsesRequest, default: SamplingParams, plan: Plan, _spelling: Piece) -> None:
+    def __init__(
+        self, body: ResponsesRequest, default: SamplingParams, plan: AnswerPlan, _spelling: TokenBytes
+    ) -> None:
         self._body = body
         self._temperature = default.temperature if body.temperature is None else body.temperature
         self._top_p = default.top_p if body.top_p is None else body.top_p

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from pydantic import Field, field_validator, model_validator
 
 from tilebeam.chat.answer_parts import text_in
-from tilebeam.server.answer_events import Ended, Event, Grown, Json, Piece
+from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
 from tilebeam.server.requests import CompletionRequest, Generation, Number, Strict, Text
 from tilebeam.server.writing import Answer
 
 if TYPE_CHECKING:
-    from tilebeam.server.plan import Plan
+    from tilebeam.server.plan import AnswerPlan
 
 _MOST_TEXTS = 1024
 _MOST_FIELDS = 64
@@ -93,7 +93,7 @@ class InfillAnswer(Answer):
         plan: the completion that it asks for.
     """
 
-    def __init__(self, body: InfillRequest, plan: Plan, _spelling: Piece) -> None:
+    def __init__(self, body: InfillRequest, plan: AnswerPlan, _spelling: TokenBytes) -> None:
         self._body = body
         self._model = plan.model
 

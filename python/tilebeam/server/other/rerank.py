@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from tilebeam.outputs import Usage
 from tilebeam.server.answer_events import Json
 from tilebeam.server.errors import bad_request
-from tilebeam.server.model_host import Loaded
+from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.models import Models
 from tilebeam.server.requests import Strict, Text
 from tilebeam.server.text_groups import MOST_TEXTS, check_length, read_groups
@@ -87,7 +87,7 @@ def add_rerank_routes(app: FastAPI, models: Models) -> None:
 
 
 def ranked(
-    loaded: Loaded, asked: Sequence[tuple[str, Sequence[str]]], stopped: threading.Event, fields: tuple[str, str]
+    loaded: LoadedModel, asked: Sequence[tuple[str, Sequence[str]]], stopped: threading.Event, fields: tuple[str, str]
 ) -> tuple[list[float], int]:
     """Scores of documents, and how many tokens were read.
 

@@ -18,7 +18,7 @@ from tilebeam.scoring.reward_model import RatedText
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.answer_events import Json
 from tilebeam.server.errors import bad_request
-from tilebeam.server.model_host import Loaded
+from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.models import Models
 from tilebeam.server.other.rerank import ranked
 from tilebeam.server.requests import Strict, Text
@@ -101,7 +101,7 @@ async def _of_pairs(service: Service, pairs: list[tuple[str, list[str]]], reques
     }
 
 
-def _rated(loaded: Loaded, body: ScoreRequest, stopped: threading.Event) -> list[RatedText]:
+def _rated(loaded: LoadedModel, body: ScoreRequest, stopped: threading.Event) -> list[RatedText]:
     scorer = loaded.scorer
     if scorer is None:
         raise bad_request("This server has no reward model: start it with --prm or --orm.", code="no_reward_model")

@@ -58,12 +58,12 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text."""
-        return await models.of(body.model).shortly(request, lambda lm: _answer(_tokenized(lm, body)))
+        return await models.of(body.model).run_quick(request, lambda lm: _answer(_tokenized(lm, body)))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Return the text of tokens, control tokens spelled out."""
-        return await models.of(body.model).shortly(request, lambda lm: _answer(_detokenized(lm, body)))
+        return await models.of(body.model).run_quick(request, lambda lm: _answer(_detokenized(lm, body)))
 
     @app.post("/apply-template", response_model=None)
     async def apply_template(body: ChatRequest, request: Request) -> Response:
@@ -75,19 +75,19 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
             made = chat_completions.prompt_of(lm, body, settings.chat_template, settings.chat_template_kwargs)
             return _answer({"prompt": made.text})
 
-        return await service.shortly(request, prompt, chat=True)
+        return await service.run_quick(request, prompt, chat=True)
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
         """Return what vLLM tells of its tokenizer."""
         service = models.of(model)
-        return await service.shortly(request, lambda lm: _names(lm, service))
+        return await service.run_quick(request, lambda lm: _names(lm, service))
 
     @app.get("/props")
     async def props(request: Request, model: str | None = None) -> dict[str, Any]:
         """Return what is served, and how requests are sampled that do not say."""
         service = models.of(model)
-        return await service.shortly(request, lambda lm: _props(lm, service))
+        return await service.run_quick(request, lambda lm: _props(lm, service))
 
 
 def _answer(data: Json) -> Response:

@@ -31,7 +31,7 @@ _PATIENCE = 5.0
 _SCOPE = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
 
 
-class Answer(Protocol):
+class RemoteAnswer(Protocol):
     """An answer that comes from another process."""
 
     def __aiter__(self) -> AsyncIterator[list[Message]]: ...
@@ -45,7 +45,7 @@ class Replicas(Protocol):
 
     lost: tuple[type[Exception], ...]  # what tells that a process died
 
-    def ask(self, ticket: Ticket, scope: dict[str, Any], body: bytes) -> Answer:
+    def ask(self, ticket: Ticket, scope: dict[str, Any], body: bytes) -> RemoteAnswer:
         """Have one of them answer; the ticket then says which."""
 
     async def all(self, method: str, patience: float) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Relay:
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
-    async def _send(self, answer: Answer, reply: _Reply) -> None:
+    async def _send(self, answer: RemoteAnswer, reply: _Reply) -> None:
         try:
             async for messages in answer:
                 for message in messages:

@@ -1,6 +1,6 @@
 """The server as a Ray Serve application (the extra `replicas`): several replicas of a model behind one address.
 
-Ray's HTTP proxies -> Ingress (one process: access, placement) -> Replica (N processes with a model each)
+Ray's HTTP proxies -> Ingress (one process: access, routing) -> RayReplica (N processes with a model each)
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from tilebeam.errors import TilebeamError
 from tilebeam.ray_cluster import Place, connect, last_line
 from tilebeam.server.replicas import replica
-from tilebeam.server.replicas.ingress import Answer, create_ingress
-from tilebeam.server.replicas.routing import Placement, Ticket
+from tilebeam.server.replicas.ingress import RemoteAnswer, create_ingress
+from tilebeam.server.replicas.routing import Routing, Ticket
 from tilebeam.server.security import MOST_REQUESTS
 from tilebeam.server.served_model import ServedModel
 from tilebeam.server.settings import Settings
@@ -49,11 +49,11 @@ _QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
 class Router(RequestRouter):  # type: ignore[misc]
-    """Sends each request where `Placement` says. Runs in the ingress's process."""
+    """Sends each request where `Routing` says. Runs in the ingress's process."""
 
     def initialize_state(self, slots: int, cells: int) -> None:
-        """Make the `Placement`; called by Ray."""
-        self._placement: Placement[str] = Placement(slots, cells)
+        """Make the `Routing`; called by Ray."""
+        self._routing: Routing[str] = Routing(slots, cells)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -61,17 +61,17 @@ class Router(RequestRouter):  # type: ignore[misc]
         """Return the replicas in groups, the best first; Ray takes the first one that accepts the request."""
         by_name = {candidate.replica_id.unique_id: candidate for candidate in candidate_replicas}
         ticket = _ticket(pending_request)
-        return [[by_name[name]] for name in self._placement.choose(ticket, by_name)]
+        return [[by_name[name]] for name in self._routing.choose(ticket, by_name)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Note that a replica has the request."""
         del result
-        self._placement.moved(_ticket(pending_request), replica_id.unique_id)
+        self._routing.moved(_ticket(pending_request), replica_id.unique_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget replicas that went; called when some came or went."""
         super().update_replicas(replicas)
-        self._placement.keep(found.replica_id.unique_id for found in replicas)
+        self._routing.keep(found.replica_id.unique_id for found in replicas)
 
 
 def _ticket(request: PendingRequest | None) -> Ticket:
@@ -79,7 +79,7 @@ def _ticket(request: PendingRequest | None) -> Ticket:
     return given if isinstance(given, Ticket) else Ticket()
 
 
-class Replica(replica.Replica):
+class RayReplica(replica.Replica):
     """Asked by `Ingress`."""
 
     async def about(self, method: str, *args: Any) -> tuple[str, Any]:
@@ -93,7 +93,7 @@ class Replica(replica.Replica):
 
 
 class _Replicas:
-    """`Replica` through Ray's handle; see `tilebeam.server.replicas.ingress.Replicas`."""
+    """`RayReplica` through Ray's handle; see `tilebeam.server.replicas.ingress.Replicas`."""
 
     lost: tuple[type[Exception], ...] = (RayActorError, RayServeException)
 
@@ -101,9 +101,9 @@ class _Replicas:
         self._handle = handle
         self._answers = handle.options(method_name="answer", stream=True)
 
-    def ask(self, ticket: Ticket, scope: dict[str, Any], body: bytes) -> Answer:
+    def ask(self, ticket: Ticket, scope: dict[str, Any], body: bytes) -> RemoteAnswer:
         """Have one of them answer."""
-        answer: Answer = self._answers.remote(ticket, scope, body)
+        answer: RemoteAnswer = self._answers.remote(ticket, scope, body)
         return answer
 
     async def all(self, method: str, patience: float) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Size:
     Attributes:
         replicas: processes with the model.
         cpus: of the cluster's CPUs, what each takes.
-        slots, cells: of each; see `Placement`.
+        slots, cells: of each; see `Routing`.
     """
 
     replicas: int
@@ -157,7 +157,7 @@ def application(served: Sequence[ServedModel], settings: Settings, size: Size) -
         "graceful_shutdown_wait_loop_s": 0.2,
         "max_constructor_retry_count": _LOADS,
     }
-    models = serve.deployment(Replica).options(
+    models = serve.deployment(RayReplica).options(
         name="Replica",
         num_replicas=size.replicas,
         ray_actor_options={"num_cpus": size.cpus},

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-Replica = TypeVar("Replica", bound=Hashable)
+ReplicaKey = TypeVar("ReplicaKey", bound=Hashable)
 
 # Characters of a block: a shared beginning that is shorter is not worth a detour.
 _BLOCK = 64
@@ -39,7 +39,7 @@ class Ticket:
         self.blocks = blocks
         self.samples = samples
         self.replica: Any = None
-        self.placement: Placement[Any] | None = None
+        self.routing: Routing[Any] | None = None
         self.closed = False
 
     def __reduce__(self) -> tuple[type[Ticket], tuple[()]]:
@@ -49,11 +49,11 @@ class Ticket:
     def close(self) -> None:
         """Note that the request is done: the replica has less to do; who still looks for one for it changes nothing."""
         self.closed = True
-        if self.placement is not None:
-            self.placement.leave(self)
+        if self.routing is not None:
+            self.routing.leave(self)
 
 
-class Placement(Generic[Replica]):
+class Routing(Generic[ReplicaKey]):
     """Knows what each replica has read and what it is doing. Thread-safe.
 
     Args:
@@ -65,13 +65,13 @@ class Placement(Generic[Replica]):
     def __init__(self, slots: int, cells: int) -> None:
         self._most_read = slots * _CHARACTERS_PER_SAMPLE
         self._room = max(1, cells * _CHARACTERS_PER_TOKEN // _BLOCK)
-        self._read: dict[Replica, OrderedDict[int, None]] = {}
-        self._load: dict[Replica, int] = {}
-        self._turn: dict[Replica, int] = {}  # when it was last chosen
+        self._read: dict[ReplicaKey, OrderedDict[int, None]] = {}
+        self._load: dict[ReplicaKey, int] = {}
+        self._turn: dict[ReplicaKey, int] = {}  # when it was last chosen
         self._turns = 0
         self._lock = threading.Lock()
 
-    def choose(self, ticket: Ticket, replicas: Iterable[Replica]) -> list[Replica]:
+    def choose(self, ticket: Ticket, replicas: Iterable[ReplicaKey]) -> list[ReplicaKey]:
         """Return the replicas, the best for this request first. The request counts for that one from now on."""
         with self._lock:
             ranked = sorted(replicas, key=lambda replica: self._costs(ticket, replica))
@@ -79,7 +79,7 @@ class Placement(Generic[Replica]):
                 self._enter(ticket, ranked[0])
             return ranked
 
-    def moved(self, ticket: Ticket, replica: Replica) -> None:
+    def moved(self, ticket: Ticket, replica: ReplicaKey) -> None:
         """Note that the request went there, whatever was chosen."""
         with self._lock:
             self._enter(ticket, replica)
@@ -88,9 +88,9 @@ class Placement(Generic[Replica]):
         """Note that the request is done; see `Ticket.close`."""
         with self._lock:
             self._withdraw(ticket)
-            ticket.placement = None
+            ticket.routing = None
 
-    def keep(self, replicas: Iterable[Replica]) -> None:
+    def keep(self, replicas: Iterable[ReplicaKey]) -> None:
         """Forget what others than these have read: they are gone."""
         with self._lock:
             alive = set(replicas)
@@ -98,7 +98,7 @@ class Placement(Generic[Replica]):
                 for replica in table.keys() - alive:
                     del table[replica]
 
-    def _costs(self, ticket: Ticket, replica: Replica) -> tuple[int, int]:
+    def _costs(self, ticket: Ticket, replica: ReplicaKey) -> tuple[int, int]:
         known = self._read.get(replica, ())
         read = 0
         for block in ticket.blocks:
@@ -109,11 +109,11 @@ class Placement(Generic[Replica]):
         # Of equal ones the one whose turn is longest ago.
         return load * _CHARACTERS_PER_SAMPLE - min(read, self._most_read), self._turn.get(replica, 0)
 
-    def _enter(self, ticket: Ticket, replica: Replica) -> None:
+    def _enter(self, ticket: Ticket, replica: ReplicaKey) -> None:
         self._withdraw(ticket)
         if ticket.closed:
             return
-        ticket.replica, ticket.placement = replica, self
+        ticket.replica, ticket.routing = replica, self
         self._load[replica] = self._load.get(replica, 0) + ticket.samples
         self._turns += 1
         self._turn[replica] = self._turns
@@ -125,7 +125,7 @@ class Placement(Generic[Replica]):
             known.popitem(last=False)
 
     def _withdraw(self, ticket: Ticket) -> None:
-        if ticket.placement is self and ticket.replica in self._load:
+        if ticket.routing is self and ticket.replica in self._load:
             self._load[ticket.replica] -= ticket.samples
 
 

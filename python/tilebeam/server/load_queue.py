@@ -12,7 +12,7 @@ import asyncio
 from typing import Literal, Protocol
 
 
-class Tenant(Protocol):
+class LoadableModel(Protocol):
     """What is asked of a model's host."""
 
     state: Literal["unloaded", "loading", "ready", "unloading", "restarting", "failed", "stopped"]
@@ -27,7 +27,7 @@ class Tenant(Protocol):
         """Begin to free it; it gives its place back in the end."""
 
 
-class Places:
+class LoadQueue:
     """Places of loaded models.
 
     Args:
@@ -36,52 +36,52 @@ class Places:
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most
-        self._held: dict[Tenant, None] = {}
-        self._queue: dict[Tenant, asyncio.Future[None]] = {}  # first come, first served
+        self._held: dict[LoadableModel, None] = {}
+        self._queue: dict[LoadableModel, asyncio.Future[None]] = {}  # first come, first served
         self._changed: asyncio.Future[None] | None = None
 
-    def hold(self, tenant: Tenant) -> None:
+    def hold(self, model: LoadableModel) -> None:
         """Give a model that is there from the start its place."""
-        self._held[tenant] = None
+        self._held[model] = None
 
-    async def take(self, tenant: Tenant) -> None:
+    async def take(self, model: LoadableModel) -> None:
         """Wait for a place. Cancelling leaves the queue."""
-        place = self._queue[tenant] = asyncio.get_running_loop().create_future()
+        place = self._queue[model] = asyncio.get_running_loop().create_future()
         self.turn()
         try:
             await place
         except asyncio.CancelledError:
-            self._queue.pop(tenant, None)
-            self._held.pop(tenant, None)
+            self._queue.pop(model, None)
+            self._held.pop(model, None)
             self.turn()
             raise
 
-    def give(self, tenant: Tenant) -> None:
+    def give(self, model: LoadableModel) -> None:
         """Take back the place of a model that does not need it any more."""
-        self._held.pop(tenant, None)
+        self._held.pop(model, None)
         self.turn()
 
     def turn(self) -> None:
         """Something changed: hand out what is free, and see that more becomes free where some wait."""
         while self._queue and (self._most is None or len(self._held) < self._most):
-            tenant = next(iter(self._queue))
-            place = self._queue.pop(tenant)
-            self._held[tenant] = None
+            model = next(iter(self._queue))
+            place = self._queue.pop(model)
+            self._held[model] = None
             if not place.done():
                 place.set_result(None)
-        missing = len(self._queue) - sum(tenant.state == "unloading" for tenant in self._held)
-        for tenant in sorted((t for t in self._held if t.idle), key=lambda t: t.last_used)[: max(0, missing)]:
-            tenant.unload()
+        missing = len(self._queue) - sum(model.state == "unloading" for model in self._held)
+        for model in sorted((t for t in self._held if t.idle), key=lambda t: t.last_used)[: max(0, missing)]:
+            model.unload()
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
 
-    def leaves(self, tenant: Tenant) -> bool:
+    def leaves(self, model: LoadableModel) -> bool:
         """Whether this model, which is loaded, takes no new requests because another one waits for its place."""
         if not self._queue or any(t.state == "unloading" for t in self._held):
             return False
         loaded = [t for t in self._held if t.state == "ready"]
-        return bool(loaded) and min(loaded, key=lambda t: t.last_used) is tenant
+        return bool(loaded) and min(loaded, key=lambda t: t.last_used) is model
 
     async def changed(self) -> None:
         """Return when `leaves` may answer otherwise."""

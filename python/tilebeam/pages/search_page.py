@@ -12,8 +12,8 @@ from tilebeam.pages.document import document, facts, number
 from tilebeam.pages.markup import Html, join, table, tag
 from tilebeam.pages.methods import method_title
 from tilebeam.search.adaptive import AdaptiveResult
-from tilebeam.search.base import Pruned, SearchResult, VoteResult
 from tilebeam.search.beam import StepResult
+from tilebeam.search.contract import Pruned, SearchResult, VoteResult
 from tilebeam.search.tree import StepNode, step_tree, step_trees
 
 _ENDS = {"stop": "ended", "length": "cut", "aborted": "given up"}
