@@ -69,8 +69,10 @@ def told(answer: CompletionOutput) -> tuple[Any, ...]:
 def test_a_call_that_must_be_is_valid(lm: LM, family: str, choice: Any) -> None:
     options: Any = {"tools": TOOLS, "tool_choice": choice, "template": TEMPLATES[family], "seed": 3, "max_tokens": 200}
     output = lm.chat(HI, n=2, **options)
-    for answer in output.outputs:
-        assert (answer.text, answer.finish_reason) == ("", "tool_calls")
+    ended = [answer for answer in output.outputs if answer.finish_reason == "tool_calls"]
+    assert ended  # a random model may write one text until its limit
+    assert [answer.text for answer in output.outputs] == ["", ""]
+    for answer in ended:
         assert 1 <= len(answer.tool_calls) <= (1 if choice is NAMED else 16)
         for call in answer.tool_calls:
             jsonschema.validate(json.loads(call.arguments), WEATHER if call.name == "weather" else {"maxProperties": 0})

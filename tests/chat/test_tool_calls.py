@@ -126,6 +126,7 @@ def test_arguments_come_as_they_are_written() -> None:
 CUT: list[tuple[str, str, str, int]] = [
     ("hermes", f"See: <tool_call>{W}</tool_call>\n<tool_call>\n{{", "See:", 1),
     ("hermes", f"<tool_call>{W}</tool_call>\n<tool_c", "", 1),
+    ("hermes", f"<tool_call>{W}\n</t", "", 1),
     ("hermes", 'See: <tool_call>{"name": "wea', "See:", 0),
     ("hermes", "See: <tool_call>", "See:", 0),
     ("hermes", '{"name": "add', "", 0),

@@ -89,10 +89,10 @@ def test_some_function_is_called(caller: Any) -> None:
 
 
 def test_calls_are_streamed_in_pieces(caller: Any) -> None:
-    options = {"tool_choice": "required", "n": 2, "logprobs": True}
+    options = {"tool_choice": "required", "n": 4, "logprobs": True}
     whole = ask(caller, **options)
-    found: dict[int, list[Any]] = {0: [], 1: []}
-    finish, tokens = {}, {0: 0, 1: 0}
+    found: dict[int, list[Any]] = {i: [] for i in range(4)}
+    finish, tokens = {}, dict.fromkeys(range(4), 0)
     for chunk in ask(caller, **options, stream=True):
         (choice,) = chunk.choices
         assert not choice.delta.content

@@ -332,8 +332,11 @@ class CallReader:
             if rest.startswith(mark):
                 self._held = rest[len(mark) :]
                 return True
-            if mark.startswith(rest) and not self._final:
-                return False
+            if mark.startswith(rest):
+                if not self._final:
+                    return False
+                if self._cut:  # within the mark
+                    self._held, at = "", 0
         while self._held[at : at + 1] in _BETWEEN:
             at = _past_space(self._held, at + 1)
         found = self._call_at(at)
