@@ -138,7 +138,7 @@ def tile_type(ggml_type: Type) -> Type | None:
 
 
 def source_type(tiled: Type) -> Type:
-    """The plain ggml type whose bytes per element a tiled type has. Raises ValueError if ``tiled`` is not tiled."""
+    """Return the plain ggml type of a tiled type, of as many bytes per element. Raises ValueError for other types."""
     found = int(lib.tb_tiled_source(tiled))
     if found >= lib.TB_TYPE_COUNT:
         raise ValueError(f"{Type(tiled).label} is not a tiled type")
@@ -152,7 +152,7 @@ def tile_bytes(tiled: Type) -> int:
 
 
 def layout_version(tiled: Type) -> int:
-    """The first layout version that has this tiled type: 1 for Q4_0, Q8_0 and IQ4_NL, 2 for others."""
+    """Return the first layout version that has this tiled type: 1 for Q4_0, Q8_0 and IQ4_NL, 2 for others."""
     return 1 if tile_type(source_type(tiled)) is not None else 2
 
 
@@ -216,7 +216,7 @@ def pack(tiled: Type, blocks: Bytes, k: int, n: int, out: Bytes | None = None) -
 
 
 def unpack(tiled: Type, tiles: Bytes, k: int, n: int, out: Bytes | None = None) -> Bytes:
-    """The inverse of :func:`pack`, bit for bit: uint8, ``n * row_bytes(source_type(tiled), k)`` long."""
+    """Undo :func:`pack`, bit for bit: uint8, ``n * row_bytes(source_type(tiled), k)`` long."""
     size = n * row_bytes(source_type(tiled), k)
     source = _flat(tiles, np.uint8, tiled_bytes(tiled, k, n), "tiles")
     out = _output(out, size)
@@ -288,7 +288,7 @@ def quantize(
 
 
 def quantize_feedback(tiled: Type, x: Floats, u: Floats, scales: Floats, codes: Floats, *, again: bool = False) -> None:
-    """The columns that share a scale, each one's error made up for by those after it; quantize.h has the rule.
+    """Quantize columns that share a scale, each one's error made up for by those after it; quantize.h has the rule.
 
     Args:
         x: what the rows should be given all other columns, (n, 32) of ``column`` grouping, (n, 2) of ``tile``.

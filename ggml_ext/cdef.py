@@ -16,7 +16,7 @@ HEADERS = ("types.h", "layout.h", "quantize.h", "ops.h", "protocol.h", "trace.h"
 
 
 def declarations(headers: Iterable[Path]) -> str:
-    """What cffi's ``cdef`` takes: the marked parts of ``headers``, in order.
+    """Return what cffi's ``cdef`` takes: the marked parts of ``headers``, in order.
 
     Raises:
         ImportError: a header is missing or has no marked part (a broken installation).
@@ -35,5 +35,5 @@ def declarations(headers: Iterable[Path]) -> str:
 
 
 def contract() -> str:
-    """Declarations of types, layout, quantizer, ops, protocol and trace."""
+    """Return the declarations of types, layout, quantizer, ops, protocol and trace."""
     return declarations(INCLUDE / name for name in HEADERS)

@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def releases() -> list[str]:
-    """The versions of llama-cpp-python that Tilebeam is made for, oldest first."""
+    """List the versions of llama-cpp-python that Tilebeam is made for, oldest first."""
     with PROJECT.open("rb") as file:
         return list(tomllib.load(file)["tool"]["tilebeam"]["llama-cpp-python"])
 
@@ -77,7 +77,7 @@ def check_release(root: Path, release: str) -> None:
 
 
 def commit_of(root: Path) -> str:
-    """The llama.cpp commit that the distribution carries: its build reports the first digits of it."""
+    """Return the llama.cpp commit that the distribution carries: its build reports the first digits of it."""
     head = root / ".git/modules/vendor/llama.cpp/HEAD"
     text = head.read_text().strip() if head.exists() else ""
     return text if re.fullmatch(r"[0-9a-f]{40}", text) else "unknown"

@@ -53,7 +53,7 @@ def compilers(arch: str, folder: Path) -> dict[str, str]:
 
 
 def build(arch: str, folder: Path) -> Path:
-    """A wheel of this tree for a CPU, named linux_ARCH."""
+    """Build a wheel of this tree for a CPU, named linux_ARCH."""
     environment = os.environ | compilers(arch, folder) | {"_PYTHON_HOST_PLATFORM": f"linux-{arch}"}
     defines = ["cmake.define.TILEBEAM_RELEASES=all"]
     if arch != os.uname().machine:
@@ -69,7 +69,7 @@ def build(arch: str, folder: Path) -> Path:
 
 
 def checked(wheel: Path, arch: str, out: Path) -> Path:
-    """The wheel under the name of what it runs on, which auditwheel confirms."""
+    """Name the wheel after what it runs on, which auditwheel confirms."""
     show = [sys.executable, "-m", "auditwheel", "show", "--disable-isa-ext-check", str(wheel)]
     told = " ".join(subprocess.run(show, capture_output=True, text=True, check=True).stdout.split())
     versions = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", told)}

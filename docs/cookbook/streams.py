@@ -9,7 +9,7 @@ QUESTIONS = ["What is a fjord?", "Name three rivers.", "Why is the sky blue?"]
 
 
 async def answer(lm: tilebeam.LM, number: int, question: str) -> str:
-    """The whole answer; each piece is shown as it comes."""
+    """Return the whole answer; each piece is shown as it comes."""
     text = ""
     prompt = lm.chat_prompt([{"role": "user", "content": question}])
     async with lm.astream(prompt, max_tokens=64, seed=number) as stream:

@@ -142,7 +142,7 @@ def _load(r: PerplexityOptions, path: Path, run: RunOptions, lora: LoraOptions) 
 
 
 def _load_base(r: PerplexityOptions, path: Path) -> LM:
-    """The base, on the CPU unless only the NPU can read it or it was asked for."""
+    """Load the base, on the CPU unless only the NPU can read it or it was asked for."""
     from tilebeam import gguf as gguf_tools
 
     device: Backend = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
@@ -150,7 +150,7 @@ def _load_base(r: PerplexityOptions, path: Path) -> LM:
 
 
 def _options(device: str, numerics: str | None, softmax: str | None, stack: ExitStack) -> Callable[[], None]:
-    """Sets the NPU's arithmetic before a model's turn (two models on it may differ); None: as it was configured."""
+    """Set the NPU's arithmetic before a model's turn (two models on it may differ); None: as it was configured."""
     if device == "cpu":
         return lambda: None
     from tilebeam.native.control import control
@@ -198,7 +198,7 @@ def _pm(e: Estimate | None, digits: int, factor: float = 1.0, unit: str = "") ->
 
 
 def _show_figures(f: Figures, about: dict[str, Any], out: Console) -> None:
-    """The figures as a table; llama-perplexity's names."""
+    """Print the figures as a table, under llama-perplexity's names."""
     out.print(
         f"{about['chunks']} windows of {about['n_ctx']} tokens, {f.n} scored, {about['seconds']:.1f} s "
         f"({about['tokens_per_second']:.0f} t/s)"

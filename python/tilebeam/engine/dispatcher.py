@@ -73,12 +73,12 @@ class Call:
             request.on_change = self._on_change
 
     def snapshot(self) -> Progress:
-        """The progress by now, for a hook."""
+        """Return the progress by now, for a hook."""
         return replace(self.progress, seconds=time.perf_counter() - self.started)
 
     def ended(self) -> list[tuple[int, CompletionOutput]]:
-        """The samples that have ended since this was asked last, with the numbers of their prompts; not those that were
-        aborted."""
+        """Return the samples that have ended since the last call, with the numbers of their prompts; not those that
+        were aborted."""
         found = []
         for number, request in enumerate(self.requests):
             for sample in request.samples:
@@ -88,7 +88,7 @@ class Call:
         return found
 
     def outputs(self) -> list[RequestOutput]:
-        """The results of a call that is done.
+        """Return the results of a call that is done.
 
         Raises:
             TilebeamError: why the call failed.
@@ -273,7 +273,7 @@ class Dispatcher:
 
     @contextmanager
     def exclusive(self, adapters: tuple[float, ...] | None = None) -> Iterator[Turn]:
-        """The engine, between two steps, for this thread only. Reentrant; an inner turn is never over.
+        """Hold the engine, between two steps, for this thread only. Reentrant; an inner turn is never over.
 
         Args:
             adapters: scales of the LoRA adapters to compute with; None: those of the load.
@@ -313,7 +313,7 @@ class Dispatcher:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """The model stays while this thread reads what never changes (its vocabulary): `close` waits.
+        """Keep the model while this thread reads what never changes (its vocabulary): `close` waits.
 
         Raises:
             TilebeamError: closed, or the engine failed before.
@@ -490,7 +490,7 @@ class Dispatcher:
                 self._wake(call)
 
     def _fail_all(self, error: BaseException) -> None:
-        """A step failed: end every call in the engine, and those in the queue if it failed for good."""
+        """End every call in the engine after a failed step, and those in the queue if it failed for good."""
         if not isinstance(error, Exception):
             error = TilebeamError("The thread that was decoding for all callers was interrupted; call again.")
         calls = list(self._active)
@@ -534,7 +534,7 @@ class Dispatcher:
         self._forget(call)
 
     def _forget(self, call: Call) -> None:
-        """A call is done."""
+        """Forget a call that is done."""
         self._active.pop(call, None)
         if call.background:
             call.background = False

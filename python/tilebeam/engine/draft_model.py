@@ -75,8 +75,8 @@ class DraftModel:
     # --- for Drafting -----------------------------------------------------------------------------------------------
 
     def caught_up(self, sample: Sample, room: int) -> tuple[CachedSequence, list[int]] | None:
-        """A sample's sequence, cut back to what its text still has, and the tokens it lacks, at least one; None where
-        `room` cells are too few for it, or its text will be too short to pay for reading the prompt. A prompt is
+        """Return a sample's sequence, cut back to what its text still has, and the tokens it lacks, at least one; None
+        where `room` cells are too few for it, or its text will be too short to pay for reading the prompt. A prompt is
         decoded at once: its other samples fork from it."""
         text = self.vocabulary.read(sample.target())
         if not text:
@@ -141,7 +141,7 @@ class DraftModel:
         return results
 
     def note(self, samples: int, seconds: float) -> None:
-        """A pass over so many samples took so long."""
+        """Record how long a pass over so many samples took."""
         was = self._seconds.get(samples, seconds)
         self._seconds[samples] = was + 0.2 * (seconds - was)
 

@@ -38,7 +38,7 @@ class DraftVocabulary:
         self._same = differs is None and ours.size >= theirs.size
 
     def read(self, tokens: list[int]) -> list[int]:
-        """The model's tokens as the draft model reads them: those that it does not have in smaller ones."""
+        """Return the model's tokens as the draft model reads them: those that it lacks as several smaller ones."""
         if self._same:
             return tokens
         found: list[int] = []
@@ -53,7 +53,7 @@ class DraftVocabulary:
         return found
 
     def written(self, token: int) -> int:
-        """What a token of the draft model is to the model."""
+        """Return the model's token for a token of the draft model."""
         return token if self._number is None else self._written[token]
 
     def _own(self, token: int) -> int | None:

@@ -40,7 +40,7 @@ class Drafter:
         return 0
 
     def stepped(self, rows: int, seconds: float, planning: float) -> None:
-        """A step decoded so many tokens, none of a prompt.
+        """Record a step that decoded so many tokens, none of a prompt.
 
         Args:
             rows: the tokens.
@@ -52,4 +52,4 @@ class Drafter:
         """Of the tokens proposed last for a sample, the first `accepted` were drawn."""
 
     def finished(self, sample: Sample) -> None:
-        """A sample is complete; it will not be asked for again."""
+        """Forget a sample that is complete; it will not be asked for again."""

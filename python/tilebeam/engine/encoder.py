@@ -25,7 +25,7 @@ _BATCH = 512
 
 
 def pooled_positions(length: int, pooling: Pooling) -> range:
-    """The tokens of a text whose hidden states are averaged."""
+    """Return the tokens of a text whose hidden states are averaged."""
     return {"mean": range(length), "cls": range(1), "last": range(length - 1, length)}[pooling]
 
 
@@ -65,7 +65,7 @@ class Encoder:
         return result
 
     def ranks(self, turns: Turns, texts: SequenceOf[list[int]], hook: EncodeHook | None = None) -> Floats:
-        """What the model's classifier says of texts, float32 [texts, labels]."""
+        """Rate texts by the model's classifier, float32 [texts, labels]."""
         width = max(1, self._context.model.n_labels)
         result = np.empty((len(texts), width), np.float32)
 
@@ -104,7 +104,7 @@ class Encoder:
                     hook(seen, total)
 
     def _batches(self, sizes: SequenceOf[int]) -> Iterator[list[int]]:
-        """The numbers of the texts of each batch.
+        """Yield the numbers of the texts of each batch.
 
         Args:
             sizes: tokens of each text.

@@ -91,11 +91,11 @@ class Engine:
         return self.scheduler.lanes.current.recovers
 
     def running(self, progress: Progress) -> int:
-        """Samples of one call that hold a slot now."""
+        """Count the samples of one call that hold a slot now."""
         return sum(s.request.progress is progress for lane in self.scheduler.lanes.all for s in lane.running)
 
     def figures(self) -> EngineFigures:
-        """The state by now; any thread may look."""
+        """Return the state by now; any thread may look."""
         scheduler, cells = self.scheduler, self.kv.limits.n_cells
         running = len(scheduler.running)
         waiting = sum(len(lane.queue) + len(lane.running) for lane in scheduler.lanes.all) - running
@@ -213,7 +213,7 @@ class Engine:
             self._tell_drafter(plan, time.perf_counter() - began - self._planned)
 
     def _tell_drafter(self, plan: BatchPlan, seconds: float) -> None:
-        """What a step took, planning left out."""
+        """Tell the drafter how long a step took, planning left out."""
         if plan.asked and self._planned:
             for sample, _ in plan.sampling:
                 sample.request.usage.drafting_seconds += self._planned / len(plan.sampling)
@@ -243,7 +243,7 @@ class Engine:
             plan, drafts = None, False
 
     def _plan(self, drafts: bool) -> BatchPlan:
-        """A new plan, in the batch arrays."""
+        """Make a new plan, in the batch arrays."""
         began = time.perf_counter()
         for sample in self.scheduler.admit():
             self._prepare(sample)
@@ -256,7 +256,7 @@ class Engine:
         return plan
 
     def _prepare(self, sample: Sample) -> None:
-        """A sample got its slot; it may have had one before."""
+        """Prepare a sample that got its slot; it may have had one before."""
         request = sample.request
         if sample.sampler is None:
             n_ctx = self.context.n_ctx
@@ -266,7 +266,7 @@ class Engine:
             sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(request.prompt_ids))
 
     def _repeat(self) -> BatchPlan | None:
-        """The last plan again, in the batch arrays, if nothing but the next token of every sample has changed."""
+        """Make the last plan again, in the batch arrays, if nothing but the next token of every sample has changed."""
         plan, self._steady = self._steady, None
         if plan is None or self.kv.free < plan.n:
             return None
@@ -326,7 +326,7 @@ class Engine:
             sample.request.usage.sampling_seconds += share
 
     def _verify(self, plan: BatchPlan, rows: SampleRows) -> None:
-        """The first tokens are drawn: draw on where they are those of the drafts, and give back the other cells."""
+        """Draw on where the first tokens are those of the drafts, and give back the other cells."""
         spans = {span.sample: span for span in plan.spans if span.sample is not None and span.outputs > 1}
         drafter, accepted = self.scheduler.drafter, Counter[Sample]()
         sampling, depth = plan.sampling, 0
@@ -363,7 +363,7 @@ class Engine:
                 self._take(sample, entry, token, logit, norm)
 
     def _take(self, sample: Sample, entry: int, token: int, logit: float, norm: float) -> None:
-        """A sample has drawn a token: see whether it ends."""
+        """Take the token that a sample has drawn: see whether it ends."""
         request, params = sample.request, sample.request.params
         if token < 0:
             if token == BAD_LOGITS:
@@ -438,12 +438,12 @@ class Engine:
         self.cancel(sample.request)
 
     def _finish(self, sample: Sample, reason: FinishReason, pending: int = 1) -> None:
-        """A sample is complete; its last `pending` tokens were never decoded."""
+        """Complete a sample; its last `pending` tokens were never decoded."""
         self.scheduler.retire(sample, pending)
         self._end(sample, reason)
 
     def _end(self, sample: Sample, reason: FinishReason) -> None:
-        """A sample, out of queue and slots already, is complete."""
+        """Complete a sample that is out of queue and slots already."""
         self._steady = None
         sample.request.unfinished -= 1
         if sample.detokenizer is not None:
@@ -474,6 +474,6 @@ def _rows(sampling: list[tuple[Sample, int]]) -> SampleRows:
 
 
 def npu_failure(code: int, reason: str) -> NpuError:
-    """The exception for a decode that the NPU failed."""
+    """Make the exception for a decode that the NPU failed."""
     detail = reason or f"llama_decode returned {code} and the NPU gave no reason"
     return NpuError(f"The NPU failed: {detail}. Load the model again to start a new session.")

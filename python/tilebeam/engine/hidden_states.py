@@ -60,7 +60,7 @@ class HiddenStates:
         self._free: list[int] = []
 
     def open(self) -> int:
-        """A place for a sample, with the state of an empty text."""
+        """Return a place for a sample, with the state of an empty text."""
         if not self._free:
             held = len(self._count)
             more = max(_ROWS, held)
@@ -84,7 +84,7 @@ class HiddenStates:
         return len(self._count) - len(set(self._free))
 
     def state(self, place: int, *, ended: bool = False) -> TextState:
-        """A sample's state by now.
+        """Return a sample's state by now.
 
         Args:
             ended: its last token ends the text.
@@ -96,18 +96,18 @@ class HiddenStates:
         return TextState(int(self._count[place]), total, recent, last, confidence)
 
     def drew(self, place: int, logprob: float) -> None:
-        """A sample has drawn a token of this log-probability."""
+        """Record that a sample has drawn a token of this log-probability."""
         c = self._confidence[place]
         recent, lowest = c.recent * float(DECAY) + logprob, min(c.lowest, logprob)
         self._confidence[place] = Confidence(c.count + 1, c.total + logprob, c.squares + logprob**2, recent, lowest)
 
     def close(self, place: int) -> None:
-        """The place is free for another sample."""
+        """Free the place for another sample."""
         self._free.append(place)
 
     @contextmanager
     def taken(self, n_tokens: int) -> Iterator[None]:
-        """A batch of so many tokens that is decoded in here gives hidden states."""
+        """Take hidden states of a batch of so many tokens that is decoded in here."""
         if (tap := self._context.tap) is not None:
             tap.start(n_tokens)
         else:
@@ -140,7 +140,7 @@ class HiddenStates:
             raise TilebeamError(f"llama.cpp has no hidden state{layer} for an entry of the last batch.")
 
     def _arrays(self) -> Any:
-        """What native code adds to: a struct tb_states."""
+        """Return what native code adds to: a struct tb_states."""
         if self._native is None:
             self._native = ffi.new("struct tb_states *")
             self._native.total, self._native.recent, self._native.last = (

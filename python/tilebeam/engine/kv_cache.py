@@ -114,7 +114,7 @@ class KvCache:
         return list(self._live.values())
 
     def open(self) -> Sequence:
-        """A new, empty sequence."""
+        """Open a new, empty sequence."""
         if not self._free_ids:
             raise TilebeamError(f"All {self.limits.n_ids} sequences are in use.")
         seq = Sequence(self._free_ids.pop(), self.adapters)
@@ -122,7 +122,7 @@ class KvCache:
         return seq
 
     def forkable(self, source_len: int, length: int) -> int:
-        """The longest prefix, at most `length`, at which a sequence of `source_len` tokens may be forked."""
+        """Return the longest prefix, at most `length`, at which a sequence of `source_len` tokens may be forked."""
         if length >= source_len:
             return source_len
         if self.limits.whole_forks_only or (self.limits.n_swa and source_len > self.limits.n_swa):
@@ -130,7 +130,7 @@ class KvCache:
         return length
 
     def fork(self, source: Sequence, length: int) -> Sequence:
-        """A new sequence that shares the first `length` tokens of `source`."""
+        """Open a sequence that shares the first `length` tokens of `source`."""
         if self.forkable(len(source), length) != length:
             raise TilebeamError(f"A sequence of {len(source)} tokens cannot be forked at {length}.")
         seq = self.open()
@@ -260,7 +260,7 @@ class PrefixCache(KvCache):
             pass
 
     def retire(self, seq: Sequence) -> None:
-        """A sequence is finished: cache it, or close it."""
+        """Cache a finished sequence, or close it."""
         if self.caching:
             self._cached[seq.id] = seq
         else:
@@ -291,8 +291,8 @@ class PrefixCache(KvCache):
         return False
 
     def longest_prefix(self, target: list[int], limit: int) -> tuple[Sequence | None, int]:
-        """The sequence, cached or in use, that shares most of `target`, and how many tokens: at most `limit`. Those
-        that were made with other adapters do not count."""
+        """Find the sequence, cached or in use, that shares most of `target`, and how many tokens: at most `limit`.
+        Those that were made with other adapters do not count."""
         best: tuple[Sequence | None, int] = (None, 0)
         for seq in self._live.values():
             if seq.adapters != self.adapters:
@@ -303,7 +303,7 @@ class PrefixCache(KvCache):
         return best
 
     def open_from(self, source: Sequence | None, length: int) -> Sequence:
-        """A new sequence that shares the first `length` tokens of `source`, which counts as just used; an empty one
+        """Open a sequence that shares the first `length` tokens of `source`, which counts as just used; an empty one
         without them."""
         if source is None or not length:
             return self.open()
@@ -326,7 +326,7 @@ class PrefixCache(KvCache):
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
-    """Number of leading tokens that two lists share."""
+    """Count the leading tokens that two lists share."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

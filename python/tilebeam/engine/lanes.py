@@ -65,13 +65,13 @@ class Lanes:
         return list(self._others.values())
 
     def of(self, request: Request) -> Lane:
-        """The lane of a request."""
+        """Return the lane of a request."""
         if request.adapters == self.current.adapters:
             return self.current
         return self._others.setdefault(request.adapters, Lane(request.adapters))
 
     def turn(self) -> Lane:
-        """The lane of the next step, which is made. A turn is over after some steps, or when nothing is left to do."""
+        """Return the lane of the next step, which is made. A turn ends after some steps, or with nothing left to do."""
         before = self.current
         if self._others and (before.steps >= STEPS or not before.busy):
             self._others = {lane.adapters: lane for lane in [*self.others, before] if lane.busy}

@@ -76,7 +76,7 @@ def continued_ids(vocab: Vocab, prompt: Sequence[int], continuations: Sequence[S
 
 
 def _tokens(vocab: Vocab, text: str, parse_special: bool) -> list[int]:
-    """A text's tokens as at the beginning of a longer one: with BOS, without EOS."""
+    """Return a text's tokens as at the beginning of a longer one: with BOS, without EOS."""
     tokens = vocab.tokenize(text, True, parse_special)
     if vocab.adds_eos and tokens and tokens[-1] == vocab.eos:
         del tokens[-1]
@@ -84,7 +84,7 @@ def _tokens(vocab: Vocab, text: str, parse_special: bool) -> list[int]:
 
 
 def _first(vocab: Vocab) -> int:
-    """What stands in front of a text that has nothing in front of it."""
+    """Return what stands in front of a text that has nothing in front of it."""
     token = vocab.bos if vocab.bos >= 0 else vocab.eos
     if token < 0:
         raise TilebeamError("The prompt has no token of its own, and the model has neither BOS nor EOS to begin with.")

@@ -93,7 +93,7 @@ class Lookup:
         self._older = TextIndex(_LONG)
 
     def guess(self, asked: Sequence[tuple[Sample, int]]) -> list[Guess]:
-        """What may follow the tokens of samples: of each at most so many."""
+        """Guess what may follow the tokens of samples: of each at most so many."""
         shared = [self._read(sample) for sample, _ in asked]
         return [self._guess(sample, most, of.index) for (sample, most), of in zip(asked, shared, strict=True)]
 
@@ -145,7 +145,7 @@ def _matched(text: Sequence[int], at: int, tail: list[int]) -> int:
 
 
 def _vote(places: list[tuple[int, Sequence[int], int]], most: int) -> Guess:
-    """The tokens that go on from places (length of the match, text, index), each of those that agreed so far."""
+    """Return the tokens that go on from places (length of the match, text, index), each of those that agreed so far."""
     guess = Guess()
     while len(guess.tokens) < most and places:
         if len(places) == 1:

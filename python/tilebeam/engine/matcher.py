@@ -52,7 +52,7 @@ class Matcher:
 
 
 def too_complex(what: str) -> GrammarTooComplexError:
-    """The exception for a text whose next token takes too many steps."""
+    """Make the exception for a text whose next token takes too many steps."""
     return GrammarTooComplexError(
         f"{what} can be read in too many ways under the grammar. Use fewer alternatives that begin alike, and fewer "
         "parts next to each other that may be empty."
@@ -75,7 +75,7 @@ class _Grammars:
         self.pieces, self._kept = _pieces(vocab)
 
     def tables(self, grammar: str, vocab: Vocab) -> list[Any]:
-        """A struct tb_grammar_rules, and what has to live as long.
+        """Return a struct tb_grammar_rules, and what has to live as long.
 
         Raises:
             TilebeamError: the grammar is invalid.
@@ -154,7 +154,7 @@ def _starts(sizes: list[int]) -> Any:
 
 
 def _pieces(vocab: Vocab) -> tuple[Any, list[Any]]:
-    """A struct tb_pieces, and what has to live as long."""
+    """Return a struct tb_pieces, and what has to live as long."""
 
     def function(name: str, of: Any) -> Any:
         return ffi.cast(name, ctypes.cast(of, ctypes.c_void_p).value)

@@ -16,7 +16,7 @@ class Observer(Protocol):
     """Is told of every phase of an engine's work, in the thread that did it; it should return soon."""
 
     def phase(self, name: Phase, begin_ns: int, end_ns: int) -> None:
-        """A phase has ended, perhaps by an exception. Times are those of `time.monotonic_ns`."""
+        """Record a phase that has ended, perhaps by an exception. Times are those of `time.monotonic_ns`."""
         ...
 
 
@@ -24,7 +24,7 @@ _UNOBSERVED = nullcontext()
 
 
 def observed(observer: Observer | None, name: Phase) -> AbstractContextManager[None]:
-    """A context in which a phase happens; costs next to nothing without an observer."""
+    """Return a context in which a phase happens; it costs next to nothing without an observer."""
     return _UNOBSERVED if observer is None else _timed(observer, name)
 
 

@@ -113,7 +113,7 @@ class _Job:
         return sorted(p for p in self.rows if self.first <= p < stop)
 
     def answered(self) -> None:
-        """The answers up to the present end of its sequence are there."""
+        """Record that the answers up to the present end of its sequence are there."""
         self.first = min((p for p in self.rows if p >= self.start), default=self.stop)
 
 
@@ -377,7 +377,7 @@ class Reader:
         return later
 
     def _sharing_more(self, job: _Job, limit: int, shared: int, running: list[_Job]) -> _Job | None:
-        """A running text that will leave more of a text's first tokens, at most `limit`, in the cache than `shared`."""
+        """Find a running text that will leave more than `shared` of a text's first `limit` tokens in the cache."""
         for other in running:
             coming = min(limit, common_prefix(other.target, job.target))
             if not self._forkable_anywhere(other):

@@ -55,7 +55,7 @@ class Sample:
         return token in params.stop_tokens or (vocab.is_end(token) and not params.ignore_eos)
 
     def output(self) -> CompletionOutput:
-        """What came of it, complete once it has ended, without its hidden states."""
+        """Return what came of it, complete once it has ended, without its hidden states."""
         params = self.request.params
         logprobs = self.logprobs if params.logprobs else None
         return CompletionOutput(
@@ -71,7 +71,7 @@ class Sample:
         )
 
     def target(self) -> list[int]:
-        """The tokens that must be in the cache before the next token can be drawn."""
+        """Return the tokens that must be in the cache before the next token can be drawn."""
         return self.request.prompt_ids + self.tokens
 
     def draws_alone(self) -> bool:
@@ -120,7 +120,7 @@ class Request:
         return self.params.logprobs or self.params.hidden
 
     def output(self) -> RequestOutput:
-        """The result, complete once all samples are."""
+        """Return the result, complete once all samples are."""
         outputs = [
             replace(s.output(), hidden=s.hidden, hidden_steps=s.hidden_steps if self.params.hidden_steps else None)
             for s in self.samples
@@ -174,7 +174,7 @@ def _check_vocabulary(params: SamplingParams, size: int) -> None:
 
 
 def _with_checked_grammar(params: SamplingParams, vocab: Vocab) -> SamplingParams:
-    """The same, constrained by a grammar or not at all. A grammar that was fine is not looked at again: the check takes
+    """Constrain the parameters by one grammar or none. A grammar that was fine is not looked at again: the check takes
     long where it is large, and many prompts have the same one.
 
     Raises:

@@ -179,7 +179,7 @@ class BatchSampler:
             wait(running)
 
     def top(self, entry: int, count: int) -> tuple[list[int], list[float]]:
-        """The likeliest tokens of a batch entry, likeliest first, of equals the lower, and their logits."""
+        """Return the likeliest tokens of a batch entry, likeliest first, of equals the lower, and their logits."""
         logits = self._context.logits(entry)
         found = np.empty(min(count, self._n_vocab), _CANDIDATE)
         top = ffi.from_buffer("struct tb_candidate[]", found)
@@ -188,7 +188,7 @@ class BatchSampler:
 
 
 def draw_context(n_vocab: int) -> tuple[Any, list[Any]]:
-    """A struct tb_draw_context with room for one row; and what must live as long as it."""
+    """Make a struct tb_draw_context with room for one row, and what must live as long as it."""
     candidates = np.empty(n_vocab * ffi.sizeof("struct tb_candidate"), np.uint8)
     adjusted = np.empty(n_vocab, np.float32)
     c = ffi.new("struct tb_draw_context *")

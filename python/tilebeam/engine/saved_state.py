@@ -63,7 +63,7 @@ class SavedState:
     cells: npt.NDArray[np.uint8]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """The file appears when it is complete, for this user only: the tokens tell what was asked.
+        """Write the file, which appears when it is complete, for this user only: the tokens tell what was asked.
 
         Raises:
             TilebeamError: it cannot be written.
@@ -82,7 +82,7 @@ class SavedState:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SavedState:
-        """The file's content.
+        """Read the file's content.
 
         Raises:
             TilebeamError: it is missing, no such file, or damaged.
@@ -105,7 +105,7 @@ class SavedState:
 
 
 def tokens_in(path: str | os.PathLike[str]) -> list[int]:
-    """The tokens that a file says it holds, without its cells being read.
+    """Return the tokens that a file says it holds, without reading its cells.
 
     Raises:
         TilebeamError: it is missing, no such file, or its beginning is damaged.
@@ -124,7 +124,7 @@ def tokens_in(path: str | os.PathLike[str]) -> list[int]:
 
 
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:
-    """A file for reading. A pipe would wait for a writer, and a device need not end.
+    """Open a file for reading. A pipe would wait for a writer, and a device need not end.
 
     Raises:
         TilebeamError: it is no regular file.
@@ -138,7 +138,7 @@ def _opened(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the file says of itself, and the length of that."""
+    """Return what the file says of itself, and the length of that."""
     head = data[: _HEAD.size].tobytes()
     magic, version, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0)
     if magic != _MAGIC:

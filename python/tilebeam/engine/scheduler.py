@@ -219,7 +219,7 @@ class Scheduler:
         self.kv.clear()
 
     def retire(self, sample: Sample, pending: int = 1) -> None:
-        """A sample is finished: free its slot, cache or close its sequence. `pending`: as for `roll_back`."""
+        """Retire a finished sample: free its slot, cache or close its sequence. `pending`: as for `roll_back`."""
         self.running.remove(sample)
         if sample.kv is not None:
             self.roll_back(sample, pending)
@@ -310,7 +310,7 @@ class Scheduler:
         return pinned + sum(s.todo() for s in self.running if s.kv is not None and s.todo() > 1)
 
     def _coming_prefix(self, target: list[int], limit: int) -> int:
-        """The longest prefix that some prompt being decoded now will have in the cache."""
+        """Return the longest prefix that some prompt being decoded now will have in the cache."""
         best = 0
         prompts = [r.prompt_ids[:-1] for r in self.lanes.current.pinning]
         prompts += [s.request.prompt_ids for s in self.running if s.kv is not None and s.todo() > 1]
@@ -339,7 +339,7 @@ class Scheduler:
                 return decoding
 
     def plan(self, *, drafts: bool = True) -> BatchPlan:
-        """The next batch, with cells for its tokens; `n` is 0 if nothing is to be decoded.
+        """Plan the next batch, with cells for its tokens; `n` is 0 if nothing is to be decoded.
 
         Args:
             drafts: whether the drafter is asked.
@@ -397,7 +397,7 @@ class Scheduler:
         return prompts
 
     def _prefill(self, prompts: list[_Prompt], room: int) -> list[Span]:
-        """The next tokens of the prompts, as many as fit into `room`; entries are set later."""
+        """Take the next tokens of the prompts, as many as fit into `room`; entries are set later."""
         spans = []
         for p, count in zip(prompts, portions([p.todo for p in prompts], room, self.kv.free), strict=True):
             if count > 0:
@@ -427,7 +427,7 @@ class Scheduler:
         return self.drafter is not None and samples <= self.drafter.most_samples
 
     def _drafts(self, decoding: list[Sample], prompts: list[_Prompt]) -> dict[Sample, list[int]]:
-        """What the drafter proposes, cut so that drafts take no cells, batch entries or logits that other tokens need.
+        """Ask the drafter, and cut drafts so that they take no cells, batch entries or logits that other tokens need.
         What room there is, samples share evenly."""
         assert self.drafter is not None
         context, prefill = self._context, sum(p.todo for p in prompts)
@@ -469,13 +469,13 @@ class Scheduler:
             self.kv.truncate(sample.kv, length, last_batch=True)
 
     def decoded(self) -> None:
-        """A batch was decoded: pinned prefixes may be complete."""
+        """Record that a batch was decoded: pinned prefixes may be complete."""
         lane = self.lanes.current
         if lane.pinning:
             lane.pinning = [r for r in lane.pinning if r.pinned is not None and len(r.pinned) < len(r.prompt_ids) - 1]
 
     def fork_waiting(self, sample: Sample) -> list[Sample]:
-        """The samples that wait for this one's prompt, forked from it now, when its logits are there."""
+        """Fork the samples that wait for this one's prompt from it now, when its logits are there; return them."""
         request = sample.request
         if request.prefiller is not sample:
             return []

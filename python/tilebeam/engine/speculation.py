@@ -42,7 +42,7 @@ class StepCosts:
         self._rows: list[int] = []
 
     def add(self, rows: int, seconds: float) -> None:
-        """A step was measured."""
+        """Record a measured step."""
         if rows not in self._recent:
             self._recent[rows] = deque(maxlen=_RECENT)
             insort(self._rows, rows)
@@ -76,14 +76,14 @@ class Chances:
         self._of_request: dict[Request, dict[object, float]] = {}
 
     def of(self, request: Request, sign: object, first: float) -> float:
-        """The chance of a token with this sign, if those before it are drawn; `first`: while nothing is known."""
+        """Return the chance of a token with this sign, if those before it are drawn; `first` while nothing is known."""
         own = self._of_request.get(request)
         if own is not None and sign in own:
             return own[sign]
         return self._overall.get(sign, first)
 
     def learn(self, request: Request, sign: object, first: float, drawn: bool) -> None:
-        """What became of a token whose predecessors were drawn."""
+        """Learn what became of a token whose predecessors were drawn."""
         own = self._of_request.setdefault(request, {})
         was = self.of(request, sign, first)
         own[sign] = was + 0.15 * (drawn - was)
@@ -91,7 +91,7 @@ class Chances:
         self._overall[sign] = overall + 0.03 * (drawn - overall)
 
     def forget(self, request: Request) -> None:
-        """A request is complete."""
+        """Forget a request that is complete."""
         self._of_request.pop(request, None)
 
 

@@ -109,7 +109,7 @@ class StateFolder:
                     total -= about.st_size
 
     def read(self, tokens: int, texts: int) -> Iterator[SavedState]:
-        """The texts used last, as many as there is room for, the one used last in the end.
+        """Read the texts used last, as many as there is room for, the one used last in the end.
 
         Args:
             tokens, texts: room.
@@ -130,7 +130,7 @@ class StateFolder:
             yield state
 
     def _own(self) -> Iterator[tuple[Path, list[int]]]:
-        """This model's files with their tokens, the one used last first."""
+        """Yield this model's files with their tokens, the one used last first."""
         found = []
         for path in self.path.iterdir():
             if (name := _NAME.fullmatch(path.name)) and name[1] == self._made_by:
@@ -159,7 +159,7 @@ class StateFolder:
 
 
 def state_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder for saved texts, made if it is missing: for this user only, as it tells what was asked.
+    """Return a folder for saved texts, made if it is missing: for this user only, as it tells what was asked.
 
     Raises:
         TilebeamError: it cannot be made or written to.

@@ -31,7 +31,7 @@ class _Streaming:
         self._dispatcher.cancel(self._call)
 
     def take(self) -> list[Delta]:
-        """The deltas that have come already, without waiting."""
+        """Return the deltas that have come already, without waiting."""
         deltas = self._call.deltas
         return [deltas.popleft() for _ in range(len(deltas))]
 

@@ -32,7 +32,7 @@ class Turn:
         return min(batch, max(0, TOKENS - self._new)) if self._wanted() else batch
 
     def decoded(self, tokens: int, new: int) -> None:
-        """A batch was decoded.
+        """Record a decoded batch.
 
         Args:
             tokens: in it.

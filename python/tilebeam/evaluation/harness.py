@@ -158,7 +158,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         return texts
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation; without `add_generation_prompt` its last message is one to be continued."""
+        """Return the prompt of a conversation; without `add_generation_prompt` its last message is to be continued."""
         return self.lm.chat_prompt(chat_history, continue_final_message=not add_generation_prompt).text
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

@@ -42,7 +42,7 @@ class FunctionScorer(StepScorer):
         self._function = function
 
     def score_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
-        """What the function says of the first step, the first two, and so on."""
+        """Rate the first step, the first two, and so on, by the function."""
         return [
             [float(self._function(Prompt.of(prompt).text, "".join(steps[: i + 1]))) for i in range(len(steps))]
             for prompt, steps in zip(prompts, solutions, strict=True)

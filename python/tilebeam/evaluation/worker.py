@@ -237,7 +237,7 @@ class Workbench:
         return cast(StepGenerator, ToolGenerator(lm, confined(unsafe=task.unsafe_code))) if task.tir else lm
 
     def _prompt(self, lm: LM, item: Item) -> Prompt:
-        """What a model reads; a reward model without a template of its own reads the question in the task's."""
+        """Return what a model reads; a reward model without a template of its own reads the question in the task's."""
         prompt = self.task.prompt(item, lm)
         self._items[prompt.text] = item
         reward = self._job.reward

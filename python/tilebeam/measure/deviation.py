@@ -84,7 +84,7 @@ class Recorder(Watch):
         get.restype, get.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 
     def wants(self, t: Any) -> bool:
-        """What was asked for, of float32."""
+        """Return whether a tensor is one that was asked for, of float32."""
         name, self._at = name_of(t), self._next
         if found := _END_OF_LAYER.fullmatch(name):
             self._at = int(found[1])
@@ -142,5 +142,5 @@ def _distance(a: F32, b: F32) -> tuple[float, float]:
 
 
 def first_beyond(found: Sequence[Deviation], tolerance: float) -> Deviation | None:
-    """The first tensor whose error is greater."""
+    """Find the first tensor whose error is greater."""
     return next((d for d in found if d.error > tolerance), None)

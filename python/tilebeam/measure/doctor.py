@@ -153,7 +153,7 @@ def _machine(report: DoctorReport) -> str:
 
 
 def _limits(report: DoctorReport) -> str:
-    """What of the machine this process may use, such as "2 CPUs, quota of 1.0 CPU: 1 thread"."""
+    """Say what of the machine this process may use, such as "2 CPUs, quota of 1.0 CPU: 1 thread"."""
     from tilebeam._ext.cpus import usable_cpus
     from tilebeam.native.executor import usable_memory
 
@@ -251,7 +251,7 @@ def _device(report: DoctorReport) -> str:
 
 
 def _builds(report: DoctorReport) -> str:
-    """The three native files come from the same sources: the NPU side refuses another build's program."""
+    """Check that the three native files come from the same sources: the NPU side refuses another build's program."""
     from tilebeam.native import executor as _npu
     from tilebeam.native import paths as _paths
     from tilebeam.native.control import control
@@ -342,7 +342,7 @@ def _shut_in(guards: dict[str, bool]) -> str:
 
 
 def _hexagon(report: DoctorReport) -> str:
-    """The emulated executor where it is there; nothing is wrong where it is not."""
+    """Run the emulated executor where it is there; nothing is wrong where it is not."""
     from tilebeam.native import paths as _paths
 
     try:

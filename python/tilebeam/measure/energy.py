@@ -36,7 +36,7 @@ class Source(Protocol):
     name: str
 
     def read(self) -> EnergyReading:
-        """The state of now.
+        """Read the state of now.
 
         Raises:
             OSError: it cannot be read.
@@ -62,7 +62,7 @@ class Rapl:
         self._ranges = [_number(zone / "max_energy_range_uj") / 1e6 for zone in self._zones]
 
     def read(self) -> EnergyReading:
-        """The counters."""
+        """Read the counters."""
         return EnergyReading(tuple(_number(zone / "energy_uj") / 1e6 for zone in self._zones))
 
     def joules(self, first: EnergyReading, last: EnergyReading) -> float:
@@ -84,7 +84,7 @@ class Battery:
         self._batteries = [s for s in supplies if _word(s / "type") == "Battery" and _word(s / "scope") != "Device"]
 
     def read(self) -> EnergyReading:
-        """The power of now, of all batteries."""
+        """Read the power of now, of all batteries."""
         return EnergyReading(watts=sum(map(self._watts, self._batteries)))
 
     def joules(self, first: EnergyReading, last: EnergyReading) -> float:
@@ -102,12 +102,12 @@ class Battery:
 
 @cache
 def source() -> Source | None:
-    """What tells this machine's energy; None if nothing does that this process may read."""
+    """Return what tells this machine's energy; None if nothing does that this process may read."""
     return found(SYS)
 
 
 def found(sys: Path) -> Source | None:
-    """The first source below a mounted sysfs that can be read and has something to tell."""
+    """Find the first source below a mounted sysfs that can be read and has something to tell."""
     for kind in (Rapl, Battery):
         try:
             one: Source = kind(sys)

@@ -42,7 +42,7 @@ Tensor._fields_ = [
 
 
 def operation(name: str) -> int:
-    """Number of an op of the ggml in use."""
+    """Return the number of an op of the ggml in use."""
     for i in range(128):
         if op_name(i) == name:
             return i
@@ -59,12 +59,12 @@ def op_name(number: int) -> str:
 
 
 def name_of(t: Any) -> str:
-    """A tensor's name."""
+    """Return a tensor's name."""
     return bytes(t.name).decode("utf-8", "replace")
 
 
 def array(t: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """A view of a tensor in host memory, numpy's order of dimensions."""
+    """Return a view of a tensor in host memory, numpy's order of dimensions."""
     last = sum((t.ne[i] - 1) * t.nb[i] for i in range(4)) + np.dtype(dtype).itemsize
     raw = (ctypes.c_char * last).from_address(t.data)
     strides = tuple(t.nb[i] for i in reversed(range(4)))
@@ -90,10 +90,10 @@ class Watch(ABC):
 
     @abstractmethod
     def add(self, t: Any) -> None:
-        """A tensor that was wanted: the one of which `wants` was asked last."""
+        """Add a tensor that was wanted: the one of which `wants` was asked last."""
 
     def _seen(self, pointer: int, ask: bool, _data: Any) -> bool:
-        """The scheduler asks which results it should stop at, and shows them. False ends the graph."""
+        """Answer the scheduler, which asks which results to stop at, and shows them. False ends the graph."""
         try:
             t = ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents
             if ask:
@@ -107,7 +107,7 @@ class Watch(ABC):
 
 @contextmanager
 def watched(lm: LM, n_ctx: int, threads: int, watch: Watch) -> Iterator[Context]:
-    """A context of a loaded model under a watch's eyes, for one sequence of `n_ctx` tokens.
+    """Open a context of a loaded model under a watch's eyes, for one sequence of `n_ctx` tokens.
 
     Raises:
         TilebeamError: llama.cpp cannot make it.

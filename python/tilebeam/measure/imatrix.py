@@ -45,7 +45,7 @@ class Collector(Watch):
         return OUTPUT if name == EMBEDDING else name  # a tied output matrix
 
     def wants(self, t: Any) -> bool:
-        """The products with the weights whose inputs count."""
+        """Return whether this is a product with weights whose inputs count."""
         if t.op not in (self._mul_mat, self._mul_mat_id):
             return False
         weight, x = t.src[0].contents, t.src[1].contents
@@ -90,7 +90,7 @@ class Collector(Watch):
 
 
 def _squares(rows: F32) -> npt.NDArray[np.float64]:
-    """Sums of squares over rows (n, K)."""
+    """Return sums of squares over rows (n, K)."""
     x = rows.astype(np.float64)
     out: npt.NDArray[np.float64] = np.einsum("nk,nk->k", x, x)
     return out

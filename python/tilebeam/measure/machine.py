@@ -13,7 +13,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def _cpuinfo(*keys: str) -> str | None:
-    """The first value of one of these keys in /proc/cpuinfo."""
+    """Return the first value of one of these keys in /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -26,12 +26,12 @@ def _cpuinfo(*keys: str) -> str | None:
 
 
 def cpu_info() -> str:
-    """The processor's name, or its architecture if it has none."""
+    """Return the processor's name, or its architecture if it has none."""
     return _cpuinfo("model name") or platform.machine()
 
 
 def cpu_features() -> set[str]:
-    """The instruction set extensions that the kernel reports, by its names; empty if unknown."""
+    """Return the instruction set extensions that the kernel reports, by its names; empty if unknown."""
     return set((_cpuinfo("flags", "Features") or "").split())
 
 
@@ -44,7 +44,7 @@ def cpu_seconds() -> float:
 
 
 def _children(pid: str) -> list[str]:
-    """Processes that a process started and that still run; none where the kernel does not tell."""
+    """List processes that a process started and that still run; none where the kernel does not tell."""
     found: list[str] = []
     for thread in glob.iglob(f"/proc/{pid}/task/*/children"):
         with suppress(OSError):  # that thread has ended
@@ -94,7 +94,7 @@ class OtherLoad:
 
 
 def busy_note(share: float) -> str | None:
-    """A sentence to print beside timings when others used enough of the machine to spoil them, else None."""
+    """Return a sentence to print beside timings when others used enough of the machine to spoil them, else None."""
     if share < 0.1:
         return None
     return (

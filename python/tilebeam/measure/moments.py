@@ -47,12 +47,12 @@ class MomentCollector(Collector):
         self.begin()
 
     def begin(self) -> None:
-        """A new window."""
+        """Begin a new window."""
         self._inputs: dict[int, str] = {}
         self._left = set(self.wanted)
 
     def wants(self, t: Any) -> bool:
-        """The products with the weights whose inputs count."""
+        """Return whether this is a product with weights whose inputs count."""
         if t.op != self._mul_mat or t.src[1].contents.type != TYPE_F32:
             return False
         if self.enough or not self._left:
@@ -72,7 +72,7 @@ class MomentCollector(Collector):
         self.enough = not self._left
 
     def _add_rows(self, name: str, rows: F32) -> None:
-        """The part above the diagonal blocks' lower edge only: half of the work."""
+        """Add the part above the diagonal blocks' lower edge only: half of the work."""
         k = rows.shape[1]
         h = self.moments.setdefault(name, np.zeros((k, k), np.float32))
         for at in range(0, k, STRIPE):
@@ -128,7 +128,7 @@ def calibration_of(
     memory: int,
     show: Shown | None = None,
 ) -> Calibration:
-    """A calibration for :func:`tilebeam.gguf.pack` and ``convert``: this text, run through this model on the CPU.
+    """Make a calibration for :func:`tilebeam.gguf.pack` and ``convert``: this text, run through this model on the CPU.
 
     The model is loaded when moments are first asked for, and only then; a run that has them all loads nothing.
 

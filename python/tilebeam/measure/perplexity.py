@@ -62,14 +62,14 @@ class Windows:
         return self.n_ctx - 1 - self.first
 
     def inputs(self, window: int) -> I32:
-        """What the model reads of a window, [n_ctx]."""
+        """Return what the model reads of a window, [n_ctx]."""
         row: I32 = self.tokens[window].copy()
         if self.bos is not None:
             row[0] = self.bos
         return row
 
     def targets(self, window: int) -> I32:
-        """The tokens whose probability is measured, [scored]."""
+        """Return the tokens whose probability is measured, [scored]."""
         targets: I32 = self.tokens[window, self.first + 1 :]
         return targets
 
@@ -104,7 +104,7 @@ def cut(tokens: Sequence[int], n_ctx: int, bos: int | None, chunks: int = -1) ->
 
 
 def windows_of(lm: LM, text: str, n_ctx: int, chunks: int = -1) -> Windows:
-    """The windows of a text with a model's own tokenizer; control tokens spelled out in the text are text."""
+    """Cut a text into windows with a model's own tokenizer; control tokens spelled out in the text are text."""
     tokens = lm.tokenize(text, parse_special=False)
     return cut(tokens, n_ctx, lm.bos if lm.adds_bos else None, chunks)
 
@@ -350,7 +350,7 @@ def measure(
 
 
 def _timed(pieces: Iterator[Slice], name: str, seconds: dict[str, float] | None) -> Iterator[Slice]:
-    """The same pieces; the time until each is there is added to seconds[name]."""
+    """Yield the same pieces; the time until each is there is added to seconds[name]."""
     while True:
         started = time.monotonic()
         piece = next(pieces, None)

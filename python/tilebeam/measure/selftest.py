@@ -55,7 +55,7 @@ class KernelResult:
 
 
 def _aligned(a: Array) -> Array:
-    """A copy as bytes, aligned as tiles want it."""
+    """Copy an array as bytes, aligned as tiles want it."""
     raw = np.empty(a.nbytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     body = raw[start : start + a.nbytes]
@@ -130,7 +130,7 @@ def _describe(tensor: Any, buffer: int, kind: Type, ne: Sequence[int], nb: Seque
 
 
 def _plain(a: Array) -> tuple[Array, Type, Sequence[int], Sequence[int]]:
-    """A contiguous 4-dimensional float array as an operand."""
+    """Make an operand of a contiguous 4-dimensional float array."""
     kind = Type.F16 if a.dtype == np.float16 else Type.F32
     return a, kind, a.shape[::-1], a.strides[::-1]
 

@@ -152,7 +152,7 @@ class Runner:
                 self._kept = None
 
     def _fill_depth(self, case: Case) -> None:
-        """The cache as the case wants it before the clock starts, whatever the run before left in it."""
+        """Fill the cache as the case wants it before the clock starts, whatever the run before left in it."""
         context, kept, depth = self._context, self._kept or 0, case.n_depth
         if not (case.shared and depth):
             context.clear()

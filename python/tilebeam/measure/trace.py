@@ -191,13 +191,13 @@ class Tracer:
         Tracer._entered.release()
 
     def phase(self, name: Phase, begin_ns: int, end_ns: int) -> None:
-        """The engine tells what it did."""
+        """Record what the engine did."""
         self.calls.append(TracedCall(_PHASES[name], begin_ns, end_ns, threading.get_native_id()))
 
     # --- what it tells ----------------------------------------------------------------------------------------------
 
     def timeline(self) -> dict[str, Any]:
-        """The trace for chrome://tracing and ui.perfetto.dev: the program as one process, each NPU as another."""
+        """Return the trace for chrome://tracing and ui.perfetto.dev: the program is one process, each NPU another."""
         events: list[dict[str, Any]] = [_label("process_name", 1, 0, "CPU side")]
         origin = self._origin()
 
@@ -231,7 +231,7 @@ class Tracer:
         }
 
     def summary(self, measured: MachineLimits | None = None) -> Summary:
-        """The table; `measured` adds shares of the machine's limits."""
+        """Return the table; `measured` adds shares of the machine's limits."""
         of = self.records["span"]
         messages = self.records[of == _MESSAGE]
         graphs = messages[np.isin(messages["code"], [k for k, v in _REQUESTS.items() if v in ("compute", "patch")])]
@@ -280,7 +280,7 @@ def _durations(records: Records) -> npt.NDArray[np.int64]:
 
 
 def spans_of(records: Records, kind: str) -> Records:
-    """The records of one kind of span, by its name in tilebeam/trace.h without TB_SPAN_."""
+    """Return the records of one kind of span, by its name in tilebeam/trace.h without TB_SPAN_."""
     found: Records = records[records["span"] == _SPAN[f"TB_SPAN_{kind}"]]
     return found
 

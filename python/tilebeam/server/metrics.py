@@ -107,19 +107,19 @@ class ModelMetrics:
         self._label = label
 
     def refuse(self) -> None:
-        """A request met a full queue."""
+        """Count a request that met a full queue."""
         self._of(self._metrics.refused).inc()
 
     def search(self, method: str) -> None:
-        """A search is complete."""
+        """Count a search that is complete."""
         self._of(self._metrics.searches, method).inc()
 
     def first_token(self, seconds: float) -> None:
-        """A streaming request has got its first token."""
+        """Record the seconds until a streaming request got its first token."""
         self._of(self._metrics.first_token_seconds).observe(seconds)
 
     def token(self, seconds: float) -> None:
-        """A streamed sample is complete: seconds from token to token."""
+        """Record a complete streamed sample: seconds from token to token."""
         self._of(self._metrics.token_seconds).observe(seconds)
 
     def observe(self, usage: Usage) -> None:
@@ -153,7 +153,7 @@ class _Gauges(Collector):
         self._labels = ("model",) if labelled else ()
 
     def collect(self) -> Iterator[Metric]:
-        """The figures of this moment."""
+        """Yield the figures of this moment."""
         states = self._look()
         figures: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
             ("ready", "1 if requests are answered.", lambda now: now.ready),

@@ -132,7 +132,7 @@ class Task(ABC):
         return [*found, {"role": "user", "content": asked}]
 
     def prompt(self, item: Item, lm: ChatModel) -> Prompt:
-        """What a model reads. Its question is the item's, without examples and template.
+        """Return what a model reads. Its question is the item's, without examples and template.
 
         Raises:
             TilebeamError: the task chats, and the model has no chat template.
