@@ -221,7 +221,7 @@ from tilebeam.measure import doctor
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import executor
 
-report = doctor.Report()
+report = doctor.DoctorReport()
 ffi, lib = executor.load()
 found = {"said": doctor._limits(report), "facts": report.facts["limits"], "load": LoadOptions().checked().threads}
 found["repack"] = stream.default_threads()
