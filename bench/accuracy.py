@@ -58,7 +58,7 @@ BLOCK = 2  # windows between two saves
 
 
 def setting_of(source: Path, text: str, windows: Windows) -> dict[str, Any]:
-    """What must be the same for kept results to be used again."""
+    """Return what must be the same for kept results to be used again."""
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     read = {"text_sha256": hashlib.sha256(text.encode()).hexdigest(), "n_ctx": windows.n_ctx, "windows": len(windows)}
@@ -83,7 +83,7 @@ class Store:
         return self._folder / f"{group.base.label}--{variant.label}.npz"
 
     def load(self, group: Group, variant: Variant, windows: Windows) -> tuple[TokenScores, float]:
-        """What is kept (NaN elsewhere), and the seconds that decoding it took."""
+        """Return what is kept (NaN elsewhere), and the seconds that decoding it took."""
         path = self._path(group, variant)
         if not path.exists():
             return TokenScores.empty(len(windows) * windows.scored, True), 0.0
@@ -221,7 +221,7 @@ def group_table(group: Group, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def pair_rows(comparison: Comparison, store: Store, windows: Windows) -> list[dict[str, Any]]:
-    """The paired comparisons, over the tokens that both sides have."""
+    """Return the paired comparisons, over the tokens that both sides have."""
     group = comparison.groups[-1]  # results are kept by base and variant: this finds those of all groups with its base
     rows = []
     for pair in comparison.pairs:
@@ -277,7 +277,7 @@ def tables(comparison: Comparison, store: Store, windows: Windows, about: dict[s
 
 
 def shared_row(group: Group, row: dict[str, Any]) -> dict[str, Any]:
-    """A variant's row in the form that all benches share; the range of the ratio is two standard errors."""
+    """Make a variant's row in the form that all benches share; the range of the ratio is two standard errors."""
     f = row["figures"]
     low, value, high = (math.exp(-f.log_ratio.value + s * f.log_ratio.error) for s in (-2, 0, 2))
     return figures(

@@ -101,7 +101,7 @@ def cases_of(a: Any) -> dict[str, str]:
 
 
 def measure(a: Any, path: Path, cases: dict[str, str], log: Rounds) -> None:
-    """Rounds of all cases until each has as many as wanted or the time is over."""
+    """Measure rounds of all cases until each has as many as wanted or the time is over."""
     n, room = a.n_samples, a.n_prompt + a.n_samples * a.n_gen
     flash = {"calls": a.cpu_flash_attn == "on", "context": a.cpu_flash_attn != "off"}
     with ExitStack() as stack:

@@ -37,7 +37,7 @@ def label(case: Case) -> str:
 
 
 def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, alike: bool) -> None:
-    """Rounds of all cases until each has as many as wanted or the time is over.
+    """Measure rounds of all cases until each has as many as wanted or the time is over.
 
     Args:
         alike: both sides have the same kind of cells.
@@ -62,7 +62,7 @@ def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: i
 
 
 def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> list[dict[str, Any]]:
-    """The report's rows, of the cases that have rounds."""
+    """Return the report's rows, of the cases that have rounds."""
     rows = []
     for case in cases:
         name = label(case)
@@ -79,7 +79,7 @@ def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> li
 
 
 def cases_of(o: Any) -> list[Case]:
-    """What the options ask for: sequences without a prompt, then sequences behind prompts."""
+    """Return what the options ask for: sequences without a prompt, then sequences behind prompts."""
     depths = [d for d in numbers(o.n_depth or ("512" if o.quick else "512,1024,2048,4096"), "-d") if d]
     both = numbers(o.depth_n_parallel or ("16" if o.quick else "1,4,16"), "-dnpl")
     cases = [Case(0, o.n_gen, n, 0, True) for n in numbers(o.n_parallel, "-npl") if n]

@@ -27,7 +27,7 @@ from bench.lib.options import Parser
 
 
 def serve(arguments: dict[str, Any]) -> None:
-    """A worker: loads the model, then answers every case with its seconds."""
+    """Serve as a worker: load the model, then answer every case with its seconds."""
     with load(**arguments) as lm:
         runner = Runner(lm)
         ready = {"layers": lm.info.layers, "divided": lm.info.divided}
@@ -35,7 +35,7 @@ def serve(arguments: dict[str, Any]) -> None:
 
 
 def placements(path: Path, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The ways to load it; the last has a limit that makes a few devices share a matrix, if there is one."""
+    """Return the ways to load it; the last has a limit that makes a few devices share a matrix, if there is one."""
     ways: dict[str, dict[str, Any]] = {"1 device": {}, "2 devices": {"devices": 2}, "4 devices": {"devices": 4}}
     for devices in (2, 3, 4, 5, 6):
         low, high = 1 << 20, 2 * path.stat().st_size + (1 << 30)

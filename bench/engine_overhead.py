@@ -85,7 +85,7 @@ def engine(lm: LM, params: SamplingParams) -> Spent:
 
 
 def plain_loop(lm: LM, params: SamplingParams) -> Spent:
-    """The same by hand. Log-probabilities are left out: llama.cpp has none."""
+    """Do the same by hand. Log-probabilities are left out: llama.cpp has none."""
     vocab, n = lm.engine.vocab, params.n
     with lm.raw_decode() as c, Clock(c) as clock:
         size = len(PROMPT)

@@ -98,7 +98,7 @@ class NpuMulMat:
         self.run, self.close = self._npu.run, self._npu.close
 
     def result(self) -> npt.NDArray[np.float32]:
-        """The last product, shape (M, N)."""
+        """Return the last product, shape (M, N)."""
         return self._npu.contents(self._result, np.float32).reshape(self._shape)
 
 

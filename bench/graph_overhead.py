@@ -46,7 +46,7 @@ PARTS = ("send", "wake_up", "set_up", "barriers", "idle", "notes")
 
 
 def serve(path: str, device: Literal["npu", "cpu"], threads: int, n: int) -> None:
-    """A process: decodes when it is told to; seconds per llama_decode, and for "trace" what of a graph was in no op."""
+    """Decode when told to, in a process; seconds per llama_decode, and for "trace" what of a graph was in no op."""
     params = SamplingParams(n=n, max_tokens=32, temperature=0.7, seed=1)
     with tilebeam.load(path, device, n_ctx=1024, n_seq_max=16, threads=threads, lookup=False) as lm:
 
@@ -104,7 +104,7 @@ def work_of(ops: Records) -> tuple[float, float]:
 
 
 def random_model(name: str, **shape: int) -> Path:
-    """A random model with 28 layers, written on first use."""
+    """Make a random model with 28 layers, written on first use."""
     CACHE.mkdir(parents=True, exist_ok=True)
     path = CACHE / f"overhead-{name}.gguf"
     if not path.is_file():

@@ -68,7 +68,7 @@ class Loop:
 
 
 def objdump() -> str | None:
-    """A disassembler that knows Hexagon, if there is one."""
+    """Find a disassembler that knows Hexagon, if there is one."""
     for name in ("llvm-objdump-19", "llvm-objdump"):
         path = shutil.which(name)
         if path:
@@ -79,7 +79,7 @@ def objdump() -> str | None:
 
 
 def library_v73() -> Path:
-    """The kernels with HVX floating point, never run.
+    """Build the kernels with HVX floating point, never run.
 
     Raises:
         FileNotFoundError: the build has none.
@@ -124,8 +124,8 @@ def functions(path: Path, pattern: str) -> dict[str, list[tuple[int, str]]]:
 
 
 def inner_loop(path: Path, pattern: str, work: str) -> Loop:
-    """The loop of the one matching function that does most of the instruction ``work`` per iteration: where a compiler
-    unrolled one and left a second for the rest, the unrolled one.
+    """Find the loop of the one matching function that does most of the instruction ``work`` per iteration: where a
+    compiler unrolled one and left a second for the rest, the unrolled one.
 
     Raises:
         LookupError: no function, several, or no hardware loop with such an instruction in it.
@@ -173,13 +173,13 @@ def gemm_function(format: str, rows: int) -> str:
 
 
 def static_loops() -> dict[str, Loop]:
-    """The inner loops of everything that is compared, v73."""
+    """Return the inner loops of everything that is compared, v73."""
     library = library_v73()
     return {name: inner_loop(library, *how) for name, how in (DEQUANTIZATION | EXPONENTS).items()}
 
 
 def static_row(name: str, loop: Loop, baselines: Sequence[float], unit: str) -> dict[str, Any]:
-    """A row: the first baseline is the one; the others widen the range."""
+    """Make a row: the first baseline is the one; the others widen the range."""
     value = len(loop.packets) / loop.written
     return _row(name, value, baselines, unit) | {"packets": len(loop.packets), "numbers": loop.written}
 
@@ -208,7 +208,7 @@ def static_rows(loops: Mapping[str, Loop]) -> list[dict[str, Any]]:
 
 
 def gather_row(loop: Loop, time: int, baselines: Sequence[float]) -> dict[str, Any]:
-    """The table of exponents, where each gather takes the time of so many packets."""
+    """Return the table of exponents, where each gather takes the time of so many packets."""
     packets = len(loop.packets) + (time - 1) * loop.count("vgather")
     name, value = f"exp2, table, {time} packets a gather", packets / loop.written
     return _row(name, value, baselines, "packets/number") | {"packets": packets, "numbers": loop.written}

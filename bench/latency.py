@@ -37,7 +37,7 @@ FIGURES = ("ttft", "tpot", "cpu", "busy", "resident", "anonymous")
 
 
 def serve(device: Literal["npu", "cpu"], path: str, n_seq: int, n_ctx: int, threads: int) -> None:
-    """The process of a side: runs a request of so many tokens of prompt and answer, and says what it took."""
+    """Serve as the process of a side: run a request of so many tokens of prompt and answer, and say what it took."""
     rng = np.random.default_rng(0)
     with tilebeam.load(path, device=device, n_ctx=n_ctx, n_seq_max=n_seq, threads=threads, lookup=False) as lm:
 
@@ -78,7 +78,7 @@ def label(n_prompt: int, n_seq: int) -> str:
 
 
 def measure(path: Path, prompts: Sequence[int], n_seq: int, o: Any, log: Rounds) -> None:
-    """Rounds of the prompts with that many samples, until each has as many as wanted or the time is over."""
+    """Measure rounds of the prompts with that many samples, until each has as many as wanted or the time is over."""
     cases = {label(p, n_seq): p for p in prompts}
     if log.fewest(cases) >= o.rounds:
         return
@@ -101,7 +101,7 @@ def row(log: Rounds, case: str, name: str, figure: str, scale: float, unit: str,
 
 
 def rows_of(prompts: Sequence[int], samples: Sequence[int], threads: int, log: Rounds) -> Iterator[Mapping[str, Any]]:
-    """The report's rows, of the cases that have rounds."""
+    """Return the report's rows, of the cases that have rounds."""
     for n_prompt in prompts:
         if (case := label(n_prompt, 1)) in log:
             yield row(log, case, f"TTFT, prompt of {n_prompt}", "ttft", 1, "s", n_prompt=n_prompt)

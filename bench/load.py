@@ -74,7 +74,7 @@ def load_once(way: Way, threads: int) -> dict[str, float]:
 
 
 def files(model: Path | None, quick: bool) -> tuple[Path, Path]:
-    """The ordinary and the repacked file, written on first use."""
+    """Return the ordinary and the repacked file, written on first use."""
     CACHE.mkdir(parents=True, exist_ok=True)
     model = model or models.synthetic("bench-0.5b" if quick else "bench-1.4b", tied=False)
     repacked = CACHE / f"{model.stem}.tb.gguf"
@@ -84,7 +84,7 @@ def files(model: Path | None, quick: bool) -> tuple[Path, Path]:
 
 
 def memory_row(what: str, used: Sequence[float], size: int) -> dict[str, Any]:
-    """A row on memory, with the file's size in the place of a baseline and of a limit."""
+    """Make a row on memory, with the file's size in the place of a baseline and of a limit."""
     value = round(median(used) / 1e6, 1)
     ratios = [size / u for u in used]
     return report.figures(what, size / 1e6, value, "MB", ratios, median(used) / size)

@@ -104,7 +104,7 @@ class Group:
         return found
 
     def measure(self, found: dict[str, Engine], log: Rounds, wanted: int) -> bool:
-        """Rounds until each case has as many as wanted; False if the time was over before."""
+        """Measure rounds until each case has as many as wanted; False if the time was over before."""
         by_label = dict(zip(self.labels(), self.works, strict=True))
         for seed, label in enumerate(log.turns(by_label, wanted), 1):
             work = by_label[label]
@@ -129,7 +129,7 @@ class Group:
 
 
 def rows_of(groups: list[Group], log: Rounds, peers: Peers) -> list[dict[str, Any]]:
-    """A row for each case, phase and peer that has rounds."""
+    """Make a row for each case, phase and peer that has rounds."""
     rows = []
     for group in groups:
         for work in group.works:

@@ -90,7 +90,7 @@ def _cold(call: Callable[[int], Times], n: int) -> Times:
 
 
 def _row(name: str, ours: Sequence[Times], baseline: Sequence[Times], percentile: float = 50, **more: Any) -> Any:
-    """A row in microseconds from the times of each round; a ratio above 1 means that Tilebeam is faster."""
+    """Make a row in microseconds from the times of each round; a ratio above 1 means that Tilebeam is faster."""
     ratios = [
         float(np.percentile(b, percentile)) / float(np.percentile(a, percentile))
         for a, b in zip(ours, baseline, strict=True)
@@ -127,7 +127,7 @@ def noop_rows(rounds: int, hot: int, cold: int) -> list[dict[str, Any]]:
 
 
 def build_rpc() -> Path:
-    """The program of rpc_graph.cpp, in build/bench-rpc; built anew when the source changed.
+    """Build the program of rpc_graph.cpp, in build/bench-rpc; anew when the source changed.
 
     Raises:
         RuntimeError: there is no C++ compiler, or no source of llama.cpp (build Tilebeam once: CMake fetches it).
@@ -154,7 +154,7 @@ def build_rpc() -> Path:
 
 @contextmanager
 def rpc_server(program: Path) -> Iterator[str]:
-    """An RPC server on a free port of the loopback; its endpoint."""
+    """Run an RPC server on a free port of the loopback; yield its endpoint."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

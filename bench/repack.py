@@ -41,7 +41,7 @@ def processor_seconds() -> float:
 
 
 def measure(name: str, source: Path, folder: Path, rounds: int, run: Callable[[Path], object]) -> dict[str, Any]:
-    """A row: `run` writes the file it is given (or none) from `source`."""
+    """Make a row: `run` writes the file it is given (or none) from `source`."""
     target, size = folder / f"repack-target-{os.getpid()}.gguf", source.stat().st_size
     pairs, used = report.Pairs([], []), []
     for i in range(rounds + 1):

@@ -107,7 +107,7 @@ class How:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The one JSON object of a bench's output.
+    """Return the one JSON object of a bench's output.
 
     Raises:
         ValueError: there is none, or it lacks what the shared form has.
@@ -148,7 +148,7 @@ def run(bench: Bench, folder: Path, how: How) -> str | None:
 
 
 def number(value: Any) -> str:
-    """A figure for a table; a dash where there is none."""
+    """Make a figure for a table; a dash where there is none."""
     return "-" if value is None else f"{value:.4g}" if isinstance(value, int | float) else str(value)
 
 
@@ -187,7 +187,7 @@ def write(folder: Path) -> None:
 
 
 def chosen(only: str, skip: str) -> list[Bench]:
-    """The benches of two lists of names.
+    """Return the benches of two lists of names.
 
     Raises:
         typer.BadParameter: a name that is no bench's.

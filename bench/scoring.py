@@ -93,7 +93,7 @@ def whole(scorer: RewardModel, prompt: str, history: list[list[list[str]]]) -> i
 
 
 def beam_rows(lm: LM, a: Any) -> Iterator[dict[str, Any]]:
-    """A row for a reward model without, and one for one with hidden states."""
+    """Make a row for a reward model without, and one for one with hidden states."""
     beams = Beams(lm, a.beams, a.width, a.n_prompt, a.n_step)
     weight = np.random.default_rng(2).standard_normal(lm.n_embd) / lm.n_embd**0.5
     form = tilebeam.RewardFormat(tag=" ?", strip="\n")
@@ -117,7 +117,7 @@ def beam_rows(lm: LM, a: Any) -> Iterator[dict[str, Any]]:
 
 
 def random_head(lm: LM) -> Head:
-    """A head that reads everything a text's states tell."""
+    """Make a head that reads everything a text's states tell."""
     features = get_args(Feature)
     weight = np.random.default_rng(1).standard_normal(width(features, lm.n_embd)) / lm.n_embd
     return replace(make_head([(weight, None)]), features=features, layer=lm.info.hidden_layer, maker=maker_of(lm))

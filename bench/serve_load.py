@@ -68,7 +68,7 @@ def anonymous_mib(pid: int) -> float:
 
 
 async def kept_busy(served: Served, load: Load, minutes: float, answers: Answers) -> list[float]:
-    """The server's memory from minute to minute while the clients ask, half of them for streams."""
+    """Keep the server busy, half of it with streams; return its memory from minute to minute."""
     until = time.monotonic() + 60 * minutes
     halves = [Load(load.requests[part::2]) for part in (0, 1)]
     asked = [

@@ -101,7 +101,7 @@ def ask(port: int, path: str, body: Mapping[str, Any]) -> Any:
 
 
 async def wrong_about(port: int, asked: Asked, streams: list[Any]) -> str | None:
-    """What is wrong about the answer to a request; None: nothing.
+    """Return what is wrong about the answer to a request; None: nothing.
 
     Args:
         streams: of an open connection, which is replaced where it was closed.

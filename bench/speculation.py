@@ -63,7 +63,7 @@ class Case:
         return f"{self.task}, {self.n} {what}, T = {self.temperature:g}"
 
     def calls(self, items: int) -> list[range]:
-        """The numbers of the prompts of each call: all sequences of a call decode together."""
+        """Return the numbers of the prompts of each call: all sequences of a call decode together."""
         if self.task in guessing_tasks.REPEATING or self.task == "noise":
             items = 1
         each = self.n if self.temperature == 0 else 1
@@ -190,7 +190,7 @@ class Bench:
         return spent / max(1, tokens)
 
     def rows(self, all_cases: list[Case]) -> Iterable[tuple[dict[str, Any], str]]:
-        """A row for each case and source, and a line that says more."""
+        """Make a row for each case and source, and a line that says more."""
         for case in (c for c in all_cases if c.name in self._log):
             for source in self._sides.guessing:
                 about = {key: self._log.median(case.name, f"{source} {key}") for key in _ABOUT}

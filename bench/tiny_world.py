@@ -44,7 +44,7 @@ SERIES = {
 
 
 def write_items(path: Path, count: int, seed: int = SEED) -> None:
-    """The test expressions as items of `tilebeam eval`, without those that anybody has looked at before."""
+    """Write the test expressions as items of `tilebeam eval`, without those that anybody has looked at before."""
     seen = {p for looked, n in LOOKED_AT for p in arithmetic.draw_many(looked, "test", n)}
     problems = [p for p in arithmetic.draw_many(seed, "test", count + len(seen)) if p not in seen][:count]
     lines = [json.dumps({"id": p, "prompt": p + "\n", "answer": str(arithmetic.value(p))}) for p in problems]
@@ -53,7 +53,7 @@ def write_items(path: Path, count: int, seed: int = SEED) -> None:
 
 
 def command(reasoners: Sequence[str], kind: str, items: Path) -> list[str]:
-    """What is run: every method, chosen by the reward model."""
+    """Return what is run: every method, chosen by the reward model."""
     checker = os.path.relpath(ROOT / "bench" / "tiny" / "arithmetic.py")
     models = [part for n in reasoners for part in ("-m", f"{n}={os.path.relpath(references.file_of(n, kind))}")]
     return [

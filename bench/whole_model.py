@@ -63,7 +63,7 @@ def file_of(kind: str, preset: str, quick: bool) -> Path:
 
 
 def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int) -> bool:
-    """Rounds of one group until each case has as many as wanted; False if the time was over before."""
+    """Measure rounds of one group until each case has as many as wanted; False if the time was over before."""
     room, most = max(c.cells for c in group.cases), max(c.n_parallel for c in group.cases)
     with ExitStack() as stack:
         runners = {}
@@ -83,7 +83,7 @@ def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int) -> 
 
 
 def rows_of(groups: list[Group], log: Rounds) -> list[dict[str, Any]]:
-    """The report's rows, of the cases that have rounds."""
+    """Return the report's rows, of the cases that have rounds."""
     rows = []
     for group in groups:
         for case in group.cases:

@@ -207,14 +207,14 @@ CALIBRATION_TEXT = "calibration.txt"  # beside the models
 
 
 def packing(**options: Any) -> Callable[[Path, Path], object]:
-    """A way to make a packed file. Embeddings keep the source's type, as does the tied output matrix."""
+    """Return a way to make a packed file. Embeddings keep the source's type, as does the tied output matrix."""
     search = bool(options.pop("search", False))
     policy = Policy.make(output_weight="runtime", **options)
     return lambda source, target: gguf_tools.pack(source, target, policy=policy, search=search)
 
 
 def calibrated(make: Callable[..., object], **options: Any) -> Callable[[Path, Path], object]:
-    """A file quantized with the text beside it; a run that was stopped is resumed."""
+    """Quantize a file with the text beside it; a run that was stopped is resumed."""
 
     def made(source: Path, target: Path) -> object:
         text = read_corpus(target.parent / CALIBRATION_TEXT)

@@ -24,8 +24,8 @@ def write_adapter(
     strength: float = 0.3,
     seed: int = 0,
 ) -> Path:
-    """An adapter for the matrices of `model` whose names end so (without ``.weight``). Each product of A and B changes
-    what its matrix gives by about `strength` of a unit normal."""
+    """Write an adapter for the matrices of `model` whose names end so (without ``.weight``). Each product of A and B
+    changes what its matrix gives by about `strength` of a unit normal."""
     rng = np.random.default_rng(seed)
     with GGUFFile(model) as f:
         entry = f.kv.get("tilebeam.architecture")

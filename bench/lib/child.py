@@ -13,7 +13,7 @@ from bench.lib import ROOT
 
 
 def answer(ready: Any, run: Callable[[Any], Any]) -> None:
-    """The process' side: say that it is ready, then answer every line of JSON on stdin with one on stdout."""
+    """Take the process' side: say that it is ready, then answer every line of JSON on stdin with one on stdout."""
     print(json.dumps(ready), flush=True)
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)

@@ -58,7 +58,7 @@ class Answers:
 
 @contextmanager
 def server(command: Sequence[str] | Callable[[int], Sequence[str]], health: str = "/health") -> Iterator[Served]:
-    """A server that runs as a process of its own.
+    """Run a server as a process of its own.
 
     Args:
         command: gets `--port`; or a function that makes it of a port.

@@ -75,7 +75,7 @@ Run = Callable[[Work, list[list[int]], int, int], float]
 
 
 def in_two(run: Run, n_vocab: int) -> Engine:
-    """An engine that only tells how long everything took: with one token a sample, then with all of them, and both
+    """Make an engine that only tells how long everything took: with one token a sample, then with all of them, and both
     again where that was too short to tell them apart, or where noise made the longer run the faster one (of all runs so
     far, for ten times that long at most). No prompt comes twice, so that no cache knows it."""
 
@@ -93,7 +93,7 @@ def in_two(run: Run, n_vocab: int) -> Engine:
 
 
 def program(bench: BatchedBench, model: Path, threads: int) -> Engine:
-    """A build's llama-batched-bench, which samples nothing and has prompts of its own."""
+    """Make an engine of a build's llama-batched-bench, which samples nothing and has prompts of its own."""
     return lambda w, _: bench.phases(model, w.n_prompt, w.n_gen - 1, w.n_parallel, threads, shared=w.shared)
 
 
@@ -113,7 +113,7 @@ def in_process(lm: LM) -> Engine:
 
 
 def served(port: int, n_vocab: int) -> Engine:
-    """A server with OpenAI's /v1/completions: each sample is a client's request, all at once."""
+    """Make an engine of a server with OpenAI's /v1/completions: each sample is a client's request, all at once."""
 
     def run(work: Work, prompts: list[list[int]], n_gen: int, seed: int) -> float:
         del seed
@@ -131,7 +131,7 @@ def served(port: int, n_vocab: int) -> Engine:
 
 @contextmanager
 def loaded(model: Path, device: Literal["npu", "cpu"], threads: int, works: Sequence[Work]) -> Iterator[LM]:
-    """A model with room for all cases."""
+    """Load a model with room for all cases."""
     room, most = max(w.cells for w in works), max(w.n_parallel for w in works)
     with tilebeam.load(model, device, n_ctx=room, n_seq_max=most, threads=threads, lookup=False) as lm:
         yield lm
@@ -145,7 +145,7 @@ def stock(model: Path, threads: int, works: Sequence[Work]) -> Iterator[Engine]:
 
 @contextmanager
 def server_of(command: Sequence[str], threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Engine]:
-    """A server with slots that hold all cases. llama-server gives each slot an equal part of the cells."""
+    """Run a server with slots that hold all cases. llama-server gives each slot an equal part of the cells."""
     slots, longest = max(w.n_parallel for w in works), max(w.n_prompt + w.n_gen for w in works)
     size = ["-c", str(slots * longest), "-np", str(slots), "-t", str(threads)]
     with server([*command, *size]) as running:
@@ -173,7 +173,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @contextmanager
 def llama_cpp_server(script: Path, model: Path, threads: int, slots: int, cells: int) -> Iterator[Served]:
-    """The batched server in llama-cpp-python's examples (examples/server/server.py), whose slots share the context.
+    """Run the batched server of llama-cpp-python's examples (examples/server/server.py), whose slots share the context.
 
     Raises:
         RuntimeError: it did not start.
@@ -232,7 +232,7 @@ def openvino(python: str, model: Path, threads: int, works: Sequence[Work], n_vo
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The worker's next line; what it prints besides is left out."""
+    """Read the worker's next line; what it prints besides is left out."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):

@@ -60,7 +60,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _weight_buffer_types(device: int) -> list[int]:
-    """The CPU's repacking buffer types, then its plain one."""
+    """Return the CPU's repacking buffer types, then its plain one."""
     lib = _library()
     reg = lib.ggml_backend_dev_backend_reg(device)
     address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_dev_get_extra_bufts")
@@ -154,7 +154,7 @@ class CpuMulMat(_CpuGraph):
         self._result, self._shape = outputs[0], (m, n)
 
     def result(self) -> npt.NDArray[np.float32]:
-        """The first product, shape (M, N)."""
+        """Return the first product, shape (M, N)."""
         return self._read(self._result, self._shape)
 
 

@@ -63,7 +63,7 @@ def own(task: str, i: int) -> str:
 
 
 def from_file(path: Path) -> list[str]:
-    """The questions of GSM8K's lines, or the prompts of HumanEval's (also packed with gzip)."""
+    """Read the questions of GSM8K's lines, or the prompts of HumanEval's (also packed with gzip)."""
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     items = [json.loads(line) for line in text.splitlines()]

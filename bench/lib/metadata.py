@@ -50,7 +50,7 @@ def add_shape(
 
 
 def add_vocabulary(w: gguf.GGUFWriter, pieces: Sequence[Piece], scores: Sequence[float]) -> None:
-    """A SentencePiece vocabulary that begins with `FIRST_PIECES`; texts get BOS, neither EOS nor a space before them.
+    """Add a SentencePiece vocabulary that begins with `FIRST_PIECES`; texts get BOS, but no EOS and no space in front.
 
     Args:
         scores: of each piece; pairs of pieces merge in the order of what they become, highest first.

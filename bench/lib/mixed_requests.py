@@ -117,7 +117,7 @@ class Questions:
         return Asked(COMPLETIONS, body, wrong)
 
     def own_constant(self, rng: np.random.Generator) -> Asked:
-        """A text that nobody else may get, of one or several samples."""
+        """Ask for a text that nobody else may get, of one or several samples."""
         pattern = _pattern(rng, self._longest)
         body = {"prompt": self._tokens(rng, 8, 64), "guided_regex": pattern, "n": int(rng.choice([1, 1, 1, 3]))}
         body |= {"max_tokens": 4 * self._longest, "seed": _seed(rng), **self._sets[rng.integers(len(self._sets))]}
@@ -129,7 +129,7 @@ class Questions:
         return Asked(COMPLETIONS, body, wrong)
 
     def search(self, rng: np.random.Generator) -> Asked:
-        """A search whose candidates the model's own reward head rates; it tells all of them."""
+        """Ask for a search whose candidates the model's own reward head rates; it tells all of them."""
         pattern = _pattern(rng, self._longest // 2)
         wanted = {"method": "best-of-n", "budget": 4, "scorer": "reward", "candidates": True}
         body = {"prompt": _words(rng, 12), "guided_regex": pattern, "search": wanted}
@@ -205,7 +205,7 @@ def _words(rng: np.random.Generator, count: int) -> str:
 
 
 def _pattern(rng: np.random.Generator, longest: int) -> str:
-    """A constant of its own, letters, and the constant again."""
+    """Make a constant of its own, letters, and the constant again."""
     own = f"k{rng.integers(10**8):08}"
     return f"{own}[a-z]{{{rng.integers(4, max(8, longest // 2))}}}{own}"
 

@@ -21,7 +21,7 @@ def synthetic(
     arch: str = "qwen2",
     labels: tuple[str, ...] = (),
 ) -> Path:
-    """A model.
+    """Return a model.
 
     Args:
         preset: of bench/lib/synth.py: shapes.

@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         self.add_count("-r", "--rounds", usual=usual, quick=quick, what="rounds")
 
     def parse(self, argv: Sequence[str] | None = None) -> Any:
-        """The arguments, with the numbers of `add_count` that were not given."""
+        """Return the arguments, with the numbers of `add_count` that were not given."""
         args = self.parse_args(argv)
         for name, (usual, quick) in self._counts.items():
             if getattr(args, name) is None:

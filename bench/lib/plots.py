@@ -78,7 +78,7 @@ def scaling(rows: Rows, title: str, path: Path) -> None:
 
 
 def draw(bench: str, rows: Rows, title: str, path: Path) -> bool:
-    """The picture of a bench's rows; False if they have nothing to draw, no baseline."""
+    """Draw the picture of a bench's rows; False if they have nothing to draw, no baseline."""
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
         (scaling if bench == "decode_scaling" else bars)(compared, title, path)

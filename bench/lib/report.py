@@ -62,7 +62,7 @@ def interleave(
 
 
 def row(name: str, pairs: Pairs, work: float, unit: str, limit: float | None = None, **more: Any) -> dict[str, Any]:
-    """A row from timed pairs.
+    """Make a row from timed pairs.
 
     Args:
         work: what one run does, in `unit` times seconds: the value is work / seconds.
@@ -82,7 +82,7 @@ def figures(
     share: float | None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A row of figures that are no rates; its ratio is the median of `ratios`, with the least and the greatest."""
+    """Make a row of figures that are no rates; its ratio is the median of `ratios`, with the least and the greatest."""
     return {
         "name": name,
         "baseline": baseline,

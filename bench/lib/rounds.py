@@ -76,7 +76,7 @@ class Rounds:
         return case in self._rounds
 
     def count(self, case: str) -> int:
-        """Rounds of a case that count: all that met a quiet machine, and a third of the others."""
+        """Count the rounds of a case that count: all that met a quiet machine, and a third of the others."""
         quiet = sum(r["others"] < BUSY for r in self._rounds.get(case, []))
         return quiet + (len(self._rounds.get(case, [])) - quiet) // 3
 
@@ -114,7 +114,7 @@ class Rounds:
         return True
 
     def end(self, **figures: float) -> None:
-        """What the round begun last gave: seconds, usually of "ours" and of "baseline", and limits."""
+        """Record what the round begun last gave: seconds, usually of "ours" and of "baseline", and limits."""
         if self._at_work is None:
             raise RuntimeError("no round was begun")
         case, began, others = self._at_work
@@ -138,8 +138,8 @@ class Rounds:
         title: str | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """A row of the report, with the number of rounds that have both sides and the share of the CPUs that others
-        used in them at most.
+        """Make a row of the report, with the number of rounds that have both sides and the share of the CPUs that
+        others used in them at most.
 
         Args:
             work: see `report.row`.
@@ -158,7 +158,7 @@ class Rounds:
         return case in self and any(set(figures) <= set(r) for r in self._counted(case))
 
     def against(self, figure: str, case: str, work: float) -> dict[str, float]:
-        """What a case's rounds say of a third engine whose seconds are `figure`: its rate, and how often ours is that.
+        """Compare a case's rounds with a third engine whose seconds are `figure`: its rate, and how often ours is that.
 
         Empty if it was not measured."""
         rounds = [r for r in self._counted(case) if figure in r]
@@ -174,7 +174,7 @@ class Rounds:
         return median(self.values(case, figure))
 
     def overall(self, figure: str, cases: Iterable[str]) -> float:
-        """The median of one figure over all rounds of these cases, of which at least one has any."""
+        """Return the median of one figure over all rounds of these cases, of which at least one has any."""
         return round(median(r[figure] for case in cases if case in self for r in self._counted(case)), 2)
 
     def warn(self) -> None:

@@ -117,7 +117,7 @@ class SynthConfig:
     seed: int = 1
 
     def validate(self) -> None:
-        """Raises ValueError with the reason when no working model can be made of this configuration."""
+        """Raise ValueError with the reason when no working model can be made of this configuration."""
         if self.arch not in (*ARCHITECTURES, *MIXTURES):
             known = ", ".join(dict.fromkeys((*ARCHITECTURES, *MIXTURES)))
             raise ValueError(f"unknown architecture {self.arch!r}: choose from {known}")
@@ -184,7 +184,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, **changes: Any) -> SynthConfig:
-    """The configuration called `name` ("tiny", "small", "bench-0.5b", "bench-1.4b") with fields replaced."""
+    """Return the configuration called `name` ("tiny", "small", "bench-0.5b", "bench-1.4b") with fields replaced."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}: choose from {', '.join(PRESETS)}")
     return replace(SynthConfig(**PRESETS[name]), **changes)
@@ -212,7 +212,7 @@ class TensorSpec:
 
 
 def tensors(cfg: SynthConfig) -> list[TensorSpec]:
-    """The model's tensors in file order."""
+    """Return the model's tensors in file order."""
     out: list[TensorSpec] = []
 
     def matrix(name: str, rows: int, cols: int, std: float, stack: tuple[int, ...] = ()) -> None:
@@ -366,7 +366,7 @@ def _chunks(spec: TensorSpec, seed: int, direct: bool) -> Iterator[U8]:
 
 
 def _vocabulary_head() -> list[Piece]:
-    """The fixed start of the vocabulary: specials, all bytes, ASCII, and common words with all their prefixes."""
+    """Return the start of every vocabulary: specials, all bytes, ASCII, and common words with all their prefixes."""
     normal = gguf.TokenType.NORMAL
     out = [*FIRST_PIECES]
     out += [(chr(c), normal) for c in range(33, 127)] + [("\u2581", normal)]
@@ -424,7 +424,7 @@ def _write_metadata(w: gguf.GGUFWriter, cfg: SynthConfig, name: str) -> None:
 
 
 def write_model(path: str | Path, cfg: SynthConfig, direct: bool | None = None, progress: bool = False) -> Path:
-    """Writes the model `cfg` describes to `path` and returns it; `path` appears only when complete.
+    """Write the model `cfg` describes to `path` and return it; `path` appears only when complete.
 
     `direct` draws quantized blocks at random instead of quantizing Gaussian floats: several times faster, the same
     statistics, other weights (default: only for models above 150M weights). Raises ValueError for an impossible
@@ -461,7 +461,7 @@ def write_model(path: str | Path, cfg: SynthConfig, direct: bool | None = None, 
 
 @contextmanager
 def _bar(name: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar over bytes, if wanted."""
+    """Show a progress bar over bytes, if wanted."""
     if not shown:
         yield lambda _: None
         return

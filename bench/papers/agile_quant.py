@@ -43,7 +43,7 @@ PRUNED_FROM = 2  # layers that read all tokens
 
 
 def grouped(x: F32, bits: int) -> F32:
-    """A scale for each 32, no zero point: the product's numerics with fewer bits."""
+    """Round with a scale for each 32, no zero point: the product's numerics with fewer bits."""
     g = x.reshape(len(x), -1, GROUP)
     most = np.float32(2 ** (bits - 1) - 1)
     scale = np.maximum(np.abs(g).max(axis=2, keepdims=True) / most, np.float32(1e-30))
@@ -52,7 +52,7 @@ def grouped(x: F32, bits: int) -> F32:
 
 
 def by_token(x: F32, bits: int) -> F32:
-    """The paper's uniform quantizer: a scale and a zero point for each token."""
+    """Round by the paper's uniform quantizer: a scale and a zero point for each token."""
     most = np.float32(2**bits - 1)
     low, high = np.minimum(x.min(axis=1, keepdims=True), 0), np.maximum(x.max(axis=1, keepdims=True), 0)
     scale = np.maximum((high - low) / most, np.float32(1e-30))
@@ -132,7 +132,7 @@ def log2_softmax(q: F32, k: F32, v: F32, seen: Any) -> tuple[F32, F32]:
 
 
 def importance(to_first: F32) -> F32:
-    """The paper's: weight given to the first token, as a share of what all before gave, log for later places."""
+    """Rate tokens as the paper does: weight given to the first, as a share of what all before gave, log for later."""
     before = np.cumsum(to_first)
     score: F32 = (to_first / np.maximum(before, np.float32(1e-30)) * np.log(np.arange(len(to_first)) + 2)).astype(
         np.float32
@@ -195,7 +195,7 @@ def _mixed(_layer: int, site: str, x: F32) -> F32:
 
 
 def multiplier(rounds: int, seconds: float) -> dict[str, Any]:
-    """The rate of products of the paper's multiplier, beside that of 8-bit dot products."""
+    """Return the rate of products of the paper's multiplier, beside that of 8-bit dot products."""
     library = limits.compile("papers/agile_multiplier.cpp")
     k, lanes = 256, int(library.tb_pair_lanes())
     rng = np.random.default_rng(1)

@@ -35,7 +35,7 @@ RING = 64  # tiles of output: 128 KiB
 
 
 def in_tiles(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A matrix (N, K) as tiles (N/32, K/32, 1024) in HMX order."""
+    """Return a matrix (N, K) as tiles (N/32, K/32, 1024) in HMX order."""
     n, k = values.shape
     tiles = values.reshape(n // 32, 32, k // 32, 16, 2)  # panel, column, tile, row pair, row
     return tiles.transpose(0, 2, 3, 1, 4).reshape(n // 32, k // 32, 1024)
@@ -47,7 +47,7 @@ def with_scales(scales: Halves, quants: npt.NDArray[Any]) -> Bytes:
 
 
 def grouped(k: int, n: int, rng: np.random.Generator) -> tuple[Bytes, Bytes, Halves]:
-    """The same random weights in groups and coalesced, and their values in tile order."""
+    """Return the same random weights in groups and coalesced, and their values in tile order."""
     tiles = n * k // 1024
     nibbles = rng.integers(0, 16, (tiles, 32, 32)).astype(np.uint8)
     scales = rng.uniform(-1, 1, (tiles, 32)).astype(np.float16)

@@ -71,7 +71,7 @@ class Planes:
     integers: U8 | None = None
 
     def factors(self) -> tuple[F32, F32]:
-        """The scale and the minimum of each 16 k, (N, K / 16)."""
+        """Return the scale and the minimum of each 16 k, (N, K / 16)."""
         count = self.bits.shape[1] // 16
         scales = np.repeat(self.scales, count // self.scales.shape[1], axis=1)
         if self.integers is None:
@@ -82,7 +82,7 @@ class Planes:
 
 
 def _halves(blocks: U8, at: int) -> F32:
-    """The FP16 number at a byte of each block, (N, blocks, bytes)."""
+    """Return the FP16 number at a byte of each block, (N, blocks, bytes)."""
     return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
 
 
@@ -93,7 +93,7 @@ def _fields(bytes: U8, bits: int, count: int) -> U8:
 
 
 def planes(type: str, weights: U8, k: int, n: int) -> Planes:
-    """The planes of ggml's blocks.
+    """Return the planes of ggml's blocks.
 
     Args:
         type: of FORMATS; "1 bit" is TQ2_0 without zeros.
@@ -126,7 +126,7 @@ def planes(type: str, weights: U8, k: int, n: int) -> Planes:
 
 
 def pack(f: Format, p: Planes) -> U8:
-    """What the kernels read, in slices of K, panels of columns and blocks of K (bench/papers/lut_gemv.cpp)."""
+    """Return what the kernels read, in slices of K, panels of columns and blocks of K (bench/papers/lut_gemv.cpp)."""
     n, k = p.bits.shape
     blocks, groups = k // f.block, n // COLUMNS // f.panels
     shape = (n // COLUMNS, 2, 16, k // 8)  # panel, half, word, pair of groups
@@ -157,8 +157,8 @@ def pack(f: Format, p: Planes) -> U8:
 
 
 def spread(f: Format, p: Planes, x: F32) -> F32:
-    """The standard deviation of products (M, N) that rounding tables to bytes makes: of every entry evenly within half
-    a unit, as of what sums begin with."""
+    """Return the standard deviation of products (M, N) that rounding tables to bytes makes: of every entry evenly
+    within half a unit, as of what sums begin with."""
     m, k = x.shape
     scales, minima = p.factors()
     fours = np.abs(x).reshape(m, k // f.block, f.block // 4, 4).sum(axis=3).max(axis=2)

@@ -73,7 +73,7 @@ class LutMulMat:
 
 
 def blocks(type: str, k: int, n: int, rng: np.random.Generator) -> tuple[str, U8]:
-    """Normally distributed weights in ggml's blocks, and their type for the product's kernels."""
+    """Draw normally distributed weights in ggml's blocks, and their type for the product's kernels."""
     values = rng.standard_normal((n, k), np.float32) / np.float32(np.sqrt(k))
     if type == "1 bit":
         scale = np.abs(values.reshape(n, -1, lut.BIG)).mean(axis=2, keepdims=True)
@@ -85,7 +85,7 @@ def blocks(type: str, k: int, n: int, rng: np.random.Generator) -> tuple[str, U8
 
 
 def checked(name: str, f: lut.Format, p: lut.Planes, packed: U8, x: F32, exact: F32) -> float:
-    """The relative error of the kernel against float32.
+    """Return the relative error of the kernel against float32.
 
     Raises:
         RuntimeError: it is more than rounding tables to bytes makes it.
@@ -105,7 +105,7 @@ def error(result: F32, exact: F32) -> float:
 
 
 def measure(type: str, k: int, n: int, args: argparse.Namespace, add: Callable[[dict[str, Any]], None]) -> None:
-    """The rows of one type and shape."""
+    """Return the rows of one type and shape."""
     if k % lut.BIG or n % (2 * lut.COLUMNS):
         raise ValueError(f"{k} x {n}: K must be a multiple of {lut.BIG}, N of {2 * lut.COLUMNS}")
     rng = np.random.default_rng(1)

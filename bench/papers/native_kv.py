@@ -46,7 +46,7 @@ def to_bf16(x: F32) -> U16:
 
 
 def bf16(x: F32) -> F32:
-    """What BF16 makes of numbers."""
+    """Round numbers to BF16."""
     rounded: F32 = (to_bf16(x).astype(np.uint32) << 16).view(np.float32)
     return rounded
 
@@ -82,7 +82,7 @@ class Tiles:
 
 
 def library() -> ctypes.CDLL:
-    """The products.
+    """Load the products.
 
     Raises:
         RuntimeError: this CPU has no AVX-512.
@@ -137,7 +137,7 @@ def _narrow_scores(q: F32, k: F32, v: F32, seen: Any) -> tuple[F32, F32]:
 
 
 def _narrow_differences(q: F32, k: F32, v: F32, seen: Any) -> tuple[F32, F32]:
-    """The product's: of K, differences from the middle cell of 64, whose score is added."""
+    """Round K as the product does: differences from the middle cell of 64, whose score is added."""
     scores = np.empty((len(q), len(k)), np.float32)
     for c in range(0, len(k), TILE):
         tile = k[c : c + TILE]

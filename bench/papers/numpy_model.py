@@ -111,7 +111,7 @@ class Model:
         return normed
 
     def _attention(self, layer: int, x: F32, positions: Ints, how: Numerics) -> tuple[F32, F32]:
-        """What all heads read, (n, heads * d), and the mean weight that each token gives the first."""
+        """Return what all heads read, (n, heads * d), and the mean weight that each token gives the first."""
         h = how.activations(layer, "qkv", self._norm(x, self._of(layer, "attn_norm")))
         q, k, v = (
             (h @ self._of(layer, f"attn_{name}").T + self._weights[f"blk.{layer}.attn_{name}.bias"]).reshape(

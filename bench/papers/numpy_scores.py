@@ -42,7 +42,7 @@ def add_options(p: Parser) -> None:
 
 
 def compare(args: argparse.Namespace, ways: Callable[[Model, int], Sequence[Way]]) -> list[dict[str, Any]]:
-    """A row for each way, float32's own first.
+    """Make a row for each way, float32's own first.
 
     Args:
         args: those of `add_options`.

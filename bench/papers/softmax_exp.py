@@ -38,7 +38,7 @@ def exact() -> Bits:
 
 
 def methods(isa: str) -> dict[str, Method]:
-    """The ways by name; each reads FP16 bits and writes FP16 bits, the fixed-point one units of 2^-15."""
+    """Return the ways by name; each reads FP16 bits and writes FP16 bits, the fixed-point one units of 2^-15."""
     lib = limits.compile("papers/softmax_exp.cpp")
     ffi, npu = _npu.load()
     handle = npu.tb_npu_create(1, isa.encode())
@@ -64,7 +64,7 @@ def methods(isa: str) -> dict[str, Method]:
 
 
 def errors(method: Method, fixed: bool) -> dict[str, float]:
-    """The largest and the mean error over all FP16 numbers from -16 to 0."""
+    """Return the largest and the mean error over all FP16 numbers from -16 to 0."""
     source = np.arange(0x8000, 0x8000 + 0x4C00, dtype=np.uint16)[: 0x4C00 // 64 * 64]
     out = np.zeros_like(source)
     method(source, out, 1)

@@ -71,7 +71,7 @@ def fetched(source: Source, folder: Path) -> Path:
 
 
 def out_of(row: Row, head: bool, options: argparse.Namespace) -> Path:
-    """A row's folder: another one with a reward head, since that is another evaluation."""
+    """Make a row's folder: another one with a reward head, since that is another evaluation."""
     return Path(options.out / f"{row.name}{'-head' * head}{'-quick' * options.quick}")
 
 
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def named_rows(p: Parser, asked: str | None, names: Sequence[str]) -> list[str]:
-    """The rows that --rows names, all of them without it; the parser's error for one that there is not."""
+    """Return the rows that --rows names, all of them without it; the parser's error for one that there is not."""
     wanted = asked.split(",") if asked else list(names)
     if unknown := set(wanted) - set(names):
         p.error(f"unknown row {unknown.pop()}; rows: {', '.join(names)}")
@@ -174,7 +174,7 @@ def named_rows(p: Parser, asked: str | None, names: Sequence[str]) -> list[str]:
 
 
 def named_models(p: Parser, options: argparse.Namespace) -> dict[str, str]:
-    """The files of --model, by name; the parser refuses others."""
+    """Return the files of --model, by name; the parser refuses others."""
     named = dict(m.partition("=")[::2] for m in options.model)
     if bad := [name for name, file in named.items() if name not in MODELS or not Path(file).is_file()]:
         p.error(f"--model {bad[0]}={named[bad[0]]}: write NAME=FILE with {' or '.join(MODELS)} and a file that exists")
@@ -186,7 +186,7 @@ def model_file(name: str, named: dict[str, str], options: argparse.Namespace) ->
 
 
 def data_there(row: Needs, options: argparse.Namespace) -> Path | None:
-    """A row's data; None, and a line that says so, if it is missing."""
+    """Make a row's data; None, and a line that says so, if it is missing."""
     data = data_file(row, options.data, options.out / "files")
     if data is None:
         where = options.data or "the folder of DATA=FOLDER (--data)"
@@ -195,7 +195,7 @@ def data_there(row: Needs, options: argparse.Namespace) -> Path | None:
 
 
 def there(row: Row | Text, named: dict[str, str], options: argparse.Namespace) -> tuple[Path, Path] | None:
-    """A row's model and data; None if the data is missing."""
+    """Make a row's model and data; None if the data is missing."""
     data = data_there(row, options)
     return None if data is None else (model_file(row.model, named, options), data)
 

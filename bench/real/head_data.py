@@ -43,7 +43,7 @@ HEADS = {
 
 
 def opened(stem: Path) -> tuple[list[Record], States]:
-    """The problems of a collection, and its states [rows, 3 n_embd + 6].
+    """Open the problems of a collection, and its states [rows, 3 n_embd + 6].
 
     Raises:
         TilebeamError: the files do not fit each other.
@@ -63,7 +63,7 @@ def parts(problems: int) -> list[int]:
 
 
 def curve(records: Sequence[Record], states: States, draws: int) -> Iterator[dict[str, Any]]:
-    """A row for each head and number of problems.
+    """Make a row for each head and number of problems.
 
     Raises:
         TilebeamError: there are too few problems.

