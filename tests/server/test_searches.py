@@ -91,7 +91,12 @@ def test_a_search_in_a_chat_counts_what_it_cost(server: Running, client: Any) ->
 def test_searches_without_a_limit_end(server: Running, method: str) -> None:
     """A chat may go on until the context is full; logits forced to the end of text keep that short here."""
     sent: Any = [*MESSAGES, {"role": "assistant", "content": "so", "refusal": None, "tool_calls": None}, *MESSAGES[1:]]
-    body = {"messages": sent, "search": {"method": method, "budget": 4}, "logit_bias": {str(server.lm.eos): 8}}
+    body = {
+        "messages": sent,
+        "search": {"method": method, "budget": 4},
+        "seed": 1,
+        "logit_bias": {str(server.lm.eos): 8},
+    }
     answer = server.post(CHAT, body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["finish_reason"] == "stop"
