@@ -46,7 +46,8 @@ PARTS = ("send", "wake_up", "set_up", "barriers", "idle", "notes")
 
 
 def serve(path: str, device: Literal["npu", "cpu"], threads: int, n: int) -> None:
-    """Decode when told to, in a process; seconds per llama_decode, and for "trace" what of a graph was in no op."""
+    """Decode when told to, in a process; answer with seconds per llama_decode, for "trace" also with what of a graph
+    was in no op."""
     params = SamplingParams(n=n, max_tokens=32, temperature=0.7, seed=1)
     with tilebeam.load(path, device, n_ctx=1024, n_seq_max=16, threads=threads, lookup=False) as lm:
 
@@ -95,7 +96,7 @@ def outside(records: Records, threads: int) -> tuple[float, dict[str, float]]:
 
 
 def work_of(ops: Records) -> tuple[float, float]:
-    """Of one graph's ops: seconds of each phase's busiest worker, summed, and all workers' seconds."""
+    """Return the seconds of each phase's busiest worker, summed, and all workers' seconds, over one graph's ops."""
     phases, phase = np.unique(ops["phase"], return_inverse=True)
     lanes, lane = np.unique(ops["lane"], return_inverse=True)
     work = np.zeros((len(phases), len(lanes)))

@@ -79,7 +79,7 @@ def objdump() -> str | None:
 
 
 def library_v73() -> Path:
-    """Build the kernels with HVX floating point, never run.
+    """Return the library of kernels with HVX floating point, which are never run.
 
     Raises:
         FileNotFoundError: the build has none.
@@ -179,7 +179,7 @@ def static_loops() -> dict[str, Loop]:
 
 
 def static_row(name: str, loop: Loop, baselines: Sequence[float], unit: str) -> dict[str, Any]:
-    """Make a row: the first baseline is the one; the others widen the range."""
+    """Make a row: its ratio is to the first baseline; the others widen the range."""
     value = len(loop.packets) / loop.written
     return _row(name, value, baselines, unit) | {"packets": len(loop.packets), "numbers": loop.written}
 
@@ -208,7 +208,7 @@ def static_rows(loops: Mapping[str, Loop]) -> list[dict[str, Any]]:
 
 
 def gather_row(loop: Loop, time: int, baselines: Sequence[float]) -> dict[str, Any]:
-    """Return the table of exponents, where each gather takes the time of so many packets."""
+    """Make the row of the table of exponents, where each gather takes the time of so many packets."""
     packets = len(loop.packets) + (time - 1) * loop.count("vgather")
     name, value = f"exp2, table, {time} packets a gather", packets / loop.written
     return _row(name, value, baselines, "packets/number") | {"packets": packets, "numbers": loop.written}

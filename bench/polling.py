@@ -127,7 +127,7 @@ def noop_rows(rounds: int, hot: int, cold: int) -> list[dict[str, Any]]:
 
 
 def build_rpc() -> Path:
-    """Build the program of rpc_graph.cpp, in build/bench-rpc; anew when the source changed.
+    """Build the program of rpc_graph.cpp, in build/bench-rpc, unless it is newer than its source; return it.
 
     Raises:
         RuntimeError: there is no C++ compiler, or no source of llama.cpp (build Tilebeam once: CMake fetches it).

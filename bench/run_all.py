@@ -53,7 +53,7 @@ class Bench:
 
     @property
     def module(self) -> str:
-        """What `python -m` runs."""
+        """Return what `python -m` runs."""
         return ".".join(filter(None, ("bench", self.room, self.name)))
 
 

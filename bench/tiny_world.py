@@ -53,7 +53,7 @@ def write_items(path: Path, count: int, seed: int = SEED) -> None:
 
 
 def command(reasoners: Sequence[str], kind: str, items: Path) -> list[str]:
-    """Return what is run: every method, chosen by the reward model."""
+    """Return the command that is run: every method, chosen by the reward model."""
     checker = os.path.relpath(ROOT / "bench" / "tiny" / "arithmetic.py")
     models = [part for n in reasoners for part in ("-m", f"{n}={os.path.relpath(references.file_of(n, kind))}")]
     return [

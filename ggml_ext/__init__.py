@@ -111,12 +111,12 @@ class Type(IntEnum):
 
     @property
     def is_multiplied(self) -> bool:
-        """Whether the device multiplies by weights of the type."""
+        """Return whether the device multiplies by weights of the type."""
         return bool(self._info.weights != lib.TB_NEVER)
 
     @property
     def is_in_tiles(self) -> bool:
-        """Whether the device has weights of the type in tiles: tiled, or made into tiles while a model loads."""
+        """Return whether the device has weights of the type in tiles: tiled, or made into tiles while a model loads."""
         return bool(self._info.weights == lib.TB_IN_TILES)
 
 
@@ -247,7 +247,8 @@ def dequantize(type: Type, data: Bytes, k: int, n: int) -> Floats:
 
 
 def has_quantizer(type: Type) -> bool:
-    """Whether floats can be quantized to a type, plain or tiled; blocks of other types become tiles as they are."""
+    """Return whether floats can be quantized to a type, plain or tiled; blocks of other types become tiles as they
+    are."""
     return bool(lib.tb_has_quantizer(type))
 
 

@@ -72,7 +72,7 @@ class Prepared:
         self._path, self.tiled, self._k = path, tiled, k
 
     def rows(self, first: int, rows: int) -> Bytes:
-        """Of whole panels of rows; ``first`` is a multiple of 32."""
+        """Read whole panels of rows; ``first`` is a multiple of 32."""
         panel = ggml_ext.tiled_bytes(self.tiled, self._k, TILE)
         with self._path.open("rb") as f:
             return np.fromfile(f, np.uint8, -(-rows // TILE) * panel, offset=first // TILE * panel)

@@ -91,7 +91,7 @@ class Manifest:
 
 
 def fidelity(lossless: bool, same_contents: bool) -> str:
-    """In words what a packing keeps of its source."""
+    """Say in words what a packing keeps of its source."""
     return "lossless" if lossless else "same contents" if same_contents else "not lossless"
 
 

@@ -214,7 +214,7 @@ def packing(**options: Any) -> Callable[[Path, Path], object]:
 
 
 def calibrated(make: Callable[..., object], **options: Any) -> Callable[[Path, Path], object]:
-    """Quantize a file with the text beside it; a run that was stopped is resumed."""
+    """Return a way to quantize a file with the text beside it; a run that was stopped is resumed."""
 
     def made(source: Path, target: Path) -> object:
         text = read_corpus(target.parent / CALIBRATION_TEXT)

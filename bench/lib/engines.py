@@ -48,7 +48,7 @@ class Work:
 
     @property
     def decoded_tokens(self) -> int:
-        """Of all samples, without their first ones, which come with the prompts."""
+        """Return how many tokens of all samples are decoded: not their first ones, which come with the prompts."""
         return self.n_parallel * (self.n_gen - 1)
 
     @property
@@ -157,7 +157,7 @@ def tilebeam_command(model: Path) -> list[str]:
 
 
 def llama_server_command(program: Path, model: Path, threads: int) -> list[str]:
-    """How llama-server starts, but for its slots and threads."""
+    """Return the command that starts llama-server, but for its slots and threads."""
     usual = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-tb", threads, "--no-cache-prompt", "--no-webui")
     return [str(program), "-m", str(model), *map(str, usual)]
 

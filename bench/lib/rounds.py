@@ -104,7 +104,7 @@ class Rounds:
                     names.reverse()
 
     def begin(self, case: str) -> bool:
-        """Whether there is time for a round of this case, by how long its longest took. If so its time starts now."""
+        """Begin a round of this case if there is time, by how long its longest took; return whether there is."""
         now = time.monotonic()
         if self._seconds is not None:
             left = self._seconds - (now - _STARTED)

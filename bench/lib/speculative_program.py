@@ -43,7 +43,7 @@ class SpeculativeProgram:
 
     @property
     def of_ik(self) -> bool:
-        """Whether it is llama-spec-bench, which wraps prompts in the chat template itself and reports in JSON."""
+        """Return whether it is llama-spec-bench, which applies the chat template itself and reports in JSON."""
         return "spec-bench" in self.program.name
 
     def run(self, model: Path, draft: Path | None, prompt: str, n: int, threads: int, n_ctx: int) -> tuple[int, float]:

@@ -73,7 +73,7 @@ class LutMulMat:
 
 
 def blocks(type: str, k: int, n: int, rng: np.random.Generator) -> tuple[str, U8]:
-    """Draw normally distributed weights in ggml's blocks, and their type for the product's kernels."""
+    """Draw normally distributed weights in ggml's blocks; return their type for the product's kernels, and them."""
     values = rng.standard_normal((n, k), np.float32) / np.float32(np.sqrt(k))
     if type == "1 bit":
         scale = np.abs(values.reshape(n, -1, lut.BIG)).mean(axis=2, keepdims=True)

@@ -137,7 +137,7 @@ def _narrow_scores(q: F32, k: F32, v: F32, seen: Any) -> tuple[F32, F32]:
 
 
 def _narrow_differences(q: F32, k: F32, v: F32, seen: Any) -> tuple[F32, F32]:
-    """Round K as the product does: differences from the middle cell of 64, whose score is added."""
+    """Attend as the product does: scores from K's differences from the middle cell of 64, whose score is added."""
     scores = np.empty((len(q), len(k)), np.float32)
     for c in range(0, len(k), TILE):
         tile = k[c : c + TILE]

@@ -54,7 +54,7 @@ class Needs(Protocol):
 
 
 def data_file(row: Needs, folder: Path | None, files: Path) -> Path | None:
-    """Where a row's data is; None: it is missing."""
+    """Return the file of a row's data; None: it is missing."""
     return found_in(folder, row.files) if row.files else fetched(HUMANEVAL, files)
 
 
@@ -71,7 +71,7 @@ def fetched(source: Source, folder: Path) -> Path:
 
 
 def out_of(row: Row, head: bool, options: argparse.Namespace) -> Path:
-    """Make a row's folder: another one with a reward head, since that is another evaluation."""
+    """Return a row's folder: another one with a reward head, since that is another evaluation."""
     return Path(options.out / f"{row.name}{'-head' * head}{'-quick' * options.quick}")
 
 
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def named_rows(p: Parser, asked: str | None, names: Sequence[str]) -> list[str]:
-    """Return the rows that --rows names, all of them without it; the parser's error for one that there is not."""
+    """Return the rows that --rows names, all of them without it; the parser refuses unknown ones."""
     wanted = asked.split(",") if asked else list(names)
     if unknown := set(wanted) - set(names):
         p.error(f"unknown row {unknown.pop()}; rows: {', '.join(names)}")
@@ -186,7 +186,7 @@ def model_file(name: str, named: dict[str, str], options: argparse.Namespace) ->
 
 
 def data_there(row: Needs, options: argparse.Namespace) -> Path | None:
-    """Make a row's data; None, and a line that says so, if it is missing."""
+    """Return a row's data; if it is missing, None after a line that says so."""
     data = data_file(row, options.data, options.out / "files")
     if data is None:
         where = options.data or "the folder of DATA=FOLDER (--data)"
@@ -195,7 +195,7 @@ def data_there(row: Needs, options: argparse.Namespace) -> Path | None:
 
 
 def there(row: Row | Text, named: dict[str, str], options: argparse.Namespace) -> tuple[Path, Path] | None:
-    """Make a row's model and data; None if the data is missing."""
+    """Return a row's model and data; None if the data is missing."""
     data = data_there(row, options)
     return None if data is None else (model_file(row.model, named, options), data)
 

@@ -43,7 +43,7 @@ HEADS = {
 
 
 def opened(stem: Path) -> tuple[list[Record], States]:
-    """Open the problems of a collection, and its states [rows, 3 n_embd + 6].
+    """Return the problems of a collection, and its states [rows, 3 n_embd + 6].
 
     Raises:
         TilebeamError: the files do not fit each other.

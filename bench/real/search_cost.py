@@ -156,7 +156,7 @@ def pack(row: Evaluation, folder: Path) -> None:
 
 
 def kept(row: Evaluation, folder: Path, words: list[str], until: float) -> bool:
-    """`program`, whose logs are packed however it ends."""
+    """Run `program`, whose logs are packed however it ends."""
     try:
         return program(words, until)
     finally:

@@ -91,7 +91,7 @@ def successors(line: str) -> list[str]:
 
 
 def _may_go_first(operations: list[str], i: int) -> bool:
-    """Whether doing operation i keeps the value: no sum beside a product, nothing taken from behind a minus."""
+    """Return whether doing operation i keeps the value: no sum beside a product, nothing taken from behind a minus."""
     if operations[i] == "*":
         return True
     behind_plus = i == 0 or operations[i - 1] == "+"

@@ -97,7 +97,7 @@ def example(problem: str, text: str, verdicts: Sequence[bool], marks: bool = Fal
 
 
 def _right_characters(before: str, line: str) -> int:
-    """How many characters of a wrong line begin some right one."""
+    """Count the characters of a wrong line that begin some right one."""
     starts = [line[:n] for n in range(1, len(line) + 1)]
     return max(
         (n for right in arithmetic.successors(before) for n, s in enumerate(starts, 1) if right.startswith(s)),
@@ -124,7 +124,7 @@ def step_scores(model: TinyLlama, examples: Sequence[Example]) -> tuple[list[flo
 
 
 def ratings(model: TinyLlama, tests: Mapping[str, Sequence[Example]]) -> str:
-    """How right a reward model is on the labelled lines of each reasoner, in words."""
+    """Say how right a reward model is on the labelled lines of each reasoner, in words."""
     parts = []
     for name, test in tests.items():
         scores, truths = step_scores(model, test)

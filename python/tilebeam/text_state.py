@@ -45,7 +45,7 @@ class Confidence:
     ended: bool = False
 
     def then(self, later: Confidence) -> Confidence:
-        """Of a text in two parts: this one's and a later one's."""
+        """Return the confidence of a text in two parts: this one's and a later one's."""
         return Confidence(
             self.count + later.count,
             self.total + later.total,
@@ -85,12 +85,12 @@ class TextState:
 
     @classmethod
     def empty(cls, n_embd: int) -> TextState:
-        """Of a text without tokens."""
+        """Return the state of a text without tokens."""
         zeros = np.zeros(n_embd, np.float32)
         return cls(0, zeros, zeros, zeros)
 
     def then(self, later: TextState) -> TextState:
-        """Of a text in two parts: this one's and a later one's."""
+        """Return the state of a text in two parts: this one's and a later one's."""
         faded = self.recent * DECAY**later.count
         last = later.last if later.count else self.last
         confidence = self.confidence.then(later.confidence)

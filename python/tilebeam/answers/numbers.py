@@ -36,7 +36,7 @@ _GAP = rf"(?:{_BLANK}|\\[,:;! ]|~)"  # between the parts of a mixed number
 
 
 def _argument(name: str) -> str:
-    r"""Of \frac: in braces, or a digit."""
+    r"""Return the pattern of an argument of \frac: in braces, or a digit."""
     return rf"{_BLANK}?(?:\{{{_BLANK}?(?P<{name}>{_SIGN}?{_BLANK}?{_DECIMAL}){_BLANK}?\}}|(?P<{name}_digit>\d))"
 
 
@@ -182,7 +182,7 @@ def _in_latex(match: re.Match[str]) -> str:
 
 
 def _parts(match: re.Match[str]) -> tuple[str, str, str]:
-    """Of a fraction: the whole number in front of it or "", what is above, what is below."""
+    """Return the parts of a fraction: the whole number in front of it or "", what is above, what is below."""
     if match["vulgar"]:
         top, _, bottom = unicodedata.normalize("NFKC", match["vulgar"]).partition("⁄")
     else:

@@ -78,7 +78,7 @@ def texts_of(marks: Marks | None) -> tuple[str, ...]:
 
 
 def is_open(prompt: str, continued: str | None, marks: Marks) -> bool:
-    """Whether an answer begins with the rest of a thought.
+    """Return whether an answer begins with the rest of a thought.
 
     Args:
         prompt: what the model reads.

@@ -150,7 +150,7 @@ class CallReader:
         return most
 
     def _may_grow(self, at: int, mark: str) -> bool:
-        """Whether a mark at the end may be a longer one."""
+        """Return whether a mark at the end may be a longer one."""
         rest = self._held[at:]
         return any(m != mark and m.startswith(rest) for m in self._family.silent + _openers(self._family))
 
@@ -215,7 +215,7 @@ class CallReader:
         return _WAIT if part.startswith(text[at:]) else None
 
     def _arguments_at(self, at: int, name: str | None) -> _Found | _Wait | None:
-        """Whether arguments begin there."""
+        """Find the arguments that begin there, if any do."""
         text = self._held
         if name is None or self._family.arguments in ("json", "gemma"):
             at = _past_space(text, at)
@@ -263,7 +263,7 @@ class CallReader:
         return True
 
     def _like(self) -> bool:
-        """Whether the beginning of an object is that of a call."""
+        """Return whether the beginning of an object is that of a call."""
         key = re.match(r'\{\s*(?:$|"(\w*)(?:$|"\s*(?:$|:\s*(?:$|"([^"]*)))))', self._held)
         if self._forced or key is None:
             return self._forced

@@ -90,7 +90,7 @@ def sentences(command: Callable[P, R], status: int = 1) -> Callable[P, R]:
 
 @contextmanager
 def _warnings_as_sentences() -> Iterator[None]:
-    """In this block `PlacementWarning` is printed without the line of code that it came from."""
+    """Print `PlacementWarning` without the line of code that it came from, within this block."""
     with warnings.catch_warnings():
         former = warnings.showwarning
 

@@ -38,7 +38,7 @@ class Detokenizer:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has appeared."""
+        """Return whether a stop string has appeared."""
         return self.stop_string is not None
 
     def stable_length(self) -> int:

@@ -265,7 +265,7 @@ class Dispatcher:
             self._command(lambda: self._engine.kv.set_caching(on))
 
     def line(self) -> Line:
-        """Who wants the engine now; without the lock."""
+        """Return who wants the engine now, without taking the lock."""
         active, worker = len(self._active), self._worker is not None
         return Line(len(self._queue), active, len(self._readers), self._owner is not None, worker)
 
@@ -333,7 +333,7 @@ class Dispatcher:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` was called."""
         return self._closed
 
     def close(self) -> bool:
@@ -367,7 +367,7 @@ class Dispatcher:
         return first
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: the model is closed here, and nothing of it is freed."""
+        """Close the model in a forked child, where nothing of it is freed."""
         renew(self._lock)
         self._closed = self._forked = True
         self._owner, self._users, self._worker = _CLOSED, 0, None
@@ -411,16 +411,16 @@ class Dispatcher:
             self._wake_next()
 
     def _has_work(self) -> bool:
-        """Whether there is anything for an owner to do: not while readers take their turns."""
+        """Return whether there is anything for an owner to do: not while readers take their turns."""
         stopped = bool(self._readers) and self._readers[0].due
         return not stopped and bool(self._commands or self._queue or self._engine.busy)
 
     def _is_wanted(self) -> bool:
-        """Whether anybody wants the engine; without the lock."""
+        """Return whether anybody wants the engine, without taking the lock."""
         return bool(self._readers or self._queue or self._closed) or self._engine.busy
 
     def _is_next(self, reader: _ReaderTurn) -> bool:
-        """Whether it is this reader's turn, once no thread has the engine."""
+        """Return whether it is this reader's turn, once no thread has the engine."""
         return self._readers[0] is reader and (reader.due or not self._has_work())
 
     def _wake_next(self) -> None:
@@ -449,7 +449,7 @@ class Dispatcher:
             self._owner = None
 
     def _stops(self) -> bool:
-        """Whether it is time for all readers that wait now."""
+        """Return whether it is time for all readers that wait now, which are due then."""
         if not self._readers or self._steps > 0:
             return False
         for reader in self._readers:

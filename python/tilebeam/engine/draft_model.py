@@ -160,7 +160,7 @@ class Drafting:
                 self._spans[i] = span
 
     def ready(self, i: int) -> bool:
-        """Whether there is room for guesses for sample i."""
+        """Return whether there is room for guesses for sample i."""
         return i in self._spans
 
     def next(self, active: Sequence[int]) -> list[tuple[int, int, float]]:

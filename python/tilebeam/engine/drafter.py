@@ -35,8 +35,8 @@ class Drafter:
         raise NotImplementedError
 
     def rest(self) -> int:
-        """How many of the next steps it need not be asked in, so that they need not be planned; asked after `propose`.
-        A new request ends it."""
+        """Return how many of the next steps it need not be asked in, so that they need not be planned; asked after
+        `propose`. A new request ends it."""
         return 0
 
     def stepped(self, rows: int, seconds: float, planning: float) -> None:
@@ -49,7 +49,7 @@ class Drafter:
         """
 
     def verified(self, sample: Sample, accepted: int) -> None:
-        """Of the tokens proposed last for a sample, the first `accepted` were drawn."""
+        """Record that the first `accepted` of the tokens proposed last for a sample were drawn."""
 
     def finished(self, sample: Sample) -> None:
         """Forget a sample that is complete; it will not be asked for again."""

@@ -82,7 +82,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether samples run or wait."""
+        """Return whether samples run or wait."""
         return self.scheduler.busy
 
     @property

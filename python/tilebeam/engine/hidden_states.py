@@ -121,7 +121,7 @@ class HiddenStates:
                 self._context.output_hidden(False)
 
     def rows(self, sampling: Sequence[tuple[Sample, int]]) -> StateRows | None:
-        """Where hidden states of batch entries go; None: nobody wants any."""
+        """Return where hidden states of batch entries go; None: nobody wants any."""
         wanted = [(entry, s.place, s.request.text_start) for s, entry in sampling if s.place is not None]
         return StateRows(*np.array(wanted, np.int64).T.copy()) if wanted else None
 

@@ -274,7 +274,7 @@ class PrefixCache(KvCache):
                 raise TilebeamError(f"Sequence {seq.id} is cached, but closed.")
 
     def is_cached(self, seq: Sequence) -> bool:
-        """Whether a sequence stays for later ones, and nobody goes on with it."""
+        """Return whether a sequence stays for later ones, and nobody goes on with it."""
         return seq.id in self._cached
 
     @property

@@ -32,12 +32,12 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether samples run or wait."""
+        """Return whether samples run or wait."""
         return bool(self.queue or self.running)
 
     @property
     def recovers(self) -> bool:
-        """Whether the sample admitted first still decodes what had cells before, which it gave up. If such steps
+        """Return whether the sample admitted first still decodes what had cells before, which it gave up. If such steps
         counted, it might give them up again and again and never draw a token."""
         first = self.running[0] if self.running else None
         return first is not None and first.kv is not None and len(first.kv) < first.reached

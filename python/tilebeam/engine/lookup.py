@@ -136,7 +136,7 @@ def _tail(sample: Sample) -> list[int]:
 
 
 def _matched(text: Sequence[int], at: int, tail: list[int]) -> int:
-    """How many tokens before `at` are the last ones of the tail."""
+    """Count the tokens before `at` that are the last ones of the tail."""
     most = min(at, len(tail))
     for i in range(1, most + 1):
         if text[at - i] != tail[-i]:

@@ -60,7 +60,7 @@ def too_complex(what: str) -> GrammarTooComplexError:
 
 
 def is_known(grammar: str, vocab: Vocab) -> bool:
-    """Whether a grammar that was asked of this vocabulary lately was fine."""
+    """Return whether a grammar that was asked of this vocabulary lately was fine."""
     with _known_lock:
         known = _known.get(vocab)
     return known is not None and grammar in known
@@ -149,7 +149,7 @@ def _native(rules: Rules) -> list[Any]:
 
 
 def _starts(sizes: list[int]) -> Any:
-    """Where each part begins, and where the last one ends."""
+    """Return where each part begins, and where the last one ends."""
     return np.array([0, *accumulate(sizes)], np.int32)
 
 

@@ -105,7 +105,7 @@ class _Job:
 
     @property
     def waits(self) -> bool:
-        """Whether the text that it waits for is still on its way there."""
+        """Return whether the text that it waits for is still on its way there."""
         return self.after is not None and self.after[0].seq is not None and len(self.after[0].marks) == self.after[1]
 
     def asked(self, stop: int) -> list[int]:
@@ -258,7 +258,7 @@ class Reader:
         hook: ReadHook | None = None,
         top: int = 0,
     ) -> list[TokenReading]:
-        """As `logits`, but of one token for each position, and normalized over the vocabulary.
+        """Read as `logits` does, but one token for each position, normalized over the vocabulary.
 
         Args:
             tokens: for each text and position the token whose probability is asked for.
@@ -413,8 +413,9 @@ class Reader:
         return True
 
     def _forkable_anywhere(self, job: _Job) -> bool:
-        """Whether others can fork a text's beginning when it has been read to its end. Models with sliding windows or
-        recurrent layers can only be forked where they are: others' common beginnings with it must be marked before."""
+        """Return whether others can fork a text's beginning when it has been read to its end. Models with sliding
+        windows or recurrent layers can only be forked where they are: others' common beginnings with it must be marked
+        before."""
         return self._kv.forkable(job.stop, job.stop - 1) == job.stop - 1
 
     def _decode(self, running: list[_Job], question: _Question, room: int) -> tuple[int, int]:
@@ -494,8 +495,8 @@ class Reader:
 
 
 def _hidden_stops(running: list[_Job]) -> tuple[list[int], bool]:
-    """How far each text goes in the next batch, and whether that batch gives hidden states: up to the next question
-    without, if that is worth a batch; else with, up to where such a batch will be worth it."""
+    """Return how far each text goes in the next batch, and whether that batch gives hidden states: up to the next
+    question without, if that is worth a batch; else with, up to where such a batch will be worth it."""
     gaps = [job.asked(job.stop)[0] - job.start for job in running]
     if sum(gaps) >= _PLAIN_AT_LEAST:
         return [job.start + gap for job, gap in zip(running, gaps, strict=True)], False

@@ -45,12 +45,12 @@ class Sample:
 
     @property
     def detokenizes(self) -> bool:
-        """Whether its text is looked at while it grows, so that tokens must become text at once."""
+        """Return whether its text is looked at while it grows, so that tokens must become text at once."""
         params = self.request.params
         return bool(params.stop or params.stop_tokens) or self.request.on_change is not None
 
     def ends_with(self, token: int, vocab: Vocab) -> bool:
-        """Whether a token ends it, one of the model's or of those that were asked for."""
+        """Return whether a token ends it, one of the model's or of those that were asked for."""
         params = self.request.params
         return token in params.stop_tokens or (vocab.is_end(token) and not params.ignore_eos)
 
@@ -75,7 +75,8 @@ class Sample:
         return self.request.prompt_ids + self.tokens
 
     def draws_alone(self) -> bool:
-        """Whether the hidden state of its last token is wanted, so that no batch with prompts may decode that token."""
+        """Return whether the hidden state of its last token is wanted, so that no batch with prompts may decode that
+        token."""
         return self.request.params.hidden and (bool(self.tokens) or self.request.params.hidden_prompt)
 
     def todo(self) -> int:
@@ -116,7 +117,7 @@ class Request:
 
     @property
     def wants_norm(self) -> bool:
-        """Whether log-probabilities are asked for."""
+        """Return whether log-probabilities are asked for."""
         return self.params.logprobs or self.params.hidden
 
     def output(self) -> RequestOutput:

@@ -128,8 +128,8 @@ class SampleRows:
         return self._tokens
 
     def parts(self, most: int) -> list[tuple[Any, int]]:
-        """Where each of at most so many parts begins, about equally long ones, and its length. Rows that follow each
-        other and draw from one entry stay together: they have one norm."""
+        """Return where each of at most so many parts begins, about equally long ones, and its length. Rows that follow
+        each other and draw from one entry stay together: they have one norm."""
         if most not in self._parts:
             n, entries = len(self._rows), self._rows["entry"]
             begins = np.flatnonzero(np.r_[True, entries[1:] != entries[:-1]])
@@ -140,7 +140,7 @@ class SampleRows:
 
     @property
     def logits(self) -> list[float]:
-        """Of the tokens drawn, as the model computed them."""
+        """Return the logits of the tokens drawn, as the model computed them."""
         return self._rows["logit"].tolist()
 
     @property

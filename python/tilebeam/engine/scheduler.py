@@ -169,7 +169,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether samples run or wait."""
+        """Return whether samples run or wait."""
         return any(lane.busy for lane in self.lanes.all)
 
     def submit(self, request: Request) -> None:
@@ -408,14 +408,14 @@ class Scheduler:
         return spans
 
     def repeats(self, plan: BatchPlan) -> bool:
-        """Whether a steady plan is decoded again; not if the drafter has guesses now, which the next plan then has."""
+        """Return whether a steady plan is decoded again: not if the drafter has guesses now, for the next plan."""
         plan.asked = self._wants_drafts(plan.n)
         if plan.asked:
             self._guesses = self._drafts([span.sample for span in plan.spans if span.sample is not None], [])
         return not self._guesses
 
     def _wants_drafts(self, samples: int) -> bool:
-        """Whether the drafter is asked for a plan in which so many samples decode."""
+        """Return whether the drafter is asked for a plan in which so many samples decode."""
         if not self.is_drafted(samples):
             return False
         rests = self.resting > 0
@@ -423,7 +423,7 @@ class Scheduler:
         return not rests
 
     def is_drafted(self, samples: int) -> bool:
-        """Whether there is a drafter, and so few samples decode that it is asked."""
+        """Return whether there is a drafter, and so few samples decode that it is asked."""
         return self.drafter is not None and samples <= self.drafter.most_samples
 
     def _drafts(self, decoding: list[Sample], prompts: list[_Prompt]) -> dict[Sample, list[int]]:
@@ -565,9 +565,9 @@ class Scheduler:
 
 
 def portions(needs: list[int], room: int, free: int) -> list[int]:
-    """How much of each prompt goes into a batch with `room` for prompt tokens: at least half of it is for the prompt
-    that came first, so that none waits for ever; the rest goes to the shortest, which so need not wait for long ones.
-    Where cells are short, all is for the prompt that came first."""
+    """Return how much of each prompt goes into a batch with `room` for prompt tokens: at least half of it is for the
+    prompt that came first, so that none waits for ever; the rest goes to the shortest, which so need not wait for long
+    ones. Where cells are short, all is for the prompt that came first."""
     room = min(room, free)
     fair = sum(needs) <= free
     counts = [0] * len(needs)

@@ -118,7 +118,7 @@ class Balance:
         self.asked = 0
 
     def wakes(self) -> bool:
-        """Whether it is to be asked in this step."""
+        """Return whether it is to be asked in this step."""
         self.rests -= self.rests > 0
         return self.rests == 0
 

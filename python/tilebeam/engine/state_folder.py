@@ -175,7 +175,7 @@ def state_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def worth_saving(kv: PrefixCache) -> list[Sequence]:
-    """Of the texts that are kept those of which another one does not hold nearly all; the most recently used first."""
+    """Return the kept texts that no other one holds nearly whole, the most recently used first."""
     chosen: list[Sequence] = []
     for seq in sorted(kv.cached, key=len, reverse=True):
         shared = max((kv.forkable(len(c), common_prefix(c.tokens, seq.tokens)) for c in chosen), default=0)
@@ -185,7 +185,7 @@ def worth_saving(kv: PrefixCache) -> list[Sequence]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether this is a regular file, and no link to one.
+    """Return whether this is a regular file, and no link to one.
 
     Raises:
         FileNotFoundError: it is nothing.

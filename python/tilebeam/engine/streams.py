@@ -37,7 +37,7 @@ class _Streaming:
 
     @property
     def done(self) -> bool:
-        """Whether all samples have ended, or the call has failed."""
+        """Return whether all samples have ended, or the call has failed."""
         return self._call.done
 
     @property

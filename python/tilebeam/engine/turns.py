@@ -28,7 +28,7 @@ class Turn:
         self._wanted = wanted
 
     def room(self, batch: int) -> int:
-        """How many tokens the next batch may have, at most `batch`; 0: the turn is over."""
+        """Return how many tokens the next batch may have, at most `batch`; 0: the turn is over."""
         return min(batch, max(0, TOKENS - self._new)) if self._wanted() else batch
 
     def decoded(self, tokens: int, new: int) -> None:

@@ -62,7 +62,7 @@ class Method:
 
     @property
     def sampled(self) -> bool:
-        """Whether its budgets come out of one run of samples."""
+        """Return whether its budgets come out of one run of samples."""
         return self.name in SAMPLED
 
 

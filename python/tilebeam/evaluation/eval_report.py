@@ -40,12 +40,12 @@ class EvalReport:
 
     @property
     def title(self) -> str:
-        """What people call the task."""
+        """Return what people call the task."""
         return title_of(self.setting.task.spec)
 
     @property
     def overtaking(self) -> list[Overtaking]:
-        """Where a search with another model overtakes the greedy answer of the best one, by device."""
+        """Return where a search with another model overtakes the greedy answer of the best one, by device."""
         return overtaking(self.points)
 
     def as_dict(self) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness's cache of requests goes by."""
+        """Return the name that the harness's cache of requests goes by."""
         return self.lm.info.path.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Named(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of all of it."""
+        """Return the digest of all of it."""
         ...
 
     def as_dict(self) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class Accuracy:
 
     @property
     def main(self) -> bool:
-        """Whether it stands for its series (naive@k does not: it is one draw where best@k is the mean of all)."""
+        """Return whether it stands for its series (naive@k does not: it is one draw where best@k is the mean of
+        all)."""
         return self.figure != "naive@k"
 
     def as_dict(self) -> dict[str, Any]:

@@ -232,7 +232,7 @@ class Workbench:
         }
 
     def _source(self, lm: LM) -> StepGenerator:
-        """Whom samples are drawn from."""
+        """Return the generator that samples are drawn from."""
         task = self.setting.task
         return cast(StepGenerator, ToolGenerator(lm, confined(unsafe=task.unsafe_code))) if task.tir else lm
 

@@ -57,7 +57,7 @@ class DoctorReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether every check passed."""
+        """Return whether every check passed."""
         return all(c.ok for c in self.checks)
 
     def as_dict(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Watch(ABC):
 
     @abstractmethod
     def wants(self, t: Any) -> bool:
-        """Whether to see a tensor once it is computed. The graph runs in one piece up to there."""
+        """Return whether to see a tensor once it is computed. The graph runs in one piece up to there."""
 
     @abstractmethod
     def add(self, t: Any) -> None:

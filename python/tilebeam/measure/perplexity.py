@@ -124,7 +124,7 @@ class Slice:
 
 
 def at_once(lm: LM, windows: Windows) -> int:
-    """How many windows this model decodes as parallel sequences of one batch."""
+    """Return how many windows this model decodes as parallel sequences of one batch."""
     outputs = lm.max_outputs // (windows.n_ctx - windows.first)
     return max(1, min(lm.info.n_batch // windows.n_ctx, outputs, lm.n_seq_max, lm.n_ctx // windows.n_ctx))
 
@@ -276,7 +276,7 @@ class ModelBase:
         self._logits: F32 = np.empty((0, 0, 0), np.float32)
 
     def at_once(self, windows: Windows) -> int:
-        """How many windows its context takes."""
+        """Return how many windows its context takes."""
         return at_once(self._subject.lm, windows)
 
     def predictions(self, windows: Windows, wanted: Sequence[int], scorer: LogitScorer) -> list[list[Logits]]:

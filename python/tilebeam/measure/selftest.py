@@ -50,7 +50,7 @@ class KernelResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the error is within the limit."""
+        """Return whether the error is within the limit."""
         return self.nmse <= NMSE_LIMIT
 
 

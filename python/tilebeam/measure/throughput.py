@@ -140,7 +140,7 @@ class Runner:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """In this block a shared prompt stays in the cache, and the next run decodes only what its own has more.
+        """Keep a shared prompt in the cache within this block: the next run decodes only what its own prompt adds.
 
         The model is this runner's alone meanwhile (`LM.raw_decode`).
         """

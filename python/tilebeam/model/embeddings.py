@@ -131,7 +131,7 @@ class Embeddings(Core):
         return self.rank([*self.rerank_prompts(query, documents)], progress=progress)
 
     def rank(self, prompts: Sequence[Sequence[int]], *, progress: ReadHook | None = None) -> Floats:
-        """As `rerank`, of what `rerank_prompts` gave.
+        """Rate as `rerank` does, from what `rerank_prompts` gave.
 
         Args:
             prompts: the tokens of a query and a document each.

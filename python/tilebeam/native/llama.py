@@ -435,7 +435,8 @@ class Context:
         return np.ctypeslib.as_array(pointer, (width,)).copy()
 
     def embedding(self, i: int) -> F32:
-        """As `hidden`, of a context that always gives them, shape [n_embd_out]."""
+        """Return the embedding of batch entry i, as `hidden` does, in a context that always gives them, shape
+        [n_embd_out]."""
         pointer = C.llama_get_embeddings_ith(self.pointer, i)
         if not pointer:
             raise TilebeamError(f"llama.cpp has no embedding of entry {i} of the last batch.")

@@ -92,7 +92,7 @@ def _sources() -> Path:
 
 
 def _digest(sources: Path) -> str:
-    """Of all that a plugin is made of."""
+    """Return the digest of all that a plugin is made of."""
     digest = hashlib.sha256()
     for folder in ("backend", "ggml_ext"):
         for file in sorted((sources / folder).rglob("*")):

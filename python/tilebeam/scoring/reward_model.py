@@ -90,8 +90,8 @@ class StepScorer(Scorer):
         return [Rating(scores) for scores in self.score_steps(prompts, solutions)]
 
     def rate_states(self, solutions: Sequence[Sequence[TextState]]) -> list[Rating]:
-        """As `rate_steps`, by the generator's hidden states where each step of each solution ends; asked instead of
-        it if `needs_hidden`."""
+        """Rate as `rate_steps` does, by the generator's hidden states where each step of each solution ends; asked
+        instead of it if `needs_hidden`."""
         raise NotImplementedError
 
     @contextmanager

@@ -20,7 +20,7 @@ class LoadableModel(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it is loaded and nobody wants it."""
+        """Return whether it is loaded and nobody wants it."""
         ...
 
     def unload(self) -> None:
@@ -77,7 +77,7 @@ class LoadQueue:
             self._changed = None
 
     def leaves(self, model: LoadableModel) -> bool:
-        """Whether this model, which is loaded, takes no new requests because another one waits for its place."""
+        """Return whether this model, which is loaded, takes no new requests because another one waits for its place."""
         if not self._queue or any(t.state == "unloading" for t in self._held):
             return False
         loaded = [t for t in self._held if t.state == "ready"]

@@ -101,12 +101,12 @@ class ModelHost:
 
     @property
     def idle(self) -> bool:
-        """Whether it is loaded and nobody wants it."""
+        """Return whether it is loaded and nobody wants it."""
         return self.state == "ready" and self._users == 0 and self._expected == 0
 
     @property
     def waits(self) -> bool:
-        """Whether who wants to use it has to wait: until it is loaded, or for those that wait for its place."""
+        """Return whether a request has to wait: until it is loaded, or for those that wait for its place."""
         self.look()
         if self.state == "ready":
             return self._load_queue.leaves(self)
@@ -156,8 +156,8 @@ class ModelHost:
         return 200, {"status": "ok", "restarts": self.restarts}
 
     def status(self) -> dict[str, Any]:
-        """How far it is loaded, as /v1/models tells it: "loaded", or one of the other states; with the reason if it is
-        lost or its last load failed."""
+        """Return how far it is loaded, as /v1/models tells it: "loaded", or one of the other states; with the reason if
+        it is lost or its last load failed."""
         self.look()
         told = {"value": "loaded" if self.state == "ready" else self.state}
         return told | {"reason": self.reason} if self.reason else told

@@ -44,7 +44,7 @@ class AnswerPlan:
 
     @property
     def scored(self) -> bool:
-        """Whether log-probabilities of the prompt are told."""
+        """Return whether log-probabilities of the prompt are told."""
         return self.echo and self.logprobs
 
     @property

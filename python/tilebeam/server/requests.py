@@ -37,7 +37,7 @@ MostTokens = Annotated[int, Field(ge=-1), AfterValidator(no_zero)]
 
 
 def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
-    """Whether JSON is nested no deeper than that."""
+    """Return whether JSON is nested no deeper than `depth`."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth > 0 and all(_shallow(item, depth - 1) for item in inner)
 
@@ -290,7 +290,7 @@ class Generation(Neutral):
 
     @property
     def restricted(self) -> bool:
-        """Whether not every token may follow every text."""
+        """Return whether some tokens may not follow some texts."""
         return bool(self.formats or self.logit_bias)
 
     def limit(self, otherwise: int | None) -> int | None:
@@ -304,7 +304,7 @@ class Generation(Neutral):
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether the prompt alone is asked about."""
+        """Return whether the prompt alone is asked about."""
         return self.limit(None) == 0
 
     @property
@@ -506,7 +506,7 @@ class ChatRequest(Generation):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the request sets for its chat template, the effort as llama-server does: "none" turns thoughts off."""
+        """Return what the request sets for its chat template, effort as in llama-server: "none" turns thoughts off."""
         told = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort == "none":
             told.pop("reasoning_effort", None)
@@ -521,7 +521,7 @@ class ChatRequest(Generation):
 
     @property
     def calls(self) -> bool:
-        """Whether the model may call functions."""
+        """Return whether the model may call functions."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property

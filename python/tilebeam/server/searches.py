@@ -34,7 +34,7 @@ _SCORERS = ("logprob", "logprob-sum", "majority")  # "examples" would run progra
 
 
 def runs_programs(search: Search | None) -> bool:
-    """Whether a request's search runs programs that the model writes."""
+    """Return whether a request's search runs programs that the model writes."""
     return search is not None and search.method == ToolReasoning.name
 
 

@@ -39,7 +39,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def fits(self, given: str) -> bool:
-        """Whether this is one of the keys."""
+        """Return whether this is one of the keys."""
         digest = self._digest(given)
         fits = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, whatever the first say
         return any(fits)
@@ -58,7 +58,7 @@ def given_key(headers: Headers) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can only be reached from this machine."""
+    """Return whether an address to listen on can only be reached from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_name(host: str) -> bool:
-    """Whether the Host header names the server by a DNS name, which its owner can point anywhere."""
+    """Return whether the Host header names the server by a DNS name, which its owner can point anywhere."""
     bare = host[1 : host.index("]")] if host.startswith("[") and "]" in host else host.rsplit(":", 1)[0]
     try:
         ipaddress.ip_address(bare)

@@ -63,7 +63,7 @@ class Samples:
 
     @cached_property
     def at_end(self) -> npt.NDArray[np.bool_]:
-        """Of each row, whether it is the end of its sample."""
+        """Return for each row whether it is the end of its sample."""
         return np.isin(self.rows, self.ends)
 
     @property
@@ -153,7 +153,7 @@ class _FittedSetting:
     logits: Doubles
 
     def losses(self, samples: Samples) -> Doubles:
-        """Of each fold, summed over its samples."""
+        """Return the loss of each fold, summed over its samples."""
         at_ends = self.logits[samples.at_end]
         each = np.logaddexp(0, at_ends) - samples.correct * at_ends
         return np.bincount(samples.fold, each, FOLDS).astype(np.float64)
@@ -276,7 +276,7 @@ def _path(
 
 
 def _row_weights(samples: Samples) -> Array:
-    """Of rows: a sample's end counts as much as its beginnings together."""
+    """Return the weights of rows: a sample's end counts as much as its beginnings together."""
     counts = np.bincount(samples.owner)[samples.owner]
     return np.where(counts == 1, 1.0, np.where(samples.at_end, 0.5, 0.5 / np.maximum(1, counts - 1))).astype(np.float32)
 
@@ -309,7 +309,7 @@ class _Network:
         return list(zip(parts[::2], parts[1::2], strict=True))
 
     def logits(self, weights: Array, x: Array) -> Array:
-        """Of rows: float32 [rows]."""
+        """Compute the logits of rows: float32 [rows]."""
         for i, (w, b) in enumerate(self.layers(weights)):
             x = (np.maximum(x, 0) if i else x) @ w.T + b
         return x[:, 0]

@@ -57,7 +57,7 @@ def _sizes(problems: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
 
 
 def _solved(problems: Sequence[Sequence[dict[str, Any]]], name: str, k: int) -> Floats:
-    """Of each problem, how often a method solves it with k samples."""
+    """Return for each problem how often a method solves it with k samples."""
     return np.array([METHODS[name](samples, k) for samples in problems], np.float64)
 
 

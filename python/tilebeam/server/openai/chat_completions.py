@@ -86,7 +86,7 @@ class ChatAnswer(ChoicesAnswer):
 
     @property
     def _calls(self) -> bool:
-        """Whether the model may call functions."""
+        """Return whether the model may call functions."""
         return isinstance(self._plan.body, ChatRequest) and self._plan.body.calls
 
     def choice(self, grown: Grown, started: Started) -> Json:  # noqa: ARG002 - a chat has nothing to echo

@@ -35,7 +35,7 @@ class Filling(CompletionRequest):
 
     @property
     def seconds(self) -> float | None:
-        """How long lines may take, None for ever."""
+        """Return how many seconds lines may take, None for ever."""
         limit = self.t_max_predict_ms or 0.0
         return limit / 1000 if limit > 0 else None
 

@@ -86,7 +86,7 @@ def add_score_routes(app: FastAPI, models: Models) -> None:
 
 
 async def _of_pairs(service: Service, pairs: list[tuple[str, list[str]]], request: Request) -> Json:
-    """In vLLM's form; the scores are those of /v1/rerank."""
+    """Answer in vLLM's form; the scores are those of /v1/rerank."""
     scores, tokens = await service.in_thread(
         request, lambda loaded, stopped: ranked(loaded, pairs, stopped, ("text_1", "text_2"))
     )
