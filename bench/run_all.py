@@ -148,7 +148,7 @@ def run(bench: Bench, folder: Path, how: How) -> str | None:
 
 
 def number(value: Any) -> str:
-    """Make a figure for a table; a dash where there is none."""
+    """Format a figure for a table, as a dash if there is none."""
     return "-" if value is None else f"{value:.4g}" if isinstance(value, int | float) else str(value)
 
 

@@ -93,7 +93,7 @@ def whole(scorer: RewardModel, prompt: str, history: list[list[list[str]]]) -> i
 
 
 def beam_rows(lm: LM, a: Any) -> Iterator[dict[str, Any]]:
-    """Make a row for a reward model without, and one for one with hidden states."""
+    """Make two rows: for a reward model without hidden states, and for one with them."""
     beams = Beams(lm, a.beams, a.width, a.n_prompt, a.n_step)
     weight = np.random.default_rng(2).standard_normal(lm.n_embd) / lm.n_embd**0.5
     form = tilebeam.RewardFormat(tag=" ?", strip="\n")

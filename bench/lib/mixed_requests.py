@@ -205,7 +205,7 @@ def _words(rng: np.random.Generator, count: int) -> str:
 
 
 def _pattern(rng: np.random.Generator, longest: int) -> str:
-    """Make a constant of its own, letters, and the constant again."""
+    """Return a regular expression: a unique constant, letters, and the constant again."""
     own = f"k{rng.integers(10**8):08}"
     return f"{own}[a-z]{{{rng.integers(4, max(8, longest // 2))}}}{own}"
 

@@ -76,7 +76,7 @@ class Rounds:
         return case in self._rounds
 
     def count(self, case: str) -> int:
-        """Count the rounds of a case that count: all that met a quiet machine, and a third of the others."""
+        """Count the valid rounds of a case: all that met a quiet machine, and a third of the others."""
         quiet = sum(r["others"] < BUSY for r in self._rounds.get(case, []))
         return quiet + (len(self._rounds.get(case, [])) - quiet) // 3
 

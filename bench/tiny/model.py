@@ -185,7 +185,7 @@ def _sample_rows(
 
 
 def deeper(model: TinyLlama, layers: int) -> TinyLlama:
-    """Make the same function with more layers behind the last one, which add nothing yet."""
+    """Add layers behind the last one that do not change the function yet."""
     found = TinyLlama(replace(model.shape, n_layer=model.shape.n_layer + layers))
     found.load_state_dict(model.state_dict(), strict=False)
     with torch.no_grad():

@@ -20,7 +20,7 @@ def file_of(name: str, kind: str) -> Path:
 
 
 def as_read(name: str, text: str) -> str:
-    """Write a problem and its solution as a model reads them: the reward model's have a tag behind each line."""
+    """Return a problem and its solution as models read them: for the reward model with a tag behind each line."""
     if name != PRM:
         return text
     problem, *lines = text.splitlines(keepends=True)

@@ -30,7 +30,7 @@ _EVERY = 100
 
 
 def example(problem: str) -> Example:
-    """Make a problem and its solution; only the solution is learned."""
+    """Encode a problem and its solution; only the solution is learned."""
     prompt = [BOS, *encode(problem + "\n")]
     work = [*encode("\n".join(arithmetic.solution(problem) or []) + "\n"), EOS]
     return [*prompt, *work[:-1]], [IGNORED] * (len(prompt) - 1) + work
