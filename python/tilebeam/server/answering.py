@@ -41,7 +41,7 @@ async def generated(readers: ThreadPoolExecutor, lm: LM, plan: AnswerPlan, ready
     elif isinstance(plan.body, Filling) and plan.body.seconds is not None:
         outputs = [await _within(lm, ready.prompts[0], ready.params, plan.body.seconds)]
     else:
-        outputs = await lm.agenerate([p.ids for p in ready.prompts], ready.params)
+        outputs = await lm.agenerate(ready.prompts, ready.params)
     if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
         raise _stopped()
 
@@ -72,7 +72,7 @@ async def streamed(
     n = plan.body.n
     async with AsyncExitStack() as stack:
         drawn = [] if plan.body.draws_nothing else ready.prompts
-        streams = [await stack.enter_async_context(lm.astream(p.ids, ready.params)) for p in drawn]
+        streams = [await stack.enter_async_context(lm.astream(p, ready.params)) for p in drawn]
         yield [Started(i * n + j, before) for i, before in enumerate(echoes) for j in range(n)]
         samples = dict[int, SampleEvents]()
         stopped = False
@@ -121,7 +121,7 @@ async def _within(lm: LM, prompt: Prompt, params: SamplingParams, seconds: float
     """Return one sample, which ends with the first line that ends later than so many seconds after its first token, as
     those of llama-server do."""
     began, late = math.inf, False
-    async with lm.astream(prompt.ids, params) as stream:
+    async with lm.astream(prompt, params) as stream:
         async for delta in stream:
             began = min(began, time.monotonic())
             if not late and delta.finish_reason is None and "\n" in delta.text:
