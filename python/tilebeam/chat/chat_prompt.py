@@ -95,11 +95,25 @@ def _prompt(
 
 def filled_prompt(vocab: Vocab, template: str, values: Mapping[str, str]) -> Prompt:
     """Make the prompt of a template with places like {name}; see `LM.filled_prompt`."""
+    own, others = _filled(template, values)
+    text = _woven(own, others)
+    return Prompt(text, _joined(vocab, text, own, others))
+
+
+def filled_text(template: str, values: Mapping[str, str]) -> str:
+    """Return the text of a template with places like {name}, for where it becomes a message."""
+    return _woven(*_filled(template, values))
+
+
+def _filled(template: str, values: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return a template's own pieces, and the values that stand between them."""
     names = "|".join(map(re.escape, values))
     parts = re.split(rf"\{{({names})\}}", template) if values else [template]
-    own, others = parts[::2], [values[name] for name in parts[1::2]]
-    text = "".join(chain.from_iterable(zip_longest(own, others, fillvalue="")))
-    return Prompt(text, _joined(vocab, text, own, others))
+    return parts[::2], [values[name] for name in parts[1::2]]
+
+
+def _woven(own: Sequence[str], others: Sequence[str]) -> str:
+    return "".join(chain.from_iterable(zip_longest(own, others, fillvalue="")))
 
 
 def _joined(vocab: Vocab, text: str, own: Sequence[str], others: Sequence[str]) -> list[int]:

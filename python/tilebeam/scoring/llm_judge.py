@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from tilebeam.chat.chat_prompt import filled_text
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage, check_complete
@@ -126,8 +127,9 @@ class LLMJudge(Scorer):
             "low": f"{self.low:g}",
             "high": f"{self.high:g}",
         }
-        asked = self.lm.filled_prompt(self.template, values)
-        return self.lm.chat_prompt([{"role": "user", "content": asked.text}]) if self.chat else asked
+        if not self.chat:
+            return self.lm.filled_prompt(self.template, values)
+        return self.lm.chat_prompt([{"role": "user", "content": filled_text(self.template, values)}])
 
     def _judge(self, asked: list[Prompt]) -> list[tuple[float, Usage]]:
         """Return the verdict on each of the judge's prompts, and what that cost."""
