@@ -91,9 +91,8 @@ static int32_t by_chain(const struct tb_draw_context * c, struct tb_chain * chai
     return top[tb_chain_among(chain, top, size, all)].id;
 }
 
-// What a chain draws when its grammar has refused the token drawn without it.
-static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits) {
-    const float * x = adjusted(c, chain, logits);
+// What a chain draws, from logits behind bias and penalties, when its grammar has refused the token drawn without it.
+static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * chain, const float * x) {
     const int32_t top_k = chain->temperature == 0 ? 1 : chain->top_k;
     if (top_k > 0) {
         // As many of the likeliest as the chain keeps may already be among these few.
@@ -139,7 +138,7 @@ static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, str
         if (!tb_grammar_apply(chain->grammar, &drawn, 1)) {
             row->token = TB_DRAW_COMPLEX;
         } else if (drawn.logit == -INFINITY) {
-            row->token = by_grammar(c, chain, logits);
+            row->token = by_grammar(c, chain, x);
         }
     }
     if (row->token < 0) {
