@@ -15,11 +15,9 @@ from tilebeam.cli.options import (
     Deterministic,
     Draft,
     ExecutorOption,
-    NPredict,
     Sequences,
-    Stop,
+    TaskTextOptions,
     Threads,
-    TokenOptions,
     UnsafeCode,
     named_file,
 )
@@ -162,7 +160,7 @@ class ItemOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawOptions:
-    """How samples are drawn; what is not given is the task's."""
+    """How samples are drawn, and with which seeds."""
 
     seeds: Annotated[
         str,
@@ -170,16 +168,7 @@ class DrawOptions:
             "--seeds", help="Seeds, comma separated; every item runs once with each.", rich_help_panel="Sampling"
         ),
     ] = ",".join(map(str, SEEDS))
-    tokens: TokenOptions
-    n_predict: NPredict = None
-    stop: Stop = None
-
-    def sampling(self, task: Task) -> dict[str, Any]:
-        """Fill in the fields of `SamplingParams`."""
-        return self.tokens.fields() | {
-            "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
-            "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
-        }
+    text: TaskTextOptions
 
 
 @dataclass(frozen=True, kw_only=True)

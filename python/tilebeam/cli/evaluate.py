@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tilebeam._version import __version__
 from tilebeam.cli import console
 from tilebeam.cli.eval_options import (
     METHODS,
@@ -69,7 +67,7 @@ def evaluate(
     """
     from tilebeam.cli.evaluate_view import Bars, show
     from tilebeam.evaluation import named_scorers, runner
-    from tilebeam.evaluation.config import Setting
+    from tilebeam.evaluation.config import Setting, versions
     from tilebeam.evaluation.worker import EvalJob
 
     reward, step_ends = reward_model.read(), unescaped(step_stop)
@@ -86,9 +84,9 @@ def evaluate(
         reward=described_reward(reward, step_ends),
         sources=named_scorers.sources(scorers),
         seeds=numbers(drawn.seeds, "--seeds"),
-        sampling=drawn.sampling(opened),
+        sampling=drawn.text.sampling(opened),
         unit_items=work.unit_items,
-        versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
+        versions=versions(),
         **place.fields(),
     )
     try:

@@ -23,6 +23,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.text_files import unescaped
 
 if TYPE_CHECKING:
+    from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
 
 model_option = partial(typer.Option, rich_help_panel="Model")
@@ -296,6 +297,22 @@ class TextOptions:
         """
         stop = [unescaped(s) if escape else s for s in self.stop or []]
         return self.tokens.fields() | {"max_tokens": self.n_predict, "stop": stop}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskTextOptions:
+    """Options of drawing a text for a task, whose own length and stop strings hold unless others are given."""
+
+    tokens: TokenOptions
+    n_predict: NPredict = None
+    stop: Stop = None
+
+    def sampling(self, task: Task) -> dict[str, Any]:
+        """Return them as fields of `SamplingParams`, filled in by the task."""
+        return self.tokens.fields() | {
+            "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
+            "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

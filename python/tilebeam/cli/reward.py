@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import typer
 from rich.markdown import Markdown
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Json, ModelOptions, NPredict, Stop, TokenOptions, grouped
+from tilebeam.cli.options import Json, ModelOptions, TaskTextOptions, grouped
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
@@ -63,9 +62,7 @@ class SampleOptions:
     ] = None
     extract: Annotated[str | None, _task("--extract", help="A text's answer; default: the task's own.")] = None
     checker: Annotated[str | None, _task("--checker", help="FILE.py:function of item and text; True if right.")] = None
-    tokens: TokenOptions
-    n_predict: NPredict = None
-    stop: Stop = None
+    text: TaskTextOptions
     steps: Annotated[
         int,
         _fit_option(
@@ -90,24 +87,20 @@ class SampleOptions:
 
     def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:
         """Describe all that the samples and their states depend on."""
-        from tilebeam._version import __version__
+        from tilebeam.evaluation.config import versions
         from tilebeam.gguf.fingerprint import fingerprint
         from tilebeam.training.collection import CollectionSetting
 
-        sampling = self.tokens.fields() | {
-            "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
-            "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
-        }
         return CollectionSetting(
             fingerprint(model.model),
             described,
-            sampling,
+            self.text.sampling(task),
             self.samples,
             lora=tuple((fingerprint(path), scale) for path, scale in model.lora.adapters()),
             steps=self.steps,
             step_stop=unescaped(self.step_stop),
             seed=self.seed,
-            versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
+            versions=versions(),
             layer=layer,
         )
 
@@ -237,7 +230,8 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
     from tilebeam.training.collection import collect
 
     bars = Bars()
-    done = sum(collection.has(task, item, task.prompt(item, lm).text) for item in task.items)
+    there = {record["unit"] for record in collection.records}
+    done = sum(item.id in there for item in task.items)
     with bars.phase("collect", len(task.items), done):
         collect(lm, task, collection, finished=bars.finished)
 

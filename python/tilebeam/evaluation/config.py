@@ -8,6 +8,7 @@ process it runs in, or on whether the run was interrupted.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilebeam._version import __version__
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation.functions import is_function_name
@@ -27,6 +29,11 @@ from tilebeam.search.tool_reasoning import ToolReasoning
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
 # One answer at temperature 0, as most people ask for: what every search is compared with. No budget or seed changes it.
 GREEDY = "greedy"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a run depends on."""
+    return {"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
 
 
 @dataclass(frozen=True)
