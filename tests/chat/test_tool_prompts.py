@@ -15,35 +15,9 @@ from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tool_families import FAMILIES
 from tilebeam.chat.tool_grammar import _moved, forced_grammar, held_grammar
 from tilebeam.chat.tools import ToolUse, family_of, tool_use, tools_of
+from tools_kit import HERMES, LLAMA, MISTRAL, TOOLS
 
 HI: Any = [{"role": "user", "content": "hi"}]
-WEATHER = {
-    "type": "object",
-    "properties": {"where": {"$ref": "#/$defs/Place"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["where", "days"],
-    "additionalProperties": False,
-    "$defs": {
-        "Place": {
-            "type": "object",
-            "properties": {"country": {"enum": ["CH", "AT"]}},
-            "required": ["country"],
-            "additionalProperties": False,
-        }
-    },
-}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "weather", "description": "Forecast", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "now"}},
-]
-NAMED: Any = {"type": "function", "function": {"name": "weather"}}
-HERMES = (
-    "{% if tools %}<s>tools:{% for t in tools %} {{ t | tojson }}{% endfor %}</s>{% endif %}"
-    "{% for m in messages %}<s>{{ m.role }}: {% if m.content %}{{ m.content }}{% endif %}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
-)
-MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS][").replace("</tool_call>", "]")
-LLAMA = HERMES.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
 
 
 def use(tools: Any, choice: Any = None, template: str = HERMES, **options: Any) -> ToolUse:

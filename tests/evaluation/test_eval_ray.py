@@ -107,6 +107,18 @@ def same(out: Path, local: Path) -> None:
         assert (out / name).read_bytes() == (local / name).read_bytes()
 
 
+def failing(world: Path, flag: str, out: str, cluster: str, text: str = "") -> str:
+    """What a run says that fails because of a file that the checker looks for."""
+    (world / flag).write_text(text)
+    try:
+        done = evaluate(world, out, f"--ray={cluster}", "--workers=1")
+    finally:
+        (world / flag).unlink()
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.split())
+
+
 def test_two_workers_give_the_local_results(world: Path, local: Path, cluster: str) -> None:
     before = {p.name for p in (world / "pids").iterdir()}
     done = evaluate(world, "ray", f"--ray={cluster}")
@@ -124,25 +136,12 @@ def test_a_worker_that_dies_is_replaced(world: Path, local: Path, cluster: str) 
 
 
 def test_a_unit_that_ends_every_worker_is_given_up(world: Path, cluster: str) -> None:
-    (world / "die").write_text("again")
-    try:
-        done = evaluate(world, "deadly", f"--ray={cluster}", "--workers=1")
-    finally:
-        (world / "die").unlink()
-    assert done.returncode == 1
-    assert "A worker died 3 times in one unit" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    said = failing(world, "die", "deadly", cluster, "again")
+    assert "A worker died 3 times in one unit" in said
 
 
 def test_what_fails_on_a_worker_is_said_and_the_rest_is_kept(world: Path, local: Path, cluster: str) -> None:
-    (world / "fail").touch()
-    try:
-        done = evaluate(world, "failed", f"--ray={cluster}", "--workers=1")
-    finally:
-        (world / "fail").unlink()
-    assert done.returncode == 1
-    assert "no verdict today" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    assert "no verdict today" in failing(world, "fail", "failed", cluster)
     done = evaluate(world, "failed")  # the rest here
     assert done.returncode == 0, done.stderr
     same(world / "failed", local)
