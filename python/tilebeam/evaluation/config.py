@@ -190,8 +190,9 @@ class Setting:
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:
                 task[key] = _without_folder(task[key])
-        if not task["tir"]:
-            del task["tir"]
+        for key in ("tir", "field"):
+            if not task[key]:
+                del task[key]
         if task["pilot_seed"] is None:
             del task["pilot_seed"], task["pilot_items"]
         plain: dict[str, Any] = json.loads(json.dumps(result))
