@@ -26,7 +26,8 @@ from tilebeam.measure import energy, selftest
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from tilebeam.native import releases
-from tilebeam.text_files import json_lines, unescaped
+from tilebeam.question_files import Question
+from tilebeam.text_files import unescaped
 
 from bench.lib import synth
 
@@ -113,7 +114,17 @@ def test_prompt_is_needed_once(command: str, model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "word"), [("{", "line 2"), ('{"question": "x"}', "line 2"), ("3", "line 2"), ('{"prompt": ""}', "line 2")]
+    ("line", "word"),
+    [
+        ("{", "line 2"),
+        (
+            '{"q": "x", "a": "y"}',
+            'line 2 has no text under "prompt" or "question" or "problem" or "messages"; it has "q"',
+        ),
+        ("3", "line 2"),
+        ('{"prompt": ""}', "line 2"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "line 2"),
+    ],
 )
 def test_bad_prompt_lines_are_named(line: str, word: str, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
@@ -226,7 +237,8 @@ def test_generate_reads_json_lines(model: Path, tmp_path: Path) -> None:
     assert [len(r["outputs"]) for r in records] == [2, 2]
     shown = ok(*flags).out
     assert shown.index("the cat") < shown.index("sample 1") < shown.index("the dog")
-    file.write_text('{"question": "the cat"}\n')
+    file.write_text('{"q": "the cat", "question": ""}\n')
+    assert json.loads(ok(*flags, "--field", "q", "--json").out)["prompt"] == "the cat"
     Ran(*flags).fails_with("prompts.jsonl line 1", "prompt")
     trace = ["trace", "-m", model, "-n", 2, "-t", 1, "-o", tmp_path / "t.json"]
     Ran(*trace, "-f", file).fails_with("prompts.jsonl line 1", "prompt")
@@ -238,11 +250,11 @@ def test_a_byte_order_mark_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path:
     lines.write_bytes('\ufeff{"prompt": "the cat"}\r\n"\ufeffthe dog"\r\n'.encode())
     text.write_bytes("\ufeffthe cat\r\n".encode())
     packed.write_bytes(gzip.compress(lines.read_bytes()))
-    assert prompts(None, lines, False) == ["the cat", "\ufeffthe dog"]
-    assert prompts(None, text, False) == ["the cat\n"]
-    assert [number for number, _ in json_lines(packed)] == [1, 2]
+    said = [Question("the cat", id=1), Question("\ufeffthe dog", id=2)]
+    assert prompts(None, lines, False) == prompts(None, packed, False) == said
+    assert prompts(None, text, False) == [Question("the cat\n")]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffthe cat"))
-    assert prompts("-", None, False) == ["the cat"]
+    assert prompts("-", None, False) == [Question("the cat")]
 
 
 def test_generate_reads_stdin_and_draws_several(model: Path) -> None:

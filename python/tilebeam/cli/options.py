@@ -25,6 +25,7 @@ from tilebeam.text_files import unescaped
 if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
+    from tilebeam.question_files import Question
 
 model_option = partial(typer.Option, rich_help_panel="Model")
 drawing_option = partial(typer.Option, rich_help_panel="Sampling")
@@ -219,8 +220,12 @@ class ModelOptions:
 
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt; - reads it from stdin.")]
 PromptsFile = Annotated[
-    Path | None, typer.Option("-f", "--file", help='Prompts: a .jsonl file of {"prompt": ..}, or one text.')
+    Path | None,
+    typer.Option(
+        "-f", "--file", help="Prompts: a .jsonl file with a prompt, question, problem or messages a line, or one text."
+    ),
 ]
+Field = Annotated[str | None, typer.Option("--field", help="What the lines of a .jsonl file call the question.")]
 Escape = Annotated[
     bool,
     typer.Option(
@@ -236,16 +241,17 @@ class PromptOptions:
 
     prompt: Prompt = None
     file: PromptsFile = None
+    field: Field = None
     escape: Escape = True
     chat: Chat = False
 
-    def read(self) -> list[str]:
+    def read(self) -> list[Question]:
         """Read the prompts, without the chat template.
 
         Raises:
             TilebeamError: as `tilebeam.cli.read_prompts.prompts`.
         """
-        return prompts(self.prompt, self.file, self.escape)
+        return prompts(self.prompt, self.file, self.escape, self.field)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tilebeam.answers.extract import Extractor
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt
+    from tilebeam.question_files import Question
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
@@ -343,8 +344,8 @@ def tir(
     judge.check(rates, judged=False)
     arguments = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
 
-    def asked(lm: LM, question: str) -> Prompt:
-        return lm.chat_prompt(conversation(question, example=example))
+    def asked(lm: LM, question: Question) -> Prompt:
+        return lm.chat_prompt(conversation(question.alone, example=example))
 
     _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
 
@@ -356,7 +357,7 @@ def _run(
     step_stop: str,
     arguments: dict[str, Any],
     otherwise: Callable[[_SearchRun], Scorer] | None = None,
-    wrapped: Callable[[LM, str], Prompt] | None = None,
+    wrapped: Callable[[LM, Question], Prompt] | None = None,
 ) -> None:
     """Load the models, search and print.
 
@@ -476,7 +477,7 @@ class _SearchRun:
 
 @contextmanager
 def _opened(
-    name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, str], Prompt] | None = None
+    name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, Question], Prompt] | None = None
 ) -> Iterator[_SearchRun]:
     """Load the model once the prompts are read.
 

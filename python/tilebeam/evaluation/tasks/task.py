@@ -111,7 +111,7 @@ class Task(ABC):
         if 0 < len(silent) < len(self.items):
             raise TilebeamError(
                 f"{options.spec}: {len(silent)} of {len(self.items)} items have no answer, the first is item "
-                f"{silent[0]}. Give all of them one, or a --checker, or take away all answers for a run without verdict."
+                f"{silent[0]}. Give all of them one, or a --checker; or none, for a run without a verdict."
             )
 
     @property
