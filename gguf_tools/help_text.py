@@ -9,6 +9,7 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import typer
@@ -77,7 +78,20 @@ def _wrapped(text: str, width: int, first: str, other: str) -> list[str]:
     )
 
 
+_given: ContextVar[dict[str, Any]] = ContextVar("given")
+
+
+def options_given() -> dict[str, Any]:
+    """Return the values of all options of the command that runs, defaults included, by their long flags."""
+    return _given.get()
+
+
 class _Command(TyperCommand):
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        _given.set({max(p.opts, key=len): ctx.params[p.name] for p in self.params if p.name in ctx.params})
+        return super().invoke(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options; all that are missing are named at once."""
         given = list(args)

@@ -33,6 +33,11 @@ class Question:
         return [*self.before, {"role": "user", "content": self.text}]
 
     @property
+    def asked(self) -> str | list[Mapping[str, Any]]:
+        """Return the text, or the conversation if it has turns before it."""
+        return self.messages if self.before else self.text
+
+    @property
     def alone(self) -> str:
         """Return the text of a question that has no turns before it.
 
