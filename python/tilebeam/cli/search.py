@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,6 +68,9 @@ class SearchOptions:
     reward: RewardModelOptions
     budget: Annotated[int, typer.Option("-N", "--n-samples", "--budget", min=1, help="Candidates per prompt.")] = BUDGET
     json_: Json = False
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Also show all candidates, or the tree of steps, on stderr.")
+    ] = False
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Also write a page to this file: answer, votes, tree of steps, candidates."),
@@ -89,7 +92,7 @@ class JudgeOptions:
         Verdict, _judge("--judge-verdict", help="The probability of Yes against No, or a number it writes.")
     ] = VERDICT
     judge_chat: Annotated[
-        bool | None, _judge("--judge-chat/--no-judge-chat", help="Use its chat template; default: as --chat.")
+        bool | None, _judge("--judge-chat/--no-judge-chat", help="Use its chat template; default: if it has one.")
     ] = None
 
     def check(self, wanted: bool) -> None:
@@ -159,8 +162,8 @@ Extract = Annotated[
     str,
     typer.Option(
         "--extract",
-        help="A text's answer: last-number, boxed, choice, math (equal formulas count as one; needs tilebeam[math]), "
-        "text (all of it), or a regular expression.",
+        help="A text's answer: last-number, gsm8k (the number behind ####), text (all of it), choice, boxed, code, "
+        "math (equal formulas are one answer; needs tilebeam[math]), or a regular expression whose first group it is.",
     ),
 ]
 
@@ -191,7 +194,7 @@ def best_of_n(
 
     Example: tilebeam best-of-n -m model.gguf -f questions.jsonl -N 16 --prm prm.gguf --aggregate min
 
-    Without a reward model: tilebeam best-of-n -m model.gguf --chat -p "Name a prime above 90." --scorer judge
+    Without a reward model: tilebeam best-of-n -m model.gguf -p "Name a prime above 90." --scorer judge
     """
     from tilebeam.sandbox import need_confinement
     from tilebeam.scoring.scorer_names import named_scorer
@@ -331,7 +334,8 @@ def tir(
     """Tool-integrated reasoning: candidates write Python programs, which are run; they go on behind the real output,
     and their answers vote.
 
-    For instruct models: the question goes through the chat template, behind a system prompt that asks for programs.
+    For instruct models: the question goes through the chat template, behind a system prompt that asks for programs;
+    with --raw it is taken as it is.
     Programs run confined: no files, no network, seconds of CPU time.
 
     Example: tilebeam tir -m model.gguf -f problems.jsonl -N 8
@@ -405,6 +409,7 @@ class _SearchRun:
 
     Attributes:
         prompts: as the model sees them.
+        chat: they went through its chat template.
         stack: closes whatever is opened besides.
     """
 
@@ -413,6 +418,7 @@ class _SearchRun:
     lm: LM
     prompts: list[Prompt]
     params: SamplingParams
+    chat: bool
     stack: ExitStack
 
     def reward(self, spec: RewardSpec, step_stop: str) -> Scorer:
@@ -433,15 +439,16 @@ class _SearchRun:
         """Make the judge; load a model of its own if it has one."""
         from tilebeam.scoring.llm_judge import LLMJudge
 
-        lm, model = self.lm, self.options.model
+        lm, model, chat = self.lm, self.options.model, self.chat
         if judge.judge_model is not None:
             own = replace(model, model=judge.judge_model, lora=LoraOptions(), speculation=SpeculationOptions())
             lm = self.stack.enter_context(own.load(model.parallel))
+            chat = lm.chat_template is not None
         return LLMJudge(
             lm,
             verdict=judge.judge_verdict,
             template=read_text(judge.judge_template) if judge.judge_template else None,
-            chat=self.options.prompts.chat if judge.judge_chat is None else judge.judge_chat,
+            chat=chat if judge.judge_chat is None else judge.judge_chat,
         )
 
     def run(self, arguments: dict[str, Any]) -> None:
@@ -450,21 +457,30 @@ class _SearchRun:
         Args:
             arguments: of the algorithm.
         """
-        from tilebeam.cli import search_view
         from tilebeam.search import algorithms as methods
+        from tilebeam.search.contract import VoteResult
 
         algorithm, budget = methods.create(self.name, **arguments), self.options.budget
         with console.generating(self.name, budget * len(self.prompts)) as hook:
             results = algorithm.run(self.lm, self.prompts, budget, sampling=self.params, progress=hook)
-        if self.options.json_:
-            search_view.print_json(results, device=self.lm.device)
-        else:
-            screen = console.out()
-            for result in results:
-                search_view.show(screen, result)
-        search_view.account([r.usage for r in results], self.params.seed)
+        self.tell(results, arguments)
         if self.options.html is not None:
             self._write_page(self.options.html, algorithm.name, results)
+        if all(isinstance(r, VoteResult) and r.answer is None for r in results):
+            console.fail("No candidate has an answer. Does --extract fit their texts? -v shows them.")
+
+    def tell(self, results: Sequence[SearchResult], arguments: Mapping[str, Any]) -> None:
+        """Print results: what they cost and who voted on stderr, then the texts and answers on stdout."""
+        from tilebeam.cli import search_view
+
+        search_view.account([r.usage for r in results], self.params.seed)
+        texts = [c for r in results for c in r.candidates]
+        search_view.tell_cut("candidates", texts, self.params, self.lm, arguments.get("max_steps"))
+        if self.options.json_:
+            search_view.print_json(results, device=self.lm.device)
+            return
+        for prompt, result in zip(self.prompts, results, strict=True):
+            search_view.show(result, prompt.asked, titled=len(results) > 1, verbose=self.options.verbose)
 
     def _write_page(self, file: Path, method: str, results: list[SearchResult]) -> None:
         from tilebeam.pages.search_page import search_page
@@ -483,7 +499,7 @@ def _opened(
 
     Args:
         rates: the reward model of the search, which is not opened yet.
-        wrapped: makes a prompt of what the user wrote; None: the chat template, with --chat.
+        wrapped: makes a chat's prompt of what the user wrote; None: the chat template alone does.
     """
     given = options.prompts
     asked = given.read()
@@ -493,8 +509,10 @@ def _opened(
     with ExitStack() as stack:
         layer = None if rates is None else rates.hidden_layer(options.model.model)
         lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
-        prompts = [wrapped(lm, text) if wrapped else wrap(lm, text, given.chat) for text in asked]
-        yield _SearchRun(name, options, lm, prompts, params, stack)
+        chat = given.chats(lm) or (wrapped is not None and given.chat is None)
+        prompts = [wrapped(lm, text) if wrapped and chat else wrap(lm, text, chat) for text in asked]
+        params = options.drawing.fitted(params, lm, prompts, options.budget)
+        yield _SearchRun(name, options, lm, prompts, params, chat, stack)
 
 
 def _extractor(name: str) -> Extractor:
