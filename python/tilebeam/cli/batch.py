@@ -6,8 +6,9 @@ The first line also has the settings, which a later run must share.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from tilebeam.sampling_params import SamplingParams
 
 # Options that say where prompts come from and results go, or how the machine runs: they change no result's meaning.
-_ASIDE = frozenset(
-    "--model --prompt --file --field --out --overwrite --json --html --verbose --help --device --threads --parallel "
-    "--executor --devices --memory-limit --draft --lookup --no-speculation".split()
+_ASIDE = re.compile(
+    "--(model|hf.*|prompt|file|field|out|overwrite|json|html|verbose|display-prompt|"
+    "device|threads|parallel|executor|devices|memory-limit|draft|lookup|no-speculation)"
 )
 
 
@@ -42,7 +43,12 @@ class Finished(Protocol):
         ...
 
 
-Completed = Callable[[Sequence["Prompt"], "SamplingParams"], Iterator[tuple[int, Finished]]]
+class Completed(Protocol):
+    """Answers prompts, and yields each one's number and result as it completes."""
+
+    def __call__(self, prompts: Sequence[Prompt], /, *, sampling: SamplingParams) -> Iterator[tuple[int, Finished]]:
+        """Answer them."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,19 @@ class BatchOptions:
     ] = None
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the file of -o anew.")] = False
 
+    def check(self, page: bool = False) -> None:
+        """Raise `TilebeamError` for what does not go together.
+
+        Args:
+            page: --html was given.
+        """
+        if self.overwrite and self.out is None:
+            raise TilebeamError("--overwrite is for the file of -o.")
+        if self.out is not None and page:
+            raise TilebeamError(
+                "--html shows all results of a command, -o writes each as it completes: give one of them."
+            )
+
 
 def write(
     batch: BatchOptions,
@@ -68,25 +87,24 @@ def write(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     completed: Completed,
-) -> list[Usage]:
+) -> None:
     """Answer the questions that the file of -o does not have yet, and write a line for each.
 
     Args:
         questions, prompts: what was asked, and how the model reads it.
         params: how to sample; without --seed a file that is gone on with has its own seed.
-        completed: answers prompts, and yields each one's number and result as it completes.
-
-    Returns:
-        What each of them took.
+        completed: answers them.
 
     Raises:
         TilebeamError: the file was begun with other settings (says which), is another one's, or a prompt is too long.
         OSError: there is no room.
     """
+    from tilebeam.cli.search_view import account
     from tilebeam.growing_file import GrowingFile
 
     assert batch.out is not None
-    spent = []
+    spent: list[Usage] = []
+    ends: Counter[str] = Counter()
     with GrowingFile(batch.out, afresh=batch.overwrite) as file:
         setting = _setting(lm) | {"--seed": params.seed}
         begun = next((line["setting"] for line in file.lines if "setting" in line), None)
@@ -106,24 +124,27 @@ def write(
         try:
             with console.bar("prompts") as bar:
                 task = bar.add_task("", total=len(questions), completed=before, note="")
-                for number, result in completed([prompts[i] for i in todo], params):
+                for number, result in completed([prompts[i] for i in todo], sampling=params):
                     question = questions[todo[number]]
                     record = {"id": question.id, "question": question.asked} | result.as_dict() | {"device": lm.device}
                     file.append(record if begun is not None or spent else record | {"setting": setting})
                     spent.append(result.usage)
+                    ends.update(text["finish_reason"] for text in record.get("candidates", record.get("outputs")))
                     bar.advance(task)
         except KeyboardInterrupt:
             kept = f"{before + len(spent)} of {len(questions)} results are in {batch.out}"
             console.err().print(f"Interrupted: {kept}; the same command goes on.", soft_wrap=True)
             raise typer.Exit(130) from None
-    return spent
+    account(spent, params.seed)
+    if ends["length"]:
+        console.err().print(f"{ends['length']} of {ends.total()} texts were cut; a greater -n gives them more room")
 
 
 def _setting(lm: LM) -> dict[str, Any]:
     """Describe all that results depend on, by the names of options; files by their content."""
     from tilebeam.gguf.fingerprint import fingerprint
 
-    given = {name: value for name, value in options_given().items() if name not in _ASIDE and not name.startswith("--hf")}
+    given = {name: value for name, value in options_given().items() if not _ASIDE.fullmatch(name)}
     files = {name: fingerprint(value) for name, value in given.items() if isinstance(value, Path)}
     plain: dict[str, Any] = json.loads(json.dumps(given | files | {"--model": fingerprint(lm.info.path)}, default=str))
     return plain

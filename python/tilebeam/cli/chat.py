@@ -59,7 +59,7 @@ def chat(
 ) -> None:
     """Talk with a model: answers stream, and each turn reads only what is new. /help lists the commands.
 
-    Ctrl-C stops an answer, Ctrl-D ends the conversation. In a pipe every line is a question, and stdout has the answers.
+    Ctrl-C stops an answer, Ctrl-D ends the conversation. In a pipe every line is a question.
 
     Example: tilebeam chat -m model.gguf --system "Answer in one or two sentences."
     """
@@ -178,7 +178,9 @@ class _Talk:
                 for command, meaning in _HELP.items():
                     console.err().print(f"{command} {meaning}", markup=False, soft_wrap=True)
             case _:
-                raise TilebeamError(f"There is no {name}; /help lists the commands. A space before it makes it a message.")
+                raise TilebeamError(
+                    f"There is no {name}; /help lists the commands. A space before it makes it a message."
+                )
         return None
 
     def set_system(self, text: str) -> None:
@@ -243,8 +245,8 @@ class _Talk:
         used = len(ready.prompt.ids)
         if used + _LEAST_ROOM > self.lm.n_ctx:
             raise TilebeamError(
-                f"The conversation has {used} tokens, the context {self.lm.n_ctx}: no answer fits in. /save FILE keeps it, "
-                f"/reset begins anew, and tilebeam chat -c {2 * self.lm.n_ctx} has room for more."
+                f"The conversation has {used} tokens, the context {self.lm.n_ctx}: no answer fits in. /save FILE keeps "
+                f"it, /reset begins anew, and tilebeam chat -c {2 * self.lm.n_ctx} has room for more."
             )
         return ready
 
@@ -302,14 +304,16 @@ class _Talk:
         ready = self._prepared(samples)
         params = self.drawing.fitted(ready.params, self.lm, [ready.prompt], samples)
         with _candidates(samples) as (told, hook):
-            (result,) = algorithm.run(
-                self.lm, [ready.prompt], samples, sampling=params, progress=hook, events=told
-            )
+            (result,) = algorithm.run(self.lm, [ready.prompt], samples, sampling=params, progress=hook, events=told)
         best = RequestOutput(result.prompt, [], [result.best], result.usage, result.seed)
         answer = ready.read(best).outputs[0]
         print(answer.text, flush=True)
         if isinstance(result, VoteResult):
-            said = f"answer: {one_line(result.answer, 40)}" if result.answer else "no text has an answer that could vote; /best"
+            said = (
+                f"answer: {one_line(result.answer, 40)}"
+                if result.answer
+                else "no text has an answer that could vote; /best"
+            )
             console.err().print(said, style="bold", markup=False)
         self._account(result.usage, answer, len(ready.prompt.ids))
         return answer
@@ -320,11 +324,15 @@ class _Talk:
         speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
         if _on_terminal():
             new = usage.prompt_tokens - usage.cached_tokens
-            line = f"{new} tokens read, {usage.cached_tokens} kept, {usage.completion_tokens} written, {speed:.1f} t/s; "
+            line = (
+                f"{new} tokens read, {usage.cached_tokens} kept, {usage.completion_tokens} written, {speed:.1f} t/s; "
+            )
             console.err().print(f"{line}context {used} of {self.lm.n_ctx}", style="dim", soft_wrap=True)
         if answer.finish_reason == "length":
             full = used >= self.lm.n_ctx
-            hint = f"the context is full; /reset, or -c {2 * self.lm.n_ctx}" if full else f"-n {2 * len(answer.token_ids)}"
+            hint = (
+                f"the context is full; /reset, or -c {2 * self.lm.n_ctx}" if full else f"-n {2 * len(answer.token_ids)}"
+            )
             console.err().print(f"The answer was cut after {len(answer.token_ids)} tokens: {hint}.", soft_wrap=True)
 
 
@@ -341,7 +349,11 @@ def _candidates(samples: int) -> Iterator[tuple[Callable[[SearchEvent], None], C
             nonlocal ended
             ended += event.event == "candidate"
             votes = ", ".join(f"{one_line(a, 20)} x{n:.4g}" for a, n in (event.votes or {}).items())
-            what = f"{event.fate} after {event.tokens} tokens" if event.event == "candidate" else f"rated {event.score:.3f}"
+            what = (
+                f"{event.fate} after {event.tokens} tokens"
+                if event.event == "candidate"
+                else f"rated {event.score:.3f}"
+            )
             shown = f"answer {one_line(event.answer, 20)}" if event.answer else one_line(event.text, 60)
             parts = [f"#{event.index} {what}", shown, f"votes: {votes}" if votes else ""]
             bar.console.print("; ".join(filter(None, parts)), style="dim", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilebeam.cli import console
+from tilebeam.cli import batch, console
 from tilebeam.cli.options import Json, ModelOptions, PromptOptions, SamplingOptions, grouped
 from tilebeam.cli.read_prompts import wrap
 
@@ -24,6 +24,7 @@ def generate(
     model: ModelOptions,
     drawing: SamplingOptions,
     what: PromptOptions,
+    to_file: batch.BatchOptions,
     n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples per prompt.")] = 1,
     display_prompt: Annotated[
         bool | None,
@@ -42,6 +43,7 @@ def generate(
     from tilebeam.cli import search_view
 
     texts = what.read()
+    to_file.check()
     params = drawing.params(n_samples, what.escape)
     total = n_samples * len(texts)
     with model.load(total) as lm:
@@ -49,6 +51,9 @@ def generate(
         prompts = [wrap(lm, text, chat) for text in texts]
         params = drawing.fitted(params, lm, prompts, n_samples)
         echo = sys.stdout.isatty() and not chat if display_prompt is None else display_prompt
+        if to_file.out is not None:
+            batch.write(to_file, lm, texts, prompts, params, lm.completed)
+            return
         if total == 1 and not json_:
             outputs = [_streamed(lm, prompts[0], params, echo)]
         else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tilebeam.cli import console
+from tilebeam.cli import batch, console
 from tilebeam.cli.options import (
     Json,
     LoraOptions,
@@ -67,6 +67,7 @@ class SearchOptions:
     drawing: SamplingOptions
     reward: RewardModelOptions
     budget: Annotated[int, typer.Option("-N", "--n-samples", "--budget", min=1, help="Candidates per prompt.")] = BUDGET
+    to_file: batch.BatchOptions
     json_: Json = False
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Also show all candidates, or the tree of steps, on stderr.")
@@ -408,7 +409,7 @@ class _SearchRun:
     """A loaded model, its prompts, and what to do with them.
 
     Attributes:
-        prompts: as the model sees them.
+        questions, prompts: as they were asked, and as the model sees them.
         chat: they went through its chat template.
         stack: closes whatever is opened besides.
     """
@@ -416,6 +417,7 @@ class _SearchRun:
     name: str
     options: SearchOptions
     lm: LM
+    questions: list[Question]
     prompts: list[Prompt]
     params: SamplingParams
     chat: bool
@@ -452,7 +454,7 @@ class _SearchRun:
         )
 
     def run(self, arguments: dict[str, Any]) -> None:
-        """Search and print.
+        """Search, and print results or write them to a file.
 
         Args:
             arguments: of the algorithm.
@@ -461,6 +463,11 @@ class _SearchRun:
         from tilebeam.search.contract import VoteResult
 
         algorithm, budget = methods.create(self.name, **arguments), self.options.budget
+        if self.options.to_file.out is not None:
+            at_once = -(-2 * self.lm.n_seq_max // budget)  # as many as keep all slots in use
+            complete = partial(algorithm.completed, self.lm, budget=budget, at_once=at_once)
+            batch.write(self.options.to_file, self.lm, self.questions, self.prompts, self.params, complete)
+            return
         with console.generating(self.name, budget * len(self.prompts)) as hook:
             results = algorithm.run(self.lm, self.prompts, budget, sampling=self.params, progress=hook)
         self.tell(results, arguments)
@@ -503,6 +510,7 @@ def _opened(
     """
     given = options.prompts
     asked = given.read()
+    options.to_file.check(page=options.html is not None)
     if options.html is not None:
         check_target(options.html)
     params = options.drawing.params(escape=given.escape)
@@ -512,7 +520,7 @@ def _opened(
         chat = given.chats(lm) or (wrapped is not None and given.chat is None)
         prompts = [wrapped(lm, text) if wrapped and chat else wrap(lm, text, chat) for text in asked]
         params = options.drawing.fitted(params, lm, prompts, options.budget)
-        yield _SearchRun(name, options, lm, prompts, params, chat, stack)
+        yield _SearchRun(name, options, lm, asked, prompts, params, chat, stack)
 
 
 def _extractor(name: str) -> Extractor:
