@@ -100,8 +100,8 @@ class _Teller:
 
 
 class BestOfN(_WholeSearch[SearchResult]):
-    """Draw N candidates, keep the one that the scorer likes best, of equals the first; one that was cut only where none
-    ended by itself.
+    """Draw N candidates, keep the one that the scorer likes best, of equals the first. One that was cut is kept only
+    where none ended by itself, or where the scorer checks texts and rates it higher (`Scorer.knows`).
 
     Args:
         scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name.
@@ -114,8 +114,10 @@ class BestOfN(_WholeSearch[SearchResult]):
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> SearchResult:
         assert scores is not None
+        assert self.scorer is not None
         ends = standings(output.outputs)
-        best = max(range(len(scores)), key=lambda i: (ends[i], scores[i], -i))
+        first, then = (scores, ends) if self.scorer.knows else (ends, scores)
+        best = max(range(len(scores)), key=lambda i: (first[i], then[i], -i))
         return SearchResult(
             output.prompt,
             output.outputs,
