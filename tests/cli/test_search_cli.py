@@ -24,8 +24,8 @@ from tilebeam import (
     Usage,
     VoteResult,
 )
-from tilebeam.answers.answer import Answer
 from tilebeam.answers.extractors import NAMES
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.cli import search_view
 from tilebeam.cli.options import SamplingOptions, grouped
 from tilebeam.gguf import gguf_write
@@ -362,7 +362,14 @@ def test_steps_that_candidates_share_are_one_branch() -> None:
 def test_votes_show_their_tally(capsys: pytest.CaptureFixture[str]) -> None:
     same = {"usage": Usage(), "seed": 0, "budget": 8, "trajectories": [Trajectory((t,)) for t in "xyz"]}
     vote = VoteResult(
-        "p", candidates(*"xyz"), [1.0] * 3, 1, **same, answers=[None, "7", "7"], votes={"7": 2.0}, answer=Answer("7")
+        "p",
+        candidates(*"xyz"),
+        [1.0] * 3,
+        1,
+        **same,
+        answers=[None, "7", "7"],
+        votes={"7": 2.0},
+        answer=VotedAnswer("7"),
     )
     lines = shown(vote)
     assert "weight" not in lines[2]

@@ -34,7 +34,7 @@ from tilebeam import (
     normalize_answer,
     regex,
 )
-from tilebeam.answers.answer import Answer
+from tilebeam.answers.voted_answer import VotedAnswer
 
 
 @dataclass
@@ -262,9 +262,13 @@ def test_answers_equal_the_numbers_that_they_spell() -> None:
     assert answer is not None
     assert (answer != 22, answer != "21.0", {"21": 2}[answer]) == (True, True, 2)
     assert json.dumps([answer]) == '["21"]'
-    assert (Answer("1/2") == 0.5, Answer("1/3") == Fraction(1, 3), Answer("0.1") == 0.1) == (True, True, True)
-    assert all(Answer(text) != 0 for text in ("1/0", "x", "", "1e999"))
-    assert Answer("1e999") != 1e308
+    assert (VotedAnswer("1/2") == 0.5, VotedAnswer("1/3") == Fraction(1, 3), VotedAnswer("0.1") == 0.1) == (
+        True,
+        True,
+        True,
+    )
+    assert all(VotedAnswer(text) != 0 for text in ("1/0", "x", "", "1e999"))
+    assert VotedAnswer("1e999") != 1e308
 
 
 @pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning])

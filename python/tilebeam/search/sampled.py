@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-from tilebeam.answers.answer import Answer
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
 from tilebeam.scoring.scorer_names import named_scorer
@@ -203,7 +203,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
             whole_trajectories(candidates),
             answers,
             votes,
-            None if winner is None else Answer(winner),
+            None if winner is None else VotedAnswer(winner),
         )
 
 
