@@ -9,6 +9,7 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import typer
@@ -77,7 +78,33 @@ def _wrapped(text: str, width: int, first: str, other: str) -> list[str]:
     )
 
 
+_given: ContextVar[dict[str, Any]] = ContextVar("given")
+
+
+def options_given() -> dict[str, Any]:
+    """Return the values of all options of the command that runs, defaults included, by their long flags."""
+    return _given.get()
+
+
 class _Command(TyperCommand):
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        _given.set({max(p.opts, key=len): ctx.params[p.name] for p in self.params if p.name in ctx.params})
+        return super().invoke(ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; all that are missing are named at once."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if type(error).__name__ == "MissingParameter":  # which typer does not export
+                known, _, _ = self.make_parser(ctx).parse_args(given)
+                missing = [p for p in self.params if p.required and known.get(p.name) is None]
+                if len(missing) > 1:
+                    error.param_hint = " and ".join(repr(p.metavar or p.opts[-1]) for p in missing)
+            raise
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         formatter.write(help_of(self, ctx) + "\n")

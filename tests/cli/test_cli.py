@@ -26,7 +26,8 @@ from tilebeam.measure import energy, selftest
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from tilebeam.native import releases
-from tilebeam.text_files import json_lines, unescaped
+from tilebeam.question_files import Question
+from tilebeam.text_files import unescaped
 
 from bench.lib import synth
 
@@ -113,7 +114,17 @@ def test_prompt_is_needed_once(command: str, model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "word"), [("{", "line 2"), ('{"question": "x"}', "line 2"), ("3", "line 2"), ('{"prompt": ""}', "line 2")]
+    ("line", "word"),
+    [
+        ("{", "line 2"),
+        (
+            '{"q": "x", "a": "y"}',
+            'line 2 has no text under "prompt" or "question" or "problem" or "messages"; it has "q"',
+        ),
+        ("3", "line 2"),
+        ('{"prompt": ""}', "line 2"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "line 2"),
+    ],
 )
 def test_bad_prompt_lines_are_named(line: str, word: str, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
@@ -172,15 +183,15 @@ def test_debug_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # --- generate, best-of-n, vote ----------------------------------------------------------------------------------------
 
 
-def test_generate_prints_prompt_and_text_and_repeats_with_its_seed(model: Path) -> None:
+def test_generate_prints_text_and_repeats_with_its_seed(model: Path) -> None:
     flags = ["generate", "-m", model, "-p", "the cat", "-n", 8, "--seed", 5, "--device", "cpu", "-t", 1]
     first, second = ok(*flags), ok(*flags)
     assert first.out == second.out
-    assert first.out.startswith("the cat")
     assert "seed 5" in first.err
     assert "8 sampled tokens" in first.err
     record = json.loads(ok(*flags, "--json").out)
-    assert first.out == "the cat" + record["outputs"][0]["text"] + "\n"
+    assert first.out == record["outputs"][0]["text"] + "\n"  # in a pipe without its prompt
+    assert ok(*flags, "--display-prompt").out == "the cat" + first.out
     assert record["seed"] == 5
 
 
@@ -195,7 +206,7 @@ def test_escapes_of_a_prompt_and_of_stop_strings(model: Path, tmp_path: Path) ->
     assert json.loads(ok(*flags, "-f", tmp_path / "p.txt").out)["prompt"] == typed
     assert json.loads(ok(*flags, "-p", "-", stdin=typed).out)["prompt"] == typed
     Ran(*flags, "-p", r"\xff").fails_with("UTF-8", r"\\xff")
-    record = json.loads(ok("vote", "-m", model, "-p", r"a\nb", "-N", 2, "-n", 2, "-t", 1, "--json").out)
+    record = json.loads(ok("best-of-n", "-m", model, "-p", r"a\nb", "-N", 2, "-n", 2, "-t", 1, "--json").out)
     assert record["prompt"] == "a\nb"
 
 
@@ -226,7 +237,8 @@ def test_generate_reads_json_lines(model: Path, tmp_path: Path) -> None:
     assert [len(r["outputs"]) for r in records] == [2, 2]
     shown = ok(*flags).out
     assert shown.index("the cat") < shown.index("sample 1") < shown.index("the dog")
-    file.write_text('{"question": "the cat"}\n')
+    file.write_text('{"q": "the cat", "question": ""}\n')
+    assert json.loads(ok(*flags, "--field", "q", "--json").out)["prompt"] == "the cat"
     Ran(*flags).fails_with("prompts.jsonl line 1", "prompt")
     trace = ["trace", "-m", model, "-n", 2, "-t", 1, "-o", tmp_path / "t.json"]
     Ran(*trace, "-f", file).fails_with("prompts.jsonl line 1", "prompt")
@@ -238,11 +250,11 @@ def test_a_byte_order_mark_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path:
     lines.write_bytes('\ufeff{"prompt": "the cat"}\r\n"\ufeffthe dog"\r\n'.encode())
     text.write_bytes("\ufeffthe cat\r\n".encode())
     packed.write_bytes(gzip.compress(lines.read_bytes()))
-    assert prompts(None, lines, False) == ["the cat", "\ufeffthe dog"]
-    assert prompts(None, text, False) == ["the cat\n"]
-    assert [number for number, _ in json_lines(packed)] == [1, 2]
+    said = [Question("the cat", id=1), Question("\ufeffthe dog", id=2)]
+    assert prompts(None, lines, False) == prompts(None, packed, False) == said
+    assert prompts(None, text, False) == [Question("the cat\n")]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffthe cat"))
-    assert prompts("-", None, False) == ["the cat"]
+    assert prompts("-", None, False) == [Question("the cat")]
 
 
 def test_generate_reads_stdin_and_draws_several(model: Path) -> None:
@@ -275,11 +287,14 @@ def test_vote_counts_answers_of_every_prompt_of_a_file(model: Path, tmp_path: Pa
 
 def test_tables_show_every_candidate(model: Path) -> None:
     for command in ("best-of-n", "vote"):
-        out = ok(command, "-m", model, "-p", "the cat", "-n", 3, "-N", 3, "-t", 1, "-s", 4, "--device", "cpu").out
+        flags = ["-p", "the cat", "-n", 3, "-N", 3, "-t", 1, "-s", 4, "--device", "cpu", "-v"]
+        flags += ["--extract", "text"] if command == "vote" else []
+        out = ok(command, "-m", model, *flags).err
         rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
         assert [row.removeprefix(">") for row in rows if row] == ["0", "1", "2"]
         assert sum(row.startswith(">") for row in rows) == 1
-        assert max(map(cell_len, out.splitlines())) <= 100
+        table = [line for line in out.splitlines() if line[:1] in tuple("┏┃┡│└")]
+        assert max(map(cell_len, table)) <= 100
 
 
 # --- bench ------------------------------------------------------------------------------------------------------------

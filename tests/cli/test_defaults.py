@@ -36,7 +36,7 @@ DEFAULTS = {
     "--top-p": SamplingParams.top_p,
     "--top-k": SamplingParams.top_k,
     "--min-p": SamplingParams.min_p,
-    "--n-predict": SamplingParams.max_tokens,
+    "--n-predict": None,  # what fits the context
     "--seed": SamplingParams.seed,
     "--device": LOAD["device"],
     "--ctx-size": LOAD["n_ctx"],
@@ -53,8 +53,6 @@ DEFAULTS = {
 # Where a command means something else by an option, as llama.cpp's program of its kind does.
 OTHERS = {
     ("serve", "--ctx-size"): 8192,  # for the conversations of several clients
-    ("serve", "--n-predict"): None,  # until the context is full
-    ("eval", "--n-predict"): None,  # the task says
     ("trace", "--n-predict"): 32,  # a timeline is to be read
     ("perplexity", "--ctx-size"): 512,  # windows of the text
     ("perplexity", "--batch-size"): 2048,

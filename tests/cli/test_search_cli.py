@@ -14,6 +14,7 @@ from cli_kit import Ran, ok, record
 from html_kit import Page
 from rich.cells import cell_len
 from tilebeam import CompletionOutput, SearchResult, TilebeamError, Trajectory, Usage, VoteResult
+from tilebeam.answers.answer import Answer
 from tilebeam.cli import search_view
 from tilebeam.cli.options import grouped
 from tilebeam.search.adaptive import AdaptiveResult
@@ -51,13 +52,14 @@ def test_search_by_steps(command: str, model: Path) -> None:
     rivals = [s for s, t in zip(found["scores"], found["trajectories"], strict=True) if t["finished"]]
     assert found["scores"][found["best_index"]] == max(rivals or found["scores"])
     assert found["usage"]["scored_tokens"] > 0
-    text = ok(*flags)
+    text = ok(*flags, "-v")
     assert "scored" in text.err
-    lines = [line for line in text.out.splitlines() if "[" in line]
+    assert text.out == found["text"] + "\n"
+    lines = [line for line in text.err.splitlines() if "[" in line]
     assert sum("> " in line for line in lines) == 1
     for i, score in enumerate(found["scores"]):
         assert sum(f"{i}: {score:.3f}, " in line for line in lines) == 1
-    assert text.out.count("pruned") == len(found["pruned"])
+    assert text.err.count("pruned") == len(found["pruned"])
 
 
 def test_best_of_n_and_vote_with_a_reward_model(model: Path) -> None:
@@ -68,21 +70,27 @@ def test_best_of_n_and_vote_with_a_reward_model(model: Path) -> None:
     vote = record("vote", "-m", model, *reward, "-p", "the cat", "-N", 4, "--extract", "text", *QUICK)
     assert vote["scores"] == pytest.approx(best["scores"])
     assert sum(vote["votes"].values()) == pytest.approx(sum(vote["scores"]))
-    assert "weight" in ok("vote", "-m", model, *reward, "-p", "the cat", "-N", 3, "--extract", "text", *QUICK).out
+    flags = ["vote", "-m", model, *reward, "-p", "the cat", "-N", 3, "--extract", "text", *QUICK]
+    assert "weight" in ok(*flags, "-v").err
+    assert "weight" not in ok(*flags).err
 
 
 def test_adaptive_stops_and_gives_up(model: Path) -> None:
     flags = ["adaptive", "-m", model, "-p", "the cat", "-N", 12, "--extract", r"(?s).*()", *QUICK]
-    settled = record(*flags, "--wave", 2, "--confidence", 0.9)
-    assert settled["answer"] is None  # an empty group is no answer
-    assert len(settled["candidates"]) == 12
+    silent = Ran(*flags, "--wave", 2, "--confidence", 0.9, "--json")
+    assert (silent.code, len(json.loads(silent.out)["candidates"])) == (1, 12)
+    assert json.loads(silent.out)["answer"] is None  # an empty group is no answer
+    assert "No candidate has an answer" in silent.err
+    assert Ran(*flags).out.endswith("answer: none\n")
     greedy = ["adaptive", "-m", model, "-p", "the cat", "-N", 12, "--extract", "text", "--temp", 0, *QUICK]
     found = record(*greedy)
     assert (len(found["candidates"]), found["settled"]) == (4, True)
     assert found["confidence"] == 1 - 0.5**5
-    assert "settled after 4 of 12 candidates, confidence 0.969" in " ".join(ok(*greedy).out.split())
+    told = ok(*greedy)
+    assert "settled after 4 of 12 candidates, confidence 0.969" in told.err
+    assert told.out == f"{found['text']}\nanswer: {found['answer']}\n"
     steps = ["--prm", model, *PRM, "--step-stop", "e", "--max-step-tokens", 2, "--give-up", 1.0]
-    assert {c["finish_reason"] for c in record(*flags, *steps)["candidates"]} == {"aborted"}
+    assert {c["finish_reason"] for c in json.loads(Ran(*flags, *steps, "--json").out)["candidates"]} == {"aborted"}
 
 
 @pytest.mark.parametrize("command", SEARCHES)
@@ -182,6 +190,8 @@ def test_seeds_repeat_and_several_prompts_are_lines(command: str, model: Path, t
         (["adaptive", "--give-up", 0.5], ["--give-up", "--prm"]),
         (["adaptive", "--max-steps", 3], ["--prm"]),
         (["adaptive", "--extract", "["], ["--extract", "regular expression"]),
+        (["vote", "--extract", "numbr"], ["--extract", "'numbr': do you mean last-number?"]),
+        (["vote", "--extract", "= [0-9]+"], ["--extract", "last-number, gsm8k", "without a group in parentheses"]),
     ],
 )
 def test_options_that_do_not_fit(flags: list[Any], words: list[str], model: Path) -> None:
@@ -210,7 +220,7 @@ def shown(result: SearchResult) -> list[str]:
 
     screen = console.out()
     with screen.capture() as capture:
-        search_view.show(screen, result)
+        screen.print(search_view.details(result, result.prompt))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert max(map(cell_len, lines)) <= screen.width
     return lines
@@ -242,17 +252,19 @@ def test_steps_that_candidates_share_are_one_branch() -> None:
     ]
 
 
-def test_votes_show_their_tally() -> None:
+def test_votes_show_their_tally(capsys: pytest.CaptureFixture[str]) -> None:
     same = {"usage": Usage(), "seed": 0, "budget": 8, "trajectories": [Trajectory((t,)) for t in "xyz"]}
     vote = VoteResult(
-        "p", candidates(*"xyz"), [1.0] * 3, 1, **same, answers=[None, "7", "7"], votes={"7": 2.0}, answer="7"
+        "p", candidates(*"xyz"), [1.0] * 3, 1, **same, answers=[None, "7", "7"], votes={"7": 2.0}, answer=Answer("7")
     )
     lines = shown(vote)
-    assert lines[-1] == "answer: 7  (7 x2)"
     assert "weight" not in lines[2]
     assert sum(">1 │" in line and "7" in line for line in lines) == 1
     settled = AdaptiveResult(**vars(vote), confidence=0.96875, settled=True)
-    assert shown(settled)[-1].endswith("settled after 3 of 8 candidates, confidence 0.969")
+    for result, more in ((vote, ""), (settled, "; settled after 3 of 8 candidates, confidence 0.969")):
+        search_view.show(result, "what?", titled=True, verbose=False)
+        told = capsys.readouterr()
+        assert (told.out, told.err) == ("what?\ny\nanswer: 7\n", f"votes: 7 x2{more}\n")
 
 
 # --- groups of options ------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ class TestGsm8k:
         with pytest.raises(TilebeamError, match=r"line 2: .* does not end in ####"):
             open_task(TaskOptions(f"gsm8k:{bad}"))
         with pytest.raises(TilebeamError, match='line 1 has no text under "answer"'):
-            open_task(TaskOptions(f"gsm8k:{lines(tmp_path / 'b.jsonl', {'question': 'x'})}"))
+            open_task(TaskOptions(f"gsm8k:{lines(tmp_path / 'b.jsonl', {'question': 'x', 'answer': ''})}"))
 
     def test_where_the_file_lies_is_no_part_of_the_setting(self) -> None:
         model = (ModelFile("m", "m.gguf", "x"),)
@@ -244,7 +244,7 @@ class TestHumanEval:
         self, tmp_path: Path, options: TaskOptions, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bad = lines(tmp_path / "bad.jsonl", ADDING | {"entry_point": "other"})
-        with pytest.raises(TilebeamError, match=r'bad.jsonl line 1: the text under "prompt" does not define other'):
+        with pytest.raises(TilebeamError, match=r"bad.jsonl line 1: the prompt does not define other"):
             open_task(TaskOptions(f"humaneval:{bad}"))
         open_task(options)
         monkeypatch.setitem(child._PLAIN.greeting(), "unconfined", "no filters")

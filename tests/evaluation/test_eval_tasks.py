@@ -51,8 +51,10 @@ def test_examples_of_a_file_come_first(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (["{"], "line 1 is not JSON"),
-        ([{"answer": "1"}], 'line 1 has no text under "prompt"'),
-        ([{"prompt": "a"}], 'neither "answer" nor "checker"'),
+        ([{"answer": "1", "q": "a"}], 'line 1 has no text under "prompt" or .*; it has "answer", "q". --field'),
+        ([{"answer": "1", "messages": [{"role": "assistant", "content": "a"}]}], "must end with a text of the user"),
+        ([{"answer": "1", "messages": [{"role": "system"}, {"role": "user", "content": "a"}]}], "--chat"),
+        ([{"prompt": "a"}, {"prompt": "b", "answer": "1"}], "1 of 2 items have no answer, the first is item 0"),
         ([{"prompt": "a", "answer": ["1"]}], "must be a text or a number"),
         ([{"prompt": "a", "answer": "1", "id": 1}, {"prompt": "b", "answer": "1", "id": "1"}], "comes twice"),
         ([{"prompt": "a", "answer": "1", "checker": "no_such_module:f"}], "PYTHONPATH"),
@@ -63,6 +65,34 @@ def test_bad_files_are_named_by_line(tmp_path: Path, content: list[Any], message
     path = lines(tmp_path / "t.jsonl", *content)
     with pytest.raises(TilebeamError, match=message):
         open_task(TaskOptions(f"jsonl:{path}"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "options"),
+    [
+        ("jsonl", {"question": "6 * 7?"}, {}),
+        ("jsonl", {"prompt": "no", "q": "6 * 7?"}, {"field": "q"}),
+        ("jsonl", {"messages": [{"role": "user", "content": "6 * 7?"}]}, {"template": "{prompt}"}),
+        ("gsm8k", {"prompt": "6 * 7?"}, {"chat": False, "template": "{question}"}),
+        ("math", {"problem": "6 * 7?", "unique_id": "a"}, {"chat": False, "template": "{problem}"}),
+    ],
+)
+def test_questions_go_by_their_usual_names_and_need_no_answer(
+    tmp_path: Path, kind: str, line: dict[str, Any], options: dict[str, Any]
+) -> None:
+    task = open_task(TaskOptions(f"{kind}:{lines(tmp_path / 't.jsonl', line)}", **options))
+    assert [(i.question, i.prompt, i.answer) for i in task.items] == [("6 * 7?", "6 * 7?", None)]
+    assert not task.judged
+    with pytest.raises(TilebeamError, match="no answers to judge by"):
+        task.verdict(task.items[0], "42")
+
+
+def test_turns_before_a_question_stay_before_it(tmp_path: Path) -> None:
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
+    path = lines(tmp_path / "t.jsonl", {"messages": talk, "answer": 2})
+    task = open_task(TaskOptions(f"jsonl:{path}", chat=True, template="Q: {question}"))
+    assert task.messages(task.items[0]) == [talk[0], {"role": "user", "content": "Q: 1+1"}]
+    assert task.judged
 
 
 @pytest.mark.parametrize(

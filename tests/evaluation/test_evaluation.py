@@ -22,9 +22,10 @@ from tilebeam import (
     SelfConsistency,
     TilebeamError,
 )
+from tilebeam.cli.evaluate_view import Bars
 from tilebeam.evaluation import estimators as statistics
 from tilebeam.evaluation import plots, runner
-from tilebeam.evaluation.config import ModelFile, Setting, differences, item_seed
+from tilebeam.evaluation.config import ModelFile, Setting, item_seed
 from tilebeam.evaluation.eval_report import EvalReport, cost_table, cpu_cell, joules_cell
 from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.results import Accuracy, Latency, Point, latencies, overtaking
@@ -33,6 +34,8 @@ from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob
 from tilebeam.gguf.fingerprint import fingerprint
+from tilebeam.growing_file import differences
+from tilebeam.outputs import Progress
 
 # --- a model that needs no file ---------------------------------------------------------------------------------------
 
@@ -365,6 +368,45 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
         assert part in report
     evaluated(job, task, out)
     assert written == {name: (out / f"{name}.svg").read_bytes() for name in written}  # the same figures, the same file
+
+
+def test_items_without_answers_are_answered_without_a_verdict(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", {"prompt": "a1"}, {"prompt": "b2", "id": "two"})
+    task = open_task(TaskOptions(f"jsonl:{path}"))
+    changes: dict[str, Any] = {"task": TaskOptions(f"jsonl:{path}"), "task_digest": task.digest, "seeds": (1,)}
+    job, _ = job_of(tmp_path, **changes, scorers=("logprob",))
+    report = evaluated(job, task, tmp_path / "out", latency_items=1)
+    assert not report.comparisons
+    assert not report.points
+    written = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert {row["value"] for row in written["accuracy"]} == {None}
+    assert {row["series"] for row in written["latency"]} == {row["series"] for row in written["accuracy"]}
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "no verdict" in text
+    assert "nan" not in text
+    found = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    drawn = [item for item in found if item["series"] == "samples"]
+    assert [item["id"] for item in drawn] == ["0", "two"]
+    for item in drawn:
+        answers = [s["answer"] for s in item["samples"]]
+        assert item["votes"] == {a: answers.count(a) for a in item["votes"]}
+        assert sum(item["votes"].values()) == len(answers) - answers.count(None)
+    with pytest.raises(TilebeamError, match="--scorer verifier needs items with answers"):
+        evaluated(job_of(tmp_path, **changes)[0], task, tmp_path / "other")
+
+
+def test_the_bar_moves_with_items_not_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[Any, str]] = []
+    bars = Bars()
+    with bars.phase("evaluate", 10, 2):
+        assert bars._bar is not None
+        monkeypatch.setattr(bars._bar, "update", lambda _, **state: shown.append((state["completed"], state["note"])))
+        for ended in (0, 7, 8, 24, 32):
+            bars.batch(4, Progress(finished=ended, total=32, running=3, tokens=9, seconds=1.0))
+        bars.finished(4)
+    assert [done for done, _ in shown] == [2, 2, 3, 5, 6, 6]
+    assert shown[0][1] == "3 running, 9 t/s"
+    assert "a minute" in shown[-1][1]
 
 
 @pytest.mark.usefixtures("no_plots")

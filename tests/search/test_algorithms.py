@@ -100,8 +100,17 @@ def test_best_of_n(lm: ScriptedLM, sampling: SamplingParams, budget: int, world:
         steps = [t.splitlines(keepends=True) for t in texts]
         scores = [min((prm.score_of(prompt, s[: i + 1]) for i in range(len(s))), default=0.0) for s in steps]
         assert result.scores == scores
-        assert result.best_index == scores.index(max(scores))
+        ended = [c.finish_reason == "stop" for c in result.candidates]
+        best = max(s for s, e in zip(scores, ended, strict=True) if e or not any(ended))
+        assert (result.scores[result.best_index], ended[result.best_index]) == (best, any(ended))
+        assert (best, any(ended)) not in list(zip(scores, ended, strict=True))[: result.best_index]
     assert sum(r.usage.scored_tokens for r in results) == prm.rated
+
+
+def ballots(answers: Sequence[str | None], ended: Sequence[bool]) -> list[str | None]:
+    """The answers that count: those of texts that were cut only if no other has one."""
+    whole = [a if e else None for a, e in zip(answers, ended, strict=True)]
+    return whole if any(a is not None for a in whole) else list(answers)
 
 
 def first_with_most(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
@@ -133,12 +142,16 @@ def test_self_consistency(lm: ScriptedLM, sampling: SamplingParams, budget: int,
             weights = [prm.score_of(prompt, s) if s else 0.0 for s in steps]
         assert result.answers == answers
         assert result.scores == pytest.approx(weights)
+        ended = [c.finish_reason == "stop" for c in result.candidates]
+        voting = ballots(answers, ended)
         assert sum(result.votes.values()) == pytest.approx(
-            sum(w for a, w in zip(answers, weights, strict=True) if a is not None)
+            sum(w for a, w in zip(voting, weights, strict=True) if a is not None)
         )
         if weighting != "logprob":  # sums of other numbers may tie in other bits
-            assert result.answer == first_with_most(answers, weights)
-        mates = [i for i, a in enumerate(answers) if result.answer in (None, a)]
+            assert result.answer == first_with_most(voting, weights)
+        mates = [i for i, a in enumerate(voting) if result.answer in (None, a)]
+        if result.answer is None:
+            mates = [i for i in mates if ended[i]] or mates
         assert result.best_index in mates
         assert result.scores[result.best_index] == max(result.scores[i] for i in mates)
 
@@ -359,13 +372,15 @@ def test_the_beta_criterion_is_the_integral_of_the_posterior(leader: int, second
     assert majority_confidence(leader, second) == pytest.approx(upper / density.sum(), abs=2e-5)
 
 
-def settled(answers: Sequence[str | None], budget: int, confidence: float) -> bool:
-    """Whether the vote is decided, by the rule's words."""
+def settled(given: Sequence[str | None], ended: Sequence[bool], budget: int, confidence: float) -> bool:
+    """Whether the vote is decided, by the rule's words. One that ends can overtake any number that were cut."""
+    answers = ballots(given, ended)
+    final = all(e for a, e in zip(answers, ended, strict=True) if a is not None)
     counts = [*sorted((answers.count(a) for a in set(answers) if a is not None), reverse=True), 0, 0]
     left = budget - len(answers)
     if left == 0:
         return False
-    certain = counts[0] - counts[1] > left
+    certain = counts[0] - counts[1] > left and final
     heads = sum(math.comb(counts[0] + counts[1] + 1, i) for i in range(counts[0] + 1))
     sure = counts[0] > counts[1] and heads >= confidence * 2 ** (counts[0] + counts[1] + 1)
     return certain or (confidence < 1 and sure)
@@ -385,17 +400,20 @@ def test_adaptive_stops_when_the_vote_is_settled(
         check_result(result, lm, sampling, budget)
         texts = draw_all(lm, prompt, sampling, budget)
         answers = [last_number(t) for t in texts]
-        n = next(
-            (k for k in range(min(wave, budget), budget, wave) if settled(answers[:k], budget, confidence)), budget
-        )
+        assert sampling.seed is not None
+        drawn = [lm.draw(lm.tokenize(prompt), sampling, sampling.seed + i) for i in range(budget)]
+        ended = [d.finish_reason == "stop" for d in drawn]
+        waves = range(min(wave, budget), budget, wave)
+        n = next((k for k in waves if settled(answers[:k], ended[:k], budget, confidence)), budget)
+        voting = ballots(answers[:n], ended[:n])
         assert [c.text for c in result.candidates] == texts[:n]
         assert result.answers == answers[:n]
-        assert result.answer == first_with_most(answers[:n], [1.0] * n)
+        assert result.answer == first_with_most(voting, [1.0] * n)
         assert result.settled == (n < budget)
         if result.answer is not None:
-            assert result.best_index == answers.index(result.answer)
+            assert result.best_index == voting.index(result.answer)
         if confidence == 1.0 and result.settled:
-            assert result.answer == first_with_most(answers, [1.0] * budget)
+            assert result.answer == first_with_most(ballots(answers, ended), [1.0] * budget)
 
 
 def test_full_confidence_is_not_reached_by_rounding() -> None:
@@ -458,17 +476,19 @@ def test_adaptive_gives_up_hopeless_candidates(
                 nodes.append(node)
                 hopeless.append(not node.done and oracle.worth(node) < give_up)
             answers = [None if h else last_number(n.text) for n, h in zip(nodes, hopeless, strict=True)]
-            if settled(answers, budget, 0.95):
+            ended = [n.ended for n in nodes]
+            if settled(answers, ended, budget, 0.95):
                 break
         assert [c.text for c in result.candidates] == [n.text for n in nodes]
         assert [c.finish_reason == "aborted" for c in result.candidates] == hopeless
         assert result.answers == answers
-        assert result.answer == first_with_most(answers, [1.0] * len(nodes))
+        voting = ballots(answers, ended)
+        assert result.answer == first_with_most(voting, [1.0] * len(nodes))
         worth = [oracle.worth(n) for n in nodes]
         assert result.scores == worth
-        shown = [i for i, a in enumerate(answers) if a == result.answer]
+        shown = [i for i, a in enumerate(voting) if a == result.answer]
         if result.answer is None:
-            shown = [i for i in shown if not hopeless[i]] or shown
+            shown = [i for i in shown if ended[i]] or [i for i in shown if not hopeless[i]] or shown
         assert result.best_index == max(shown, key=lambda i: (worth[i], -i))
     if give_up == 0.0:
         assert not any(c.finish_reason == "aborted" for r in results for c in r.candidates)

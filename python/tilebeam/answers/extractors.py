@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 
 from tilebeam.answers.code import code
 from tilebeam.answers.extract import Extractor, boxed, last_number, marked_number, regex, whole_text
@@ -18,22 +19,42 @@ _BY_NAME: dict[str, Extractor] = {
     "boxed": boxed,
     "code": code,
 }
+NAMES = (*_BY_NAME, "math")
 
 
 def extractor(name: str) -> Extractor:
     """Return an extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed",
-    "code", "math" (`tilebeam.MathAnswer`), or a regular expression whose first group (if it has one) is the answer.
+    "code", "math" (`tilebeam.MathAnswer`), or a regular expression whose first group is the answer.
 
     Raises:
-        TilebeamError: it is no name, and no expression either.
+        TilebeamError: it is no name, and no expression with a group either.
     """
     if name == "math":
         return MathAnswer()
     if name in _BY_NAME:
         return _BY_NAME[name]
+    wrong = "without a group in parentheses around the answer"
     try:
-        return regex(name)
+        if re.compile(name).groups:
+            return regex(name)
     except re.error as error:
-        raise TilebeamError(
-            f"{name!r} is neither {', '.join(_BY_NAME)}, math, nor a regular expression: {error}."
-        ) from None
+        wrong = f"that can be read ({error})"
+    near = get_close_matches(name, NAMES, 1)
+    raise TilebeamError(
+        f"{name!r}: do you mean {near[0]}?"
+        if near
+        else f"{name!r} is neither {', '.join(NAMES)}, nor a regular expression {wrong}."
+    )
+
+
+def as_extractor(given: Extractor | str) -> Extractor:
+    """Return an extractor as it is, or the one of a name; see `extractor`.
+
+    Raises:
+        TilebeamError: it is neither.
+    """
+    if isinstance(given, str):
+        return extractor(given)
+    if callable(given):
+        return given
+    raise TilebeamError(f"An extractor must be a function of a text, or the name of one, not {given!r}.")

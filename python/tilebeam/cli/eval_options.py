@@ -137,6 +137,12 @@ class ItemOptions:
             "are made for instruct models (gsm8k, math, humaneval), off for others.",
         ),
     ] = None
+    field: Annotated[
+        str | None,
+        task_option(
+            "--field", help="The question's name in a file's lines; default: prompt, question, problem, messages."
+        ),
+    ] = None
     tir: Annotated[
         bool,
         task_option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -37,11 +38,13 @@ def evaluate(
         str, typer.Option("--task", help=f"One of {', '.join(k.usage for k in KINDS.values())}.", show_default=False)
     ],
     out: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            "-o", "--out", help="Folder for log, report and plots; an existing run is resumed.", show_default=False
+            "-o",
+            "--out",
+            help="Folder for log, report and plots; an existing run is resumed. Default: eval/TASK-DATE.",
         ),
-    ],
+    ] = None,
     method: Methods = METHODS,
     choosing: ChoiceOptions,
     asked: ItemOptions,
@@ -54,6 +57,8 @@ def evaluate(
     json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
 ) -> None:
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
+
+    Items without answers are answered without a verdict: texts and votes are in results.jsonl.
 
     The greedy answer is what methods are compared with. One run of N samples per item gives every budget of best-of-n
     and self-consistency; beam, dvts and the others run at each budget. If a run is killed or interrupted, the same
@@ -72,6 +77,7 @@ def evaluate(
 
     reward, step_ends = reward_model.read(), unescaped(step_stop)
     options = asked.of(task)
+    out = out or Path("eval", f"{Path(task.partition(':')[2].partition('?')[0]).stem}-{date.today()}")
     opened = open_task(options)
     scorers = choosing.scorers(opened, reward)
     setting = Setting(
@@ -100,7 +106,7 @@ def evaluate(
             **timed.arguments(),
         )
     except KeyboardInterrupt:
-        console.err().print(f"Interrupted. What is finished is in {out}; run the same command again to resume.")
+        console.err().print(f"Interrupted. What is finished is in {out}; the same command with --out {out} goes on.")
         raise typer.Exit(130) from None
     if json_:
         print(json.dumps(report.as_dict(), indent=2))

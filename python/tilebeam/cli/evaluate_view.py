@@ -25,7 +25,7 @@ class Bars(Watcher):
     def __init__(self) -> None:
         self._bar: Bar | None = None
         self._batch = ""
-        self._total = self._done = self._before = 0
+        self._total = self._done = self._before = self._under_way = 0
         self._began = 0.0
 
     @contextmanager
@@ -38,15 +38,16 @@ class Bars(Watcher):
             yield
         self._bar = None
 
-    def batch(self, state: Progress) -> None:
-        """Show how fast tokens come."""
+    def batch(self, pieces: int, state: Progress) -> None:
+        """Show how fast tokens come, and how many of the items have all their samples."""
         speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
+        self._under_way = pieces * state.finished // max(1, state.total)
         self._batch = f"{state.running} running, {speed:.0f} t/s"
         self._show(self._batch)
 
     def finished(self, pieces: int, note: str = "") -> None:
         """Move the bar on."""
-        self._done += pieces
+        self._done, self._under_way = self._done + pieces, 0
         self._show(note or self._batch)
 
     def note(self, text: str) -> None:
@@ -56,14 +57,15 @@ class Bars(Watcher):
 
     def _pace(self) -> str:
         seconds = time.monotonic() - self._began
-        rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
-        left = f", {(self._total - self._done) / rate / 60:.0f} min left" if rate > 0 else ""
-        return f"{rate * 60:.0f} a minute{left}"
+        done = self._done + self._under_way
+        rate = (done - self._before) / seconds if seconds > 0 else 0.0
+        return f"{rate * 60:.3g} a minute, {(self._total - done) / rate / 60:.0f} min left" if rate > 0 else ""
 
     def _show(self, note: str) -> None:
         if self._bar is not None:
             [task] = self._bar.task_ids
-            self._bar.update(task, completed=self._done, note=f"{self._pace()}, {note}".rstrip(", "))
+            shown = ", ".join(filter(None, (self._pace(), note)))
+            self._bar.update(task, completed=self._done + self._under_way, note=shown)
 
 
 def show(report: EvalReport, out: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilebeam.cli import console
+from tilebeam.cli import batch, console
 from tilebeam.cli.options import Json, ModelOptions, PromptOptions, SamplingOptions, grouped
 from tilebeam.cli.read_prompts import wrap
 
@@ -23,36 +24,54 @@ def generate(
     model: ModelOptions,
     drawing: SamplingOptions,
     what: PromptOptions,
+    to_file: batch.BatchOptions,
     n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples per prompt.")] = 1,
+    display_prompt: Annotated[
+        bool | None,
+        typer.Option(
+            "--display-prompt/--no-display-prompt",
+            help="Print the prompt before its text; default: on a terminal, without the chat template.",
+            show_default=False,
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Generate text: one sample streams as it is written, several come as they are complete.
 
-    Example: tilebeam generate -m model.gguf -p "Once upon a time" -N 4 -n 64
+    Example: tilebeam generate -m model.gguf -p "Why is the sky blue?" -N 4 -n 64
     """
+    from tilebeam.cli import search_view
+
     texts = what.read()
+    to_file.check()
     params = drawing.params(n_samples, what.escape)
     total = n_samples * len(texts)
     with model.load(total) as lm:
-        prompts = [wrap(lm, text, what.chat) for text in texts]
+        chat = what.chats(lm)
+        prompts = [wrap(lm, text, chat) for text in texts]
+        params = drawing.fitted(params, lm, prompts, n_samples)
+        echo = sys.stdout.isatty() and not chat if display_prompt is None else display_prompt
+        if to_file.out is not None:
+            batch.write(to_file, lm, texts, prompts, params, lm.completed)
+            return
         if total == 1 and not json_:
-            outputs = [_streamed(lm, prompts[0], params)]
+            outputs = [_streamed(lm, prompts[0], params, echo)]
         else:
             with console.generating("generate", total) as hook:
                 outputs = lm.generate(prompts, params, progress=hook)
-            for output in outputs:
+            for prompt, output in zip(prompts, outputs, strict=True):
                 if json_:
                     print(json.dumps(output.as_dict() | {"device": lm.device}, indent=2 if len(outputs) == 1 else None))
                 else:
-                    _samples(output, titled=len(outputs) > 1)
-    from tilebeam.cli import search_view
+                    _samples(output, prompt.asked if echo or len(outputs) > 1 else None)
+        search_view.account([output.usage for output in outputs], params.seed)
+        search_view.tell_cut("samples", [c for output in outputs for c in output.outputs], params, lm)
 
-    search_view.account([output.usage for output in outputs], params.seed)
 
-
-def _streamed(lm: LM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-    """Print a prompt and its one sample while that grows."""
-    print(prompt.text, end="", flush=True)
+def _streamed(lm: LM, prompt: Prompt, params: SamplingParams, echo: bool) -> RequestOutput:
+    """Print a prompt, if it is to be shown, and its one sample while that grows."""
+    if echo:
+        print(prompt.asked, end="", flush=True)
     with lm.stream(prompt, params) as stream:
         for delta in stream:
             print(delta.text, end="", flush=True)
@@ -60,16 +79,16 @@ def _streamed(lm: LM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
     return stream.output
 
 
-def _samples(output: RequestOutput, titled: bool) -> None:
-    """Print complete samples, under their prompt where there are several."""
+def _samples(output: RequestOutput, title: str | None) -> None:
+    """Print complete samples, under their question where there is a title."""
     from rich.rule import Rule
     from rich.text import Text
 
     from tilebeam.cli.search_view import one_line
 
     screen = console.out()
-    if titled:
-        screen.print(Text(one_line(output.prompt, 90), style="bold"))
+    if title is not None:
+        screen.print(Text(one_line(title, 90), style="bold"))
     for sample in output.outputs:
         screen.print(Rule(f"sample {sample.index}, seed {sample.seed}, {sample.finish_reason}", align="left"))
-        screen.print(Text(sample.text))
+        print(sample.text, flush=True)

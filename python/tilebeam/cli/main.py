@@ -17,6 +17,7 @@ import typer
 
 from tilebeam.cli import (
     bench,
+    chat,
     console,
     diff,
     doctor,
@@ -58,6 +59,7 @@ def _root(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
+    "chat": chat.chat,
     "generate": generate.generate,
     "best-of-n": search.best_of_n,
     "vote": search.vote,

@@ -6,6 +6,7 @@ Names are llama.cpp's where it has them. Choices and defaults are those of `Samp
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from tilebeam.text_files import unescaped
 if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
+    from tilebeam.prompt import Prompt as Asked
+    from tilebeam.question_files import Question
 
 model_option = partial(typer.Option, rich_help_panel="Model")
 drawing_option = partial(typer.Option, rich_help_panel="Sampling")
@@ -219,15 +222,27 @@ class ModelOptions:
 
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt; - reads it from stdin.")]
 PromptsFile = Annotated[
-    Path | None, typer.Option("-f", "--file", help='Prompts: a .jsonl file of {"prompt": ..}, or one text.')
+    Path | None,
+    typer.Option(
+        "-f", "--file", help="Prompts: a .jsonl file with a prompt, question, problem or messages a line, or one text."
+    ),
 ]
+Field = Annotated[str | None, typer.Option("--field", help="What the lines of a .jsonl file call the question.")]
 Escape = Annotated[
     bool,
     typer.Option(
         "--escape/--no-escape", "-e", help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does."
     ),
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat",
+        " /--raw",
+        help="Wrap the prompt in the model's chat template, or take it as it is; default: if the file has one.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,16 +251,23 @@ class PromptOptions:
 
     prompt: Prompt = None
     file: PromptsFile = None
+    field: Field = None
     escape: Escape = True
-    chat: Chat = False
+    chat: Chat = None
 
-    def read(self) -> list[str]:
+    def chats(self, lm: LM) -> bool:
+        """Tell whether prompts go through the chat template: as was said, else if the model has one, and say so."""
+        if self.chat is None and lm.chat_template is not None:
+            console.err().print("chat template applied; --raw turns it off", style="dim")
+        return lm.chat_template is not None if self.chat is None else self.chat
+
+    def read(self) -> list[Question]:
         """Read the prompts, without the chat template.
 
         Raises:
             TilebeamError: as `tilebeam.cli.read_prompts.prompts`.
         """
-        return prompts(self.prompt, self.file, self.escape)
+        return prompts(self.prompt, self.file, self.escape, self.field)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -261,6 +283,17 @@ TopP = Annotated[float, drawing_option("--top-p", help="Likeliest tokens up to t
 TopK = Annotated[int, drawing_option("--top-k", min=0, help="The k likeliest tokens; 0 is off.")]
 MinP = Annotated[float, drawing_option("--min-p", help="Tokens this likely relative to the best; 0 is off.")]
 NPredict = Annotated[int | None, drawing_option("-n", "--n-predict", min=1, help="Most tokens per sample.")]
+Length = Annotated[
+    int | None,
+    drawing_option(
+        "-n",
+        "--n-predict",
+        min=-2,
+        help="Most tokens per sample; -1 or -2: until the context is full. Default: a sample's share of the context, "
+        "in a chat at least 1024.",
+        show_default=False,
+    ),
+]
 Stop = Annotated[
     list[str] | None, drawing_option("--stop", help="End a sample at this text (\\n allowed); repeatable.")
 ]
@@ -286,7 +319,7 @@ class TextOptions:
     """Options of drawing a text."""
 
     tokens: TokenOptions
-    n_predict: NPredict = SamplingParams.max_tokens
+    n_predict: Length = None
     stop: Stop = None
 
     def fields(self, escape: bool = True) -> dict[str, Any]:
@@ -296,7 +329,12 @@ class TextOptions:
             escape: expand escapes in stop strings.
         """
         stop = [unescaped(s) if escape else s for s in self.stop or []]
-        return self.tokens.fields() | {"max_tokens": self.n_predict, "stop": stop}
+        return self.tokens.fields() | {"max_tokens": self.most, "stop": stop}
+
+    @property
+    def most(self) -> int | None:
+        """Return the most tokens of a text, None where only the context bounds it."""
+        return self.n_predict if self.n_predict is None or self.n_predict >= 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,3 +368,19 @@ class SamplingOptions:
             escape: expand escapes in stop strings.
         """
         return SamplingParams(n=n, seed=self.seed, **self.text.fields(escape)).resolved()
+
+    def fitted(self, params: SamplingParams, lm: LM, prompts: Sequence[Asked], samples: int) -> SamplingParams:
+        """Return the parameters with the length that fits, if none was given.
+
+        Args:
+            params: see `params`.
+            lm, prompts: the model, and what it is asked.
+            samples: of each prompt.
+        """
+        from tilebeam.search.limits import CHAT_TOKENS, share_of_context
+
+        if self.text.n_predict is not None:
+            return params
+        chats = all(p.token_ids is not None for p in prompts)
+        share = share_of_context(lm, prompts, samples, CHAT_TOKENS if chats else 1)
+        return replace(params, max_tokens=share)

@@ -8,27 +8,33 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.prompt import Prompt
-from tilebeam.text_files import json_lines, read_text, unescaped
+from tilebeam.question_files import Question, questions_of
+from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
-def prompts(prompt: str | None, file: Path | None, escape: bool) -> list[str]:
-    """Read the prompt of -p (with - for stdin), the text of a file, or the prompts of a .jsonl file, whose lines are
-    {"prompt": ..} or strings.
+def prompts(prompt: str | None, file: Path | None, escape: bool, field: str | None = None) -> list[Question]:
+    """Read the prompt of -p (with - for stdin), the text of a file, or the questions of a .jsonl file.
 
     Args:
         escape: expand escapes in what was typed after -p. Files and stdin are taken as they are, without a byte
             order mark.
+        field: see `tilebeam.question_files.question_of`.
 
     Raises:
         TilebeamError: none, both, an empty one, or a file that is not UTF-8 text; for a bad line, with its number.
     """
     if (prompt is None) == (file is None):
         raise TilebeamError("Give a prompt, either with -p or with -f.")
-    if file is not None and file.suffix == ".jsonl":
-        return _lines(file)
+    if file is not None and file.name.removesuffix(".gz").endswith(".jsonl"):
+        found = list(questions_of(file, field))
+        if not found:
+            raise TilebeamError(f"{file} holds no prompts.")
+        return found
+    if field is not None:
+        raise TilebeamError("--field matters only for a .jsonl file.")
     if file is not None:
         text = read_text(file)
     elif prompt == "-":
@@ -38,21 +44,9 @@ def prompts(prompt: str | None, file: Path | None, escape: bool) -> list[str]:
         text = unescaped(prompt) if escape else prompt
     if not text:
         raise TilebeamError("The prompt is empty.")
-    return [text]
+    return [Question(text)]
 
 
-def _lines(file: Path) -> list[str]:
-    found = []
-    for number, item in json_lines(file):
-        text = item.get("prompt") if isinstance(item, dict) else item
-        if not isinstance(text, str) or not text:
-            raise TilebeamError(f'{file} line {number} has no text under "prompt".')
-        found.append(text)
-    if not found:
-        raise TilebeamError(f"{file} holds no prompts.")
-    return found
-
-
-def wrap(lm: LM, prompt: str, chat: bool) -> Prompt:
-    """Make a prompt of a text as it is, or in the model's chat template."""
-    return lm.chat_prompt([{"role": "user", "content": prompt}]) if chat else Prompt(prompt)
+def wrap(lm: LM, question: Question, chat: bool) -> Prompt:
+    """Make a prompt of a question as it is, or in the model's chat template."""
+    return lm.chat_prompt(question.messages) if chat else Prompt(question.alone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tilebeam.cli import console
+from tilebeam.cli import batch, console
 from tilebeam.cli.options import (
     Json,
     LoraOptions,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tilebeam.answers.extract import Extractor
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt
+    from tilebeam.question_files import Question
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
@@ -66,7 +67,11 @@ class SearchOptions:
     drawing: SamplingOptions
     reward: RewardModelOptions
     budget: Annotated[int, typer.Option("-N", "--n-samples", "--budget", min=1, help="Candidates per prompt.")] = BUDGET
+    to_file: batch.BatchOptions
     json_: Json = False
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Also show all candidates, or the tree of steps, on stderr.")
+    ] = False
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Also write a page to this file: answer, votes, tree of steps, candidates."),
@@ -88,7 +93,7 @@ class JudgeOptions:
         Verdict, _judge("--judge-verdict", help="The probability of Yes against No, or a number it writes.")
     ] = VERDICT
     judge_chat: Annotated[
-        bool | None, _judge("--judge-chat/--no-judge-chat", help="Use its chat template; default: as --chat.")
+        bool | None, _judge("--judge-chat/--no-judge-chat", help="Use its chat template; default: if it has one.")
     ] = None
 
     def check(self, wanted: bool) -> None:
@@ -158,8 +163,8 @@ Extract = Annotated[
     str,
     typer.Option(
         "--extract",
-        help="A text's answer: last-number, boxed, choice, math (equal formulas count as one; needs tilebeam[math]), "
-        "text (all of it), or a regular expression.",
+        help="A text's answer: last-number, gsm8k (the number behind ####), text (all of it), choice, boxed, code, "
+        "math (equal formulas are one answer; needs tilebeam[math]), or a regular expression whose first group it is.",
     ),
 ]
 
@@ -190,7 +195,7 @@ def best_of_n(
 
     Example: tilebeam best-of-n -m model.gguf -f questions.jsonl -N 16 --prm prm.gguf --aggregate min
 
-    Without a reward model: tilebeam best-of-n -m model.gguf --chat -p "Name a prime above 90." --scorer judge
+    Without a reward model: tilebeam best-of-n -m model.gguf -p "Name a prime above 90." --scorer judge
     """
     from tilebeam.sandbox import need_confinement
     from tilebeam.scoring.scorer_names import named_scorer
@@ -330,7 +335,8 @@ def tir(
     """Tool-integrated reasoning: candidates write Python programs, which are run; they go on behind the real output,
     and their answers vote.
 
-    For instruct models: the question goes through the chat template, behind a system prompt that asks for programs.
+    For instruct models: the question goes through the chat template, behind a system prompt that asks for programs;
+    with --raw it is taken as it is.
     Programs run confined: no files, no network, seconds of CPU time.
 
     Example: tilebeam tir -m model.gguf -f problems.jsonl -N 8
@@ -343,8 +349,8 @@ def tir(
     judge.check(rates, judged=False)
     arguments = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
 
-    def asked(lm: LM, question: str) -> Prompt:
-        return lm.chat_prompt(conversation(question, example=example))
+    def asked(lm: LM, question: Question) -> Prompt:
+        return lm.chat_prompt(conversation(question.alone, example=example))
 
     _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
 
@@ -356,7 +362,7 @@ def _run(
     step_stop: str,
     arguments: dict[str, Any],
     otherwise: Callable[[_SearchRun], Scorer] | None = None,
-    wrapped: Callable[[LM, str], Prompt] | None = None,
+    wrapped: Callable[[LM, Question], Prompt] | None = None,
 ) -> None:
     """Load the models, search and print.
 
@@ -403,15 +409,18 @@ class _SearchRun:
     """A loaded model, its prompts, and what to do with them.
 
     Attributes:
-        prompts: as the model sees them.
+        questions, prompts: as they were asked, and as the model sees them.
+        chat: they went through its chat template.
         stack: closes whatever is opened besides.
     """
 
     name: str
     options: SearchOptions
     lm: LM
+    questions: list[Question]
     prompts: list[Prompt]
     params: SamplingParams
+    chat: bool
     stack: ExitStack
 
     def reward(self, spec: RewardSpec, step_stop: str) -> Scorer:
@@ -432,38 +441,53 @@ class _SearchRun:
         """Make the judge; load a model of its own if it has one."""
         from tilebeam.scoring.llm_judge import LLMJudge
 
-        lm, model = self.lm, self.options.model
+        lm, model, chat = self.lm, self.options.model, self.chat
         if judge.judge_model is not None:
             own = replace(model, model=judge.judge_model, lora=LoraOptions(), speculation=SpeculationOptions())
             lm = self.stack.enter_context(own.load(model.parallel))
+            chat = lm.chat_template is not None
         return LLMJudge(
             lm,
             verdict=judge.judge_verdict,
             template=read_text(judge.judge_template) if judge.judge_template else None,
-            chat=self.options.prompts.chat if judge.judge_chat is None else judge.judge_chat,
+            chat=chat if judge.judge_chat is None else judge.judge_chat,
         )
 
     def run(self, arguments: dict[str, Any]) -> None:
-        """Search and print.
+        """Search, and print results or write them to a file.
 
         Args:
             arguments: of the algorithm.
         """
-        from tilebeam.cli import search_view
         from tilebeam.search import algorithms as methods
+        from tilebeam.search.contract import VoteResult
 
         algorithm, budget = methods.create(self.name, **arguments), self.options.budget
+        if self.options.to_file.out is not None:
+            at_once = -(-2 * self.lm.n_seq_max // budget)  # as many as keep all slots in use
+            complete = partial(algorithm.completed, self.lm, budget=budget, at_once=at_once)
+            batch.write(self.options.to_file, self.lm, self.questions, self.prompts, self.params, complete)
+            return
         with console.generating(self.name, budget * len(self.prompts)) as hook:
             results = algorithm.run(self.lm, self.prompts, budget, sampling=self.params, progress=hook)
-        if self.options.json_:
-            search_view.print_json(results, device=self.lm.device)
-        else:
-            screen = console.out()
-            for result in results:
-                search_view.show(screen, result)
-        search_view.account([r.usage for r in results], self.params.seed)
+        self.tell(results, arguments)
         if self.options.html is not None:
             self._write_page(self.options.html, algorithm.name, results)
+        if all(isinstance(r, VoteResult) and r.answer is None for r in results):
+            console.fail("No candidate has an answer. Does --extract fit their texts? -v shows them.")
+
+    def tell(self, results: Sequence[SearchResult], arguments: Mapping[str, Any]) -> None:
+        """Print results: what they cost and who voted on stderr, then the texts and answers on stdout."""
+        from tilebeam.cli import search_view
+
+        search_view.account([r.usage for r in results], self.params.seed)
+        texts = [c for r in results for c in r.candidates]
+        search_view.tell_cut("candidates", texts, self.params, self.lm, arguments.get("max_steps"))
+        if self.options.json_:
+            search_view.print_json(results, device=self.lm.device)
+            return
+        for prompt, result in zip(self.prompts, results, strict=True):
+            search_view.show(result, prompt.asked, titled=len(results) > 1, verbose=self.options.verbose)
 
     def _write_page(self, file: Path, method: str, results: list[SearchResult]) -> None:
         from tilebeam.pages.search_page import search_page
@@ -476,24 +500,27 @@ class _SearchRun:
 
 @contextmanager
 def _opened(
-    name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, str], Prompt] | None = None
+    name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, Question], Prompt] | None = None
 ) -> Iterator[_SearchRun]:
     """Load the model once the prompts are read.
 
     Args:
         rates: the reward model of the search, which is not opened yet.
-        wrapped: makes a prompt of what the user wrote; None: the chat template, with --chat.
+        wrapped: makes a chat's prompt of what the user wrote; None: the chat template alone does.
     """
     given = options.prompts
     asked = given.read()
+    options.to_file.check(page=options.html is not None)
     if options.html is not None:
         check_target(options.html)
     params = options.drawing.params(escape=given.escape)
     with ExitStack() as stack:
         layer = None if rates is None else rates.hidden_layer(options.model.model)
         lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
-        prompts = [wrapped(lm, text) if wrapped else wrap(lm, text, given.chat) for text in asked]
-        yield _SearchRun(name, options, lm, prompts, params, stack)
+        chat = given.chats(lm) or (wrapped is not None and given.chat is None)
+        prompts = [wrapped(lm, text) if wrapped and chat else wrap(lm, text, chat) for text in asked]
+        params = options.drawing.fitted(params, lm, prompts, options.budget)
+        yield _SearchRun(name, options, lm, asked, prompts, params, chat, stack)
 
 
 def _extractor(name: str) -> Extractor:

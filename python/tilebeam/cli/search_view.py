@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -18,7 +17,9 @@ from tilebeam.search.contract import SearchResult, VoteResult
 from tilebeam.search.tree import StepNode, step_tree
 
 if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
     from tilebeam.outputs import CompletionOutput
+    from tilebeam.sampling_params import SamplingParams
 
 
 def print_json(results: Sequence[SearchResult], **facts: Any) -> None:
@@ -27,23 +28,65 @@ def print_json(results: Sequence[SearchResult], **facts: Any) -> None:
         print(json.dumps(result.as_dict() | facts, indent=2 if len(results) == 1 else None))
 
 
-def show(screen: Console, result: SearchResult) -> None:
-    """Candidates as a tree if their steps were rated, else as a table; of a vote, the answers and their tally."""
-    if any(t.scores for t in result.trajectories):
-        screen.print(_tree(result))
-    else:
-        screen.print(_table(result))
+def show(result: SearchResult, question: str, *, titled: bool, verbose: bool) -> None:
+    """Print the chosen text and, of a vote, its answer on stdout; before them, the votes on stderr.
+
+    Args:
+        result: of a search.
+        question: as it was typed.
+        titled: the question stands above the text.
+        verbose: all candidates on stderr, too.
+    """
+    notes, screen = console.err(), console.out()
+    if verbose:
+        notes.print(details(result, question))
     if isinstance(result, VoteResult):
-        tally = ", ".join(f"{one_line(answer, 20)} x{votes:.4g}" for answer, votes in result.votes.items())
-        said = Text.assemble(
-            ("answer: ", "bold"), (one_line(result.answer or "none", 60), "bold green"), f"  ({tally})"
-        )
-        if isinstance(result, AdaptiveResult):
-            drawn = f"{len(result.candidates)} of {result.budget} candidates"
-            said.append(
-                f"; {'settled after' if result.settled else 'drew'} {drawn}, confidence {result.confidence:.3f}"
-            )
-        screen.print(said)
+        notes.print(Text(votes(result), style="dim"), soft_wrap=True)
+    if titled:
+        screen.print(Text(one_line(question, 90), style="bold"), soft_wrap=True)
+    print(result.best.text, flush=True)
+    if isinstance(result, VoteResult):
+        screen.print(Text.assemble(("answer: ", "bold"), (result.answer or "none", "bold green")), soft_wrap=True)
+
+
+def details(result: SearchResult, question: str) -> Tree | Table:
+    """All candidates: as a tree if their steps were rated, else as a table."""
+    return (_tree if any(t.scores for t in result.trajectories) else _table)(result, one_line(question, 90))
+
+
+def votes(result: VoteResult) -> str:
+    """One line about who voted for what, and of an adaptive vote how sure it is."""
+    tally = ", ".join(f"{one_line(answer, 20)} x{weight:.4g}" for answer, weight in result.votes.items())
+    said = f"votes: {tally or 'none'}"
+    if isinstance(result, AdaptiveResult):
+        drawn = f"{len(result.candidates)} of {result.budget} candidates"
+        said += f"; {'settled after' if result.settled else 'drew'} {drawn}, confidence {result.confidence:.3f}"
+    return said
+
+
+def tell_cut(
+    what: str, texts: Sequence[CompletionOutput], params: SamplingParams, lm: LM, max_steps: int | None = None
+) -> None:
+    """Say on stderr how many texts were cut, and what gives them more room.
+
+    Args:
+        what: texts are called.
+        texts: all that were drawn.
+        params: as they were drawn.
+        lm: the model.
+        max_steps: of a search by steps.
+    """
+    cut = [len(t.token_ids) for t in texts if t.finish_reason == "length"]
+    if not cut or (len(cut) == len(texts) and not lm.chat_template):  # of a base model it is the normal end
+        return
+    most = params.max_tokens or lm.n_ctx
+    if max_steps is not None and max(cut) < most:
+        hint = f"after {max_steps} steps; --max-steps {2 * max_steps}"
+    elif 2 * most < lm.n_ctx:
+        hint = f"at {most} tokens; -n {2 * most}"
+    else:
+        hint = f"at {max(cut)} tokens; -c {2 * lm.n_ctx}"
+    console.err().print(f"{len(cut)} of {len(texts)} {what} were cut {hint} gives them more room", soft_wrap=True)
 
 
 def account(results: Sequence[Usage], seed: int | None) -> None:
@@ -70,9 +113,9 @@ def one_line(text: str, limit: int) -> str:
     return f"{flat[:half]} … {flat[-half:]}"
 
 
-def _table(result: SearchResult) -> Table:
+def _table(result: SearchResult, title: str) -> Table:
     answers = result.answers if isinstance(result, VoteResult) else None
-    table = Table(title=Text(one_line(result.prompt, 90)), title_justify="left", title_style="bold", expand=True)
+    table = Table(title=Text(title), title_justify="left", title_style="bold", expand=True)
     table.add_column("#", justify="right", no_wrap=True)
     if answers is not None:
         table.add_column("answer", justify="right", no_wrap=True)
@@ -94,9 +137,9 @@ def _table(result: SearchResult) -> Table:
     return table
 
 
-def _tree(result: SearchResult) -> Tree:
+def _tree(result: SearchResult, title: str) -> Tree:
     """All steps that were drawn: those of candidates, and those that made room for better ones."""
-    tree = Tree(Text(one_line(result.prompt, 90), style="bold"), guide_style="dim")
+    tree = Tree(Text(title, style="bold"), guide_style="dim")
     _plant(tree, step_tree(result), result)
     return tree
 

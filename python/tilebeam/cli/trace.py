@@ -64,7 +64,7 @@ def trace(
         raise TilebeamError("A trace is of the NPU: leave --device cpu out.")
     check_target(out)
     random = prompt is None and file is None
-    texts: list[str] = [] if random else prompts(prompt, file, escape)
+    texts: list[str] = [] if random else [asked.alone for asked in prompts(prompt, file, escape)]
     params = SamplingParams(
         n=n_samples, temperature=temp, top_p=1.0, top_k=0, max_tokens=n_predict, seed=seed, ignore_eos=random
     ).resolved()

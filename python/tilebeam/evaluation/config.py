@@ -190,8 +190,9 @@ class Setting:
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:
                 task[key] = _without_folder(task[key])
-        if not task["tir"]:
-            del task["tir"]
+        for key in ("tir", "field"):
+            if not task[key]:
+                del task[key]
         if task["pilot_seed"] is None:
             del task["pilot_seed"], task["pilot_items"]
         plain: dict[str, Any] = json.loads(json.dumps(result))
@@ -211,21 +212,6 @@ def _without_folder(text: str) -> str:
     if text.endswith((".jsonl", ".jsonl.gz")) or (is_function_name(text) and ".py:" in text):
         return Path(text).name
     return text
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Tell what keeps a log of the old setting from going on with the new one, both as dicts, one phrase each.
-
-    Methods that were added do not: they add units and change none.
-    """
-    found: list[str] = []
-    for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{prefix}{key}.")
-        elif a != b and not (key == "methods" and set(a or ()) <= set(b or ())):
-            found.append(f"{prefix}{key} was {json.dumps(a)}, is {json.dumps(b)}")
-    return found
 
 
 @dataclass(frozen=True)

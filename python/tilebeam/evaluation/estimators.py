@@ -247,12 +247,14 @@ def share(values: npt.ArrayLike) -> Share:
     of the items' means; never below the items nor above items times seeds.
 
     Args:
-        values: 0 to 1, [seeds, items].
+        values: 0 to 1, [seeds, items]; of one that is not a number neither is the share.
     """
     table = np.asarray(values, np.float64)
     if table.ndim != 2 or table.size == 0:
         raise TilebeamError(f"A share needs a table [seeds, items], not one of shape {table.shape}.")
     seeds, items = table.shape
+    if np.isnan(table).any():
+        return Share(math.nan, math.nan, math.nan, items, seeds, math.nan)
     means = table.mean(0)
     value = min(1.0, max(0.0, math.fsum(means) / items))
     n = float(items)

@@ -208,8 +208,10 @@ def joules_cell(m: Latency) -> str:
 
 
 def cell(row: Accuracy) -> str:
-    """Spell a figure with its interval."""
+    """Spell a figure with its interval, "" if nobody judged."""
     s = row.share
+    if s.value != s.value:
+        return ""
     return f"{100 * s.value:.1f} ({100 * s.low:.1f}-{100 * s.high:.1f})"
 
 

@@ -39,7 +39,7 @@ class Accuracy:
         oracle: the choice was made by who knows the answer.
         share: the figure and its interval.
         tokens: sampled per item, in the mean; scored_tokens: read by a reward model.
-        values: [seeds, items].
+        values: [seeds, items]; not a number where there was no verdict.
     """
 
     model: str
@@ -62,7 +62,7 @@ class Accuracy:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
-        return {name: getattr(self, name) for name in names} | self.share.as_dict()
+        return {name: getattr(self, name) for name in names} | ranking.without_nan(self.share.as_dict())
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,9 @@ def _sampled(
     scored = py_statistics.fmean(item["usage"]["scored_tokens"] for items in table for item in items) / n
     for series, figure, oracle, reads, estimate in _estimators(setting, table, notes):
         for k in setting.budgets:
-            values = np.array([[estimate(item["samples"], k) for item in items] for items in table])
+            values = np.full((len(table), len(table[0])), np.nan)
+            if table[0][0]["samples"][0]["correct"] is not None:
+                values = np.array([[estimate(item["samples"], k) for item in items] for items in table])
             yield Accuracy(
                 model,
                 device,

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -61,8 +62,8 @@ class Watcher:
         """
         yield
 
-    def batch(self, state: Progress) -> None:
-        """Hear of a batch that was decoded."""
+    def batch(self, pieces: int, state: Progress) -> None:
+        """Hear of a batch that was decoded, and how far the work on so many pieces is."""
 
     def finished(self, pieces: int, note: str = "") -> None:
         """Hear that so many more pieces of the phase are done.
@@ -157,9 +158,14 @@ def evaluate(
     listener = watcher or Watcher()
     make = workbench or (lambda job, task, keep: Workbench(job, task, keep=keep, notify=listener.note))
     run = _Run(job, task or open_task(setting.task), out, listener, make)
+    if scoring.VERIFIER in setting.scorers and not run.task.judged:
+        raise TilebeamError("--scorer verifier needs items with answers, or a --checker.")
     everything, records = run.evaluated(executor, so_far)
     _write_results(out / "results.jsonl", everything, records)
     rows, notes = results.accuracy(setting, everything, records)
+    judged = rows if run.task.judged else []
+    if not run.task.judged:
+        notes.append("The items have no answers, so there is no verdict; texts and votes are in results.jsonl.")
     timed, runs = timed_configurations(setting), list[Record]()
     if latency_items or (out / "latency.jsonl").exists():
         known = {row.series for row in rows}
@@ -169,10 +175,10 @@ def evaluate(
         setting,
         run.task,
         rows,
-        results.rankings(setting, everything, records),
-        results.comparisons(rows),
+        results.rankings(setting, everything, records) if judged else [],
+        results.comparisons(judged),
         measured := results.latencies(runs, {c.series: c.alike for c in timed}),
-        results.points(rows, measured),
+        results.points(judged, measured),
         notes,
         [item for i, item in enumerate(run.task.items) if any(u.first <= i < u.last for u in everything)],
     )
@@ -212,7 +218,7 @@ class _Run:
         together = _fit_together(setting, len(setting.devices))
         with self.make(self.job, self.task, len(setting.models) * len(setting.devices) if together else 1) as bench:
             for unit in sorted(todo, key=lambda unit: unit.first) if together else todo:
-                yield unit, bench.run(unit, self.watcher.batch)
+                yield unit, bench.run(unit, partial(self.watcher.batch, unit.last - unit.first))
 
     def timed(self, configurations: list[Timed], devices: Sequence[str], n_items: int) -> list[Record]:
         """Time every configuration on the first items, one prompt at a time.
@@ -279,7 +285,7 @@ def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Re
 def write_report(report: EvalReport, out: Path) -> None:
     """Write report.json, report.md and the plots (without matplotlib: a note instead)."""
     try:
-        drawn = plots.draw(report, out)
+        drawn = plots.draw(report, out) if report.task.judged else []
     except ImportError:
         drawn = []
         report.notes.append("No plots: matplotlib is missing (pip install tilebeam[plot]).")

@@ -31,6 +31,7 @@ class TaskOptions:
         chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
         tir: prompts ask for programs, and those that samples write are run while they are drawn, by all methods.
         unsafe_code: run programs that a model wrote even where they cannot be confined.
+        field: the question's name in the lines of a file; None: as the task and `question_files` have it.
     """
 
     spec: str
@@ -50,3 +51,4 @@ class TaskOptions:
     chat: bool | None = None
     tir: bool = False
     unsafe_code: bool = False
+    field: str | None = None

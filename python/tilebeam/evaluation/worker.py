@@ -28,6 +28,7 @@ from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search import algorithms as methods
 from tilebeam.search.contract import Algorithm, SearchResult, StepGenerator
+from tilebeam.search.events import tally
 from tilebeam.search.tool_reasoning import ToolGenerator, confined
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Workbench:
                 {
                     "text": c.text,
                     "answer": answers[j],
-                    "correct": self.task.verdict(item, c.text),
+                    "correct": self._correct(item, c.text),
                     "tokens": len(c.token_ids),
                     "finish": c.finish_reason,
                     "scores": {name: scores[name][i][j] for name in names},
@@ -144,7 +145,8 @@ class Workbench:
                 }
                 for j, c in enumerate(output.outputs)
             ]
-            records.append({"id": item.id, "samples": samples} | _usage(output.usage))
+            votes = {} if self.task.judged else {"votes": tally(answers, [1.0] * len(answers))}
+            records.append({"id": item.id, "samples": samples} | votes | _usage(output.usage))
         return records
 
     def _greedy(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
@@ -228,8 +230,12 @@ class Workbench:
         return {
             "text": text,
             "answer": checked_answer(self.task.extract(text)),
-            "correct": self.task.verdict(item, text),
+            "correct": self._correct(item, text),
         }
+
+    def _correct(self, item: Item, text: str) -> float | None:
+        """Judge a text, None where nobody can."""
+        return self.task.verdict(item, text) if self.task.judged else None
 
     def _source(self, lm: LM) -> StepGenerator:
         """Return the generator that samples are drawn from."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from tilebeam.answers.answer import Answer
 from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
@@ -22,7 +24,8 @@ from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.contract import Algorithm, SearchCall, SearchProgress, StepGenerator, Trajectory, VoteResult
 from tilebeam.search.events import EventHook, Fate, RunningVote, SearchEvent, candidate_event, tally
-from tilebeam.search.sampled import heaviest, whole_trajectories
+from tilebeam.search.limits import ENDED, voters
+from tilebeam.search.sampled import heaviest, standings, whole_trajectories
 from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
@@ -63,16 +66,21 @@ class _Poll:
     answers: list[str | None] = field(default_factory=list)
     settled: bool = False
 
+    def voting(self) -> list[str | None]:
+        """Return the answers that count."""
+        return voters(self.answers, standings(self.candidates))
+
     def votes(self) -> dict[str, float]:
         """Per answer, the most first."""
-        return tally(self.answers, [1.0] * len(self.answers))
+        return tally(self.voting(), [1.0] * len(self.answers))
 
 
 class Adaptive(Algorithm[AdaptiveResult]):
     """Draw candidates in waves and stop once their vote is settled; give up candidates that look hopeless.
 
     A vote is settled when its leader is ahead with the wanted confidence, or when the candidates that are left could
-    not overtake it. Without a scorer, candidates draw with the same seeds as those of `SelfConsistency`.
+    not overtake it; where all that voted were cut, one that ends always could. Without a scorer, candidates draw with
+    the same seeds as those of `SelfConsistency`.
 
     With a scorer, candidates grow step by step, and one whose aggregate falls below ``give_up`` is given up: it has no
     vote, but counts against the budget. The best candidate is the one that the scorer likes best among those with the
@@ -91,7 +99,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
 
     def __init__(
         self,
-        extract: Extractor = last_number,
+        extract: Extractor | str = last_number,
         *,
         scorer: StepScorer | None = None,
         equal: Equal | None = None,
@@ -116,8 +124,8 @@ class Adaptive(Algorithm[AdaptiveResult]):
         given = [option for option, value in by_steps.items() if value is not None]
         if scorer is None and given:
             raise TilebeamError(f"{given[0]} works only with a scorer: without one, candidates are drawn in one go.")
-        self.extract = extract
-        self.equal = equal or equality_of(extract)
+        self.extract = as_extractor(extract)
+        self.equal = equal or equality_of(self.extract)
         self.confidence = confidence
         self.wave = checked_integer("wave", wave)
         self.give_up = GIVE_UP if give_up is None else give_up
@@ -258,7 +266,8 @@ class Adaptive(Algorithm[AdaptiveResult]):
         poll.answers = merged(poll.answers, self.equal)
         left = budget - len(poll.candidates)
         leader, second = _leaders(poll.votes())
-        surely = leader > second + left
+        ended = [s == ENDED for s, a in zip(standings(poll.candidates), poll.voting(), strict=True) if a is not None]
+        surely = leader > second + left and all(ended)
         likely = leader > second and majority_confidence(leader, second) >= self.confidence
         poll.settled = left > 0 and (surely or (likely and self.confidence < 1))
 
@@ -269,14 +278,14 @@ class Adaptive(Algorithm[AdaptiveResult]):
             prompt=poll.task.prompt.text,
             candidates=poll.candidates,
             scores=poll.totals,
-            best_index=_best(poll, winner),
+            best_index=heaviest(poll.voting(), poll.totals, standings(poll.candidates), winner),
             usage=poll.task.usage,
             seed=poll.task.params.seed or 0,
             budget=budget,
             trajectories=poll.trajectories,
             answers=poll.answers,
             votes=votes,
-            answer=winner,
+            answer=None if winner is None else Answer(winner),
             confidence=majority_confidence(*_leaders(votes)),
             settled=poll.settled,
             give_up=self.give_up if self._expander else None,
@@ -295,14 +304,6 @@ def _tell_candidate(events: EventHook, poll: _Poll, candidate: CompletionOutput,
     if candidate.finish_reason != "aborted":
         answer, votes = poll.vote.add(candidate, 1.0)
     events(candidate_event(poll.number, candidate, score=total, answer=answer, votes=votes))
-
-
-def _best(poll: _Poll, winner: str | None) -> int:
-    """Choose the candidate to show: with the winning answer; if there is none, rather one that was not given up."""
-    if winner is not None:
-        return heaviest(poll.answers, poll.totals, winner)
-    kept = [c.finish_reason != "aborted" for c in poll.candidates]
-    return max(range(len(kept)), key=lambda i: (kept[i], poll.totals[i], -i))
 
 
 def majority_confidence(leader: int, second: int) -> float:

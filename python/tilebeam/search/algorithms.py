@@ -161,7 +161,7 @@ def _in_words(hint: Any) -> str:
     for kind in _choices(hint):
         if get_origin(kind) is Literal:
             found += [str(value) for value in get_args(kind)]
-        elif kind is not type(None):
+        elif kind is not type(None) and not (kind is str and Extractor in _choices(hint)):
             found.append(words.get(kind) or str(kind))
     return ", ".join(found)
 
@@ -172,10 +172,10 @@ def _read(name: str, key: str, value: Any, hint: Any) -> Any:
     functions = Extractor in kinds or Equal in kinds
     if functions and not isinstance(value, str) and value is not None and not callable(value):
         raise TilebeamError(f"{name}: {key} takes {_in_words(hint)}, not {value!r}.")
+    if Extractor in kinds and isinstance(value, str):
+        return extractor(value)
     if not isinstance(value, str) or str in kinds or any(get_origin(k) is Literal for k in kinds):
         return value
-    if Extractor in kinds:
-        return extractor(value)
     readers: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: _truth}
     for kind in kinds:
         if kind in readers:

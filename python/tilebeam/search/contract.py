@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
+from tilebeam.answers.answer import Answer
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
@@ -159,13 +160,13 @@ class VoteResult(SearchResult):
     Attributes:
         answers: each candidate's answer, None where there was none; of equal answers all have the first one's
             spelling.
-        votes: total weight per answer, heaviest first.
-        answer: the winner, None if no candidate has an answer.
+        votes: total weight per answer, heaviest first; see `tilebeam.search.limits.voters` for whose answers count.
+        answer: the winner, which also equals the number that it spells; None if no candidate has an answer.
     """
 
     answers: list[str | None]
     votes: dict[str, float]
-    answer: str | None
+    answer: Answer | None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; see `SearchResult.as_dict`."""

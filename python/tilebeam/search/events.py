@@ -14,6 +14,7 @@ from typing import Any, Literal
 from tilebeam.answers.extract import Extractor
 from tilebeam.answers.normalize import Equal, checked_answer
 from tilebeam.outputs import CompletionOutput
+from tilebeam.search.limits import standing
 
 Fate = Literal["kept", "dropped", "ended", "cut", "given up"]
 _FATES: dict[str, Fate] = {"stop": "ended", "length": "cut", "aborted": "given up"}
@@ -75,10 +76,12 @@ def candidate_event(prompt: int, candidate: CompletionOutput, **more: Any) -> Se
 
 @dataclass
 class _Side:
-    """Candidates with equal answers: what they answer, and the weights of those that have one, by index."""
+    """Candidates with equal answers: what they answer, and by index the weights of those that have one, and how they
+    stand by the way they ended."""
 
     answer: str
     members: dict[int, float | None] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
 
     def spelling(self, answers: dict[int, str]) -> str:
         """Find the spelling of the first candidate."""
@@ -108,6 +111,7 @@ class RunningVote:
                 same = _Side(answer)
                 self._sides.append(same)
             same.members[candidate.index] = None
+            same.ends[candidate.index] = standing(candidate.finish_reason, candidate.text)
         return self.rate(candidate.index, weight)
 
     def rate(self, index: int, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
@@ -120,10 +124,11 @@ class RunningVote:
     def votes(self) -> dict[str, float]:
         """Total weight per answer of the candidates whose weight is known, as `tally` has them."""
         found: list[tuple[int, str, float]] = []
+        highest = max((end for side in self._sides for end in side.ends.values()), default=0)
         for side in self._sides:
-            weights = [w for _, w in sorted(side.members.items()) if w is not None]
-            if weights:
-                found.append((min(side.members), side.spelling(self._answers), sum(weights)))
+            voting = {i: w for i, w in sorted(side.members.items()) if w is not None and side.ends[i] == highest}
+            if voting:
+                found.append((min(voting), side.spelling(self._answers), sum(voting.values())))
         found.sort()
         return tally([answer for _, answer, _ in found], [weight for _, _, weight in found])
 

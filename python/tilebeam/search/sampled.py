@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
+from tilebeam.answers.answer import Answer
 from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
+from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate_outputs
 from tilebeam.search.contract import (
     Algorithm,
@@ -24,6 +27,7 @@ from tilebeam.search.contract import (
     VoteResult,
 )
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
+from tilebeam.search.limits import standing, voters
 from tilebeam.search.search_defaults import Weighting
 
 
@@ -96,20 +100,22 @@ class _Teller:
 
 
 class BestOfN(_WholeSearch[SearchResult]):
-    """Draw N candidates, keep the one that the scorer likes best; of equals, the first.
+    """Draw N candidates, keep the one that the scorer likes best, of equals the first; one that was cut only where none
+    ended by itself.
 
     Args:
-        scorer: a `Scorer`, or a function of prompt and text (see `Verifier`).
+        scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name.
     """
 
     name: ClassVar[str] = "best-of-n"
 
-    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool]) -> None:
+    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool] | str) -> None:
         self.scorer = as_scorer(scorer)
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> SearchResult:
         assert scores is not None
-        best = max(range(len(scores)), key=lambda i: (scores[i], -i))
+        ends = standings(output.outputs)
+        best = max(range(len(scores)), key=lambda i: (ends[i], scores[i], -i))
         return SearchResult(
             output.prompt,
             output.outputs,
@@ -126,11 +132,13 @@ class SelfConsistency(_WholeSearch[VoteResult]):
     """Draw N candidates and let their answers vote (Wang et al., "Self-Consistency Improves Chain of Thought
     Reasoning").
 
-    The heaviest answer wins, of equals the one seen first. The best candidate is the heaviest with that answer, of
-    equals the first; without any answer it is the heaviest candidate.
+    The heaviest answer wins, of equals the one seen first. Candidates that were cut vote only where none that ended has
+    an answer. The best candidate is the heaviest that voted for the answer, of equals the first; without any answer it
+    is the heaviest candidate, those that ended before those that were cut.
 
     Args:
-        extract: from a text to its answer, None if it holds none; see `tilebeam.answers.extract`.
+        extract: from a text to its answer, None if it holds none, or the name of such a function; see
+            `tilebeam.answers.extractors.extractor`.
         weighting: "plain": one vote each. "logprob": exp of the mean log-probability per token. "reward": the
             scorer's scores, which must not be negative.
         scorer: for "reward".
@@ -142,18 +150,18 @@ class SelfConsistency(_WholeSearch[VoteResult]):
 
     def __init__(
         self,
-        extract: Extractor = last_number,
+        extract: Extractor | str = last_number,
         *,
         weighting: Weighting = "plain",
-        scorer: Scorer | Callable[[str, str], float | bool] | None = None,
+        scorer: Scorer | Callable[[str, str], float | bool] | str | None = None,
         equal: Equal | None = None,
     ) -> None:
         if weighting not in get_args(Weighting):
             raise TilebeamError(f'weighting must be "plain", "logprob" or "reward", not {weighting!r}.')
         if (weighting == "reward") != (scorer is not None):
             raise TilebeamError('weighting="reward" needs a scorer, and only it takes one.')
-        self.extract = extract
-        self.equal = equal or equality_of(extract)
+        self.extract = as_extractor(extract)
+        self.equal = equal or equality_of(self.extract)
         self.weighting = weighting
         self.scorer = as_scorer(scorer) if scorer is not None else None
         self.needs_logprobs = weighting == "logprob"
@@ -178,27 +186,35 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         else:
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
-        votes = tally(answers, weights)
+        ends = standings(candidates)
+        voting = voters(answers, ends)
+        votes = tally(voting, weights)
         winner = next(iter(votes), None)
         return VoteResult(
             output.prompt,
             candidates,
             weights,
-            heaviest(answers, weights, winner),
+            heaviest(voting, weights, ends, winner),
             output.usage,
             output.seed,
             len(candidates),
             whole_trajectories(candidates),
             answers,
             votes,
-            winner,
+            None if winner is None else Answer(winner),
         )
 
 
-def heaviest(answers: Sequence[str | None], weights: Sequence[float], winner: str | None) -> int:
-    """Find the heaviest candidate with the winning answer, of equals the first; without a winner, of all."""
-    eligible = [i for i, a in enumerate(answers) if winner is None or a == winner]
-    return max(eligible, key=lambda i: (weights[i], -i))
+def standings(candidates: Sequence[CompletionOutput]) -> list[int]:
+    """Return how each candidate stands by the way it ended; see `tilebeam.search.limits.standing`."""
+    return [standing(c.finish_reason, c.text) for c in candidates]
+
+
+def heaviest(voting: Sequence[str | None], weights: Sequence[float], ends: Sequence[int], winner: str | None) -> int:
+    """Find the heaviest candidate that voted for the winning answer, of equals the first; without a winner, of all
+    those that stand highest."""
+    eligible = [i for i, a in enumerate(voting) if winner is None or a == winner]
+    return max(eligible, key=lambda i: (ends[i], weights[i], -i))
 
 
 def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:
@@ -206,14 +222,18 @@ def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajector
     return [Trajectory((c.text,), finished=c.finish_reason == "stop") for c in candidates]
 
 
-def as_scorer(scorer: Scorer | Callable[[str, str], float | bool]) -> Scorer:
-    """Return a scorer as it is, or the `Verifier` of a function.
+def as_scorer(scorer: Scorer | Callable[[str, str], float | bool] | str) -> Scorer:
+    """Return a scorer as it is, the one of a name, or the `Verifier` of a function.
 
     Raises:
-        TilebeamError: it is neither.
+        TilebeamError: it is none of them.
     """
+    if isinstance(scorer, str):
+        return named_scorer(scorer)
     if isinstance(scorer, Scorer):
         return scorer
     if callable(scorer):
         return Verifier(scorer)
-    raise TilebeamError(f"A scorer must be a tilebeam.Scorer or a function of prompt and text, not {scorer!r}.")
+    raise TilebeamError(
+        f"A scorer must be a tilebeam.Scorer, the name of one, or a function of prompt and text, not {scorer!r}."
+    )

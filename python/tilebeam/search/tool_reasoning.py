@@ -337,7 +337,7 @@ class ToolReasoning(Algorithm[VoteResult]):
 
     def __init__(
         self,
-        extract: Extractor = marked_number,
+        extract: Extractor | str = marked_number,
         *,
         scorer: Scorer | Callable[[str, str], float | bool] | None = None,
         program_weight: float = 1.0,

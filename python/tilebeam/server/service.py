@@ -18,6 +18,7 @@ from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
 from tilebeam.outputs import EngineFigures
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.search.limits import share_of_context
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import Gate, Job
 from tilebeam.server.answer_events import Ended, Event
@@ -290,7 +291,7 @@ class Service:
                     lm.check(prompt.ids, ready.params)
                 _check_logprobs(lm, plan, ready)
                 if plan.body.search is not None and ready.params.max_tokens is None:
-                    share = _share_of_context(lm, ready.prompts, plan.body.search.budget)
+                    share = share_of_context(lm, ready.prompts, plan.body.search.budget)
                     ready = replace(ready, params=replace(ready.params, max_tokens=share))
                 return ready
 
@@ -357,12 +358,3 @@ def _check_logprobs(lm: LM, plan: AnswerPlan, ready: Ready) -> None:
             param="logprobs",
             code="too_many_logprobs",
         )
-
-
-def _share_of_context(lm: LM, prompts: Sequence[Prompt], budget: int) -> int:
-    """Return the most tokens of a search's candidate where nobody says: as many as there is room for in the cache when
-    all that decode at the same time are that long. Without it a model that does not stop would decode for budget times
-    the context, and candidates would push each other out."""
-    longest = max(len(prompt.ids) for prompt in prompts)
-    together = min(lm.n_seq_max, budget * len(prompts))
-    return max(1, (lm.n_ctx - longest) // together)

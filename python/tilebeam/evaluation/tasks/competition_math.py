@@ -20,6 +20,7 @@ class MathTask(FileTask):
 
     chats: ClassVar[bool] = True
     file_shots: ClassVar[int | None] = 4
+    asked: ClassVar[str] = "problem"
 
     def _defaults(self) -> Defaults:
         if self.chat:
@@ -28,14 +29,17 @@ class MathTask(FileTask):
             "Problem:\n{question}\n\nSolution:", "math", "\n{solution}\n\n", max_tokens=1024, stop=("\nProblem:",)
         )
 
-    def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def _fields(self, line: Mapping[str, Any], asked: str, where: str) -> dict[str, Any]:
+        named = {"id": str(line["unique_id"])} if "unique_id" in line else {}
+        if "solution" not in line and "answer" not in line:
+            return {**line, **named, "question": asked, "answer": None}
         solution = text_of(line, "solution", where)
         answer = line.get("answer") or framed(solution)
         if not isinstance(answer, str):
             raise TilebeamError(f'{where} has no text under "answer", and no box in its solution.')
-        named = {"id": str(line["unique_id"])} if "unique_id" in line else {}
-        return {**line, **named, "question": text_of(line, "problem", where), "answer": faithful_math(answer)}
+        return {**line, **named, "question": asked, "answer": faithful_math(answer)}
 
     def _judge(self, item: Item, text: str) -> bool:
         answer = self.extract(text)
+        assert item.answer is not None  # `verdict` asked
         return answer is not None and (answer == item.answer or self.equal(answer, item.answer))

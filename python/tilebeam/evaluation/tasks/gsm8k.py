@@ -31,13 +31,15 @@ class Gsm8kTask(FileTask):
             "Question: {question}\nAnswer:", "gsm8k", " {solution}\n\n", max_tokens=512, stop=("\nQuestion:",)
         )
 
-    def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def _fields(self, line: Mapping[str, Any], asked: str, where: str) -> dict[str, Any]:
+        if "answer" not in line:
+            return {**line, "question": asked.strip(), "answer": None}
         solution, mark, answer = _CALCULATION.sub("", text_of(line, "answer", where)).rpartition("####")
         if not mark or not answer.strip():
             raise TilebeamError(f'{where}: the text under "answer" does not end in #### and a number.')
         return {
             **line,
-            "question": text_of(line, "question", where).strip(),
+            "question": asked.strip(),
             "solution": f"{solution.rstrip()}\n#### {answer.strip()}".lstrip(),
             "answer": normalize_answer(answer),
         }

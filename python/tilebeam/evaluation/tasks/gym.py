@@ -26,6 +26,8 @@ class GymTask(Task):
             raise TilebeamError(
                 "reasoning-gym is missing: pip install reasoning-gym, or tilebeam with the extra demo."
             ) from None
+        if options.field is not None:
+            raise TilebeamError("--field is for tasks of files; reasoning-gym generates its questions.")
         self._gym = reasoning_gym
         rest = options.spec.partition(":")[2]
         self._dataset_name, _, query = rest.partition("?")

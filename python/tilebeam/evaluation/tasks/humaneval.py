@@ -30,6 +30,7 @@ class HumanEvalTask(FileTask):
 
     chats: ClassVar[bool] = True
     file_shots: ClassVar[int | None] = 2
+    asked: ClassVar[str] = "prompt"
 
     def __init__(self, options: TaskOptions) -> None:
         if options.tir:
@@ -47,17 +48,18 @@ class HumanEvalTask(FileTask):
         continued = "{canonical_solution}\n\n"
         return Defaults("{prompt}", "code", continued, max_tokens=512, stop=_ENDS, scorers=scorers)
 
-    def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
-        prompt, solution = text_of(line, "prompt", where), text_of(line, "canonical_solution", where)
+    def _fields(self, line: Mapping[str, Any], asked: str, where: str) -> dict[str, Any]:
+        solution = text_of(line, "canonical_solution", where)
         function = text_of(line, "entry_point", where)
         text_of(line, "test", where)
-        if f"def {function}(" not in prompt:
-            raise TilebeamError(f'{where}: the text under "prompt" does not define {function}.')
+        if f"def {function}(" not in asked:
+            raise TilebeamError(f"{where}: the prompt does not define {function}.")
         return {
             **line,
+            "prompt": asked,
             "id": text_of(line, "task_id", where),
-            "question": prompt.strip("\n"),
-            "solution": (prompt + solution).strip("\n"),
+            "question": asked.strip("\n"),
+            "solution": (asked + solution).strip("\n"),
             "answer": solution,
         }
 

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import load_function, source_digest
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.file_task import FileTask, text_of
+from tilebeam.evaluation.tasks.file_task import FileTask
 from tilebeam.evaluation.tasks.task import Checker, Defaults, Item
 
 
 class JsonlTask(FileTask):
     """Prompts as they are; answers compared, or judged by a function that the item names."""
 
+    asked: ClassVar[str] = "prompt"
+
     def __init__(self, options: TaskOptions) -> None:
         self._checkers: dict[str, Checker] = {}
         super().__init__(options)
 
     def _defaults(self) -> Defaults:
-        return Defaults(template="{prompt}", extract="last-number")
+        return Defaults(template="{question}", extract="last-number")
 
     def _sources(self) -> list[str]:
         return [source_digest(self._checkers[name]) for name in sorted(self._checkers)]
 
-    def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
-        prompt = text_of(line, "prompt", where)
+    def _fields(self, line: Mapping[str, Any], asked: str, where: str) -> dict[str, Any]:
         answer = line.get("answer", "")
         if not isinstance(answer, (str, int, float)) or isinstance(answer, bool):
             raise TilebeamError(f'{where}: "answer" must be a text or a number.')
-        if "answer" not in line and "checker" not in line:
-            raise TilebeamError(f'{where} has neither "answer" nor "checker".')
         self._load_checker(line.get("checker"), where)
-        return {**line, "question": prompt, "answer": str(answer)}
+        known = "answer" in line or "checker" in line
+        return {"prompt": asked, **line, "question": asked, "answer": str(answer) if known else None}
 
     def _load_checker(self, name: Any, where: str) -> None:
         if name is None or self.options.checker or name in self._checkers:

@@ -22,13 +22,13 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.tool_reasoning import conversation
 
 Checker = Callable[[Mapping[str, Any], str], "float | bool"]
-Message = dict[str, str]
+Message = Mapping[str, Any]
 
 
 class ChatModel(Protocol):
     """What a chat prompt asks of a model: `tilebeam.LM.chat_prompt`."""
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
         """Make the prompt of these messages."""
         ...
 
@@ -40,18 +40,20 @@ class Item:
     Attributes:
         id: unique in its task.
         question: what is asked, without examples and template.
-        answer: the right one.
+        answer: the right one; None if nobody told.
         body: the question in its template.
         prompt: what a model without chat template reads: prefix and examples, then the body.
         data: all that is known of it, for checkers.
+        before: turns of a conversation before the question.
     """
 
     id: str
     question: str
-    answer: str
+    answer: str | None
     body: str
     prompt: str
     data: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    before: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Task(ABC):
         items: the problems.
         extract: a text's answer, None if it holds none.
         equal: whether two answers are the same.
+        judged: whether somebody can say if a text is right: the items have answers, or there is a checker.
     """
 
     chats: ClassVar[bool] = False  # unless the options say otherwise
@@ -103,6 +106,13 @@ class Task(ABC):
         self.items = list(self._items())
         if not self.items:
             raise TilebeamError(f"{options.spec} has no items.")
+        silent = [] if self._check else [item.id for item in self.items if item.answer is None]
+        self.judged = not silent
+        if 0 < len(silent) < len(self.items):
+            raise TilebeamError(
+                f"{options.spec}: {len(silent)} of {len(self.items)} items have no answer, the first is item "
+                f"{silent[0]}. Give all of them one, or a --checker; or none, for a run without a verdict."
+            )
 
     @property
     def name(self) -> str:
@@ -120,7 +130,7 @@ class Task(ABC):
         """Write the item as a conversation: examples are earlier turns, the prefix begins the first."""
         prefix = self.options.prefix
         turns = [(prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self.shots)]
-        found = [
+        found: list[Message] = [
             {"role": role, "content": text.strip()}
             for turn in turns
             for role, text in zip(("user", "assistant"), turn, strict=True)
@@ -128,8 +138,8 @@ class Task(ABC):
         asked = item.body if found else prefix + item.body
         if self.options.tir:
             system, *example, question = conversation(asked)
-            return [system, *(found or example), question]
-        return [*found, {"role": "user", "content": asked}]
+            return [system, *(found or example), *item.before, question]
+        return [*found, *item.before, {"role": "user", "content": asked}]
 
     def prompt(self, item: Item, lm: ChatModel) -> Prompt:
         """Return what a model reads. Its question is the item's, without examples and template.
@@ -152,8 +162,10 @@ class Task(ABC):
         """Judge how right a text is, 0 to 1.
 
         Raises:
-            TilebeamError: the checker failed, or returned something else.
+            TilebeamError: the checker failed, or returned something else; or the items have no answers.
         """
+        if not self.judged:
+            raise TilebeamError(f"{self.name}: the items have no answers to judge by. Give them some, or a --checker.")
         try:
             value = float(self._check(item.data, text) if self._check else self._judge(item, text))
         except Exception as error:  # foreign code
@@ -176,6 +188,7 @@ class Task(ABC):
     def _judge(self, item: Item, text: str) -> float | bool:
         """Judge without a checker of the user's."""
         answer = self.extract(text)
+        assert item.answer is not None  # `judged`
         # math-verify reads a formula as it stands: in small letters it is another one
         right = item.answer if isinstance(self.extract, MathAnswer) else normalize_answer(item.answer)
         return answer is not None and (answer == item.answer or self.equal(answer, right))

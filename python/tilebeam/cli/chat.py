@@ -1,0 +1,366 @@
+"""`tilebeam chat`: a conversation with a model, on a terminal or line by line through a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilebeam.cli import console
+from tilebeam.cli.options import ModelOptions, SamplingOptions, grouped
+from tilebeam.errors import TilebeamError
+from tilebeam.gguf.whole_file import os_error, whole_file
+from tilebeam.scoring.scoring_defaults import ScorerName
+from tilebeam.search.search_defaults import EXTRACTOR
+from tilebeam.text_files import read_text
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+    from tilebeam.outputs import CompletionOutput, Usage
+    from tilebeam.sampling_params import SamplingParams
+    from tilebeam.search.contract import Algorithm, SearchResult
+    from tilebeam.search.events import SearchEvent
+
+_HELP = {
+    "/think": "[N] [QUESTION]  answer N times (8) and let the answers vote; without QUESTION what was asked last",
+    "/best": "[N] [QUESTION]  answer N times (8) and take the text that is rated best",
+    "/regen": "answer the last question anew",
+    "/system": "[TEXT]  set the system prompt, or take it away",
+    "/reset": "forget the conversation, but for the system prompt",
+    "/save": "FILE  write the conversation as JSON messages",
+    "/load": "FILE  go on with a conversation",
+    "/help": "show this",
+}
+_SAMPLES = 8
+_LEAST_ROOM = 16  # tokens; an answer that the context has no more room for is none
+
+
+@grouped
+def chat(
+    model: ModelOptions,
+    drawing: SamplingOptions,
+    first: Annotated[str | None, typer.Option("-p", "--prompt", help="What to ask first.")] = None,
+    system: Annotated[
+        str | None, typer.Option("-sys", "--system", "--system-prompt", help="The system prompt.", show_default=False)
+    ] = None,
+    extract: Annotated[
+        str, typer.Option("--extract", help="An answer for the votes of /think; see tilebeam vote.")
+    ] = EXTRACTOR,
+    scorer: Annotated[
+        ScorerName | None,
+        typer.Option("--scorer", help="What /best rates texts by; default: as tilebeam best-of-n.", show_default=False),
+    ] = None,
+) -> None:
+    """Talk with a model: answers stream, and each turn reads only what is new. /help lists the commands.
+
+    Ctrl-C stops an answer, Ctrl-D ends the conversation. In a pipe every line is a question.
+
+    Example: tilebeam chat -m model.gguf --system "Answer in one or two sentences."
+    """
+    from tilebeam.answers.extractors import extractor
+
+    find = extractor(extract)
+    with model.load(model.parallel) as lm, lm.keep_prefixes():
+        if lm.chat_template is None:
+            raise TilebeamError(
+                f"{lm.info.path} has no chat template: it is a base model. tilebeam generate continues a text with it."
+            )
+        talk = _Talk(lm, drawing, drawing.params(), find, scorer)
+        talk.set_system(system or "")
+        if _on_terminal():
+            console.err().print("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves", style="dim")
+        failed = _converse(talk, first)
+    if failed and not _on_terminal():
+        raise typer.Exit(1)
+
+
+def _converse(talk: _Talk, first: str | None) -> bool:
+    """Carry out lines until they end; return whether one failed."""
+    read, failed = _reader(), False
+    line = first
+    while True:
+        try:
+            line = read() if line is None else line
+            talk.take(line)
+        except EOFError:
+            return failed
+        except KeyboardInterrupt:
+            if not _on_terminal():
+                raise
+            console.err().print("stopped" if line is not None else "Ctrl-D leaves", style="dim")
+        except (TilebeamError, OSError) as error:
+            if talk.lm.failure is not None:
+                raise
+            failed = True
+            text = os_error(error) if isinstance(error, OSError) else str(error)
+            console.err().print(text, style="red", markup=False, soft_wrap=True)
+        line = None
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _reader() -> Callable[[], str]:
+    """Return what reads a line: with editing, history and completion of commands on a terminal.
+
+    Raises:
+        EOFError: by it, at the end.
+    """
+    if not _on_terminal():
+        return _piped
+    try:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+    except ImportError:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives input() editing and history
+        return lambda: input("> ")
+    session: Any = PromptSession(completer=WordCompleter(list(_HELP), sentence=True), complete_while_typing=False)
+    return lambda: str(session.prompt("> "))
+
+
+def _piped() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+@dataclass
+class _Talk:
+    """A conversation.
+
+    Attributes:
+        lm, drawing, params: the model, and how answers are drawn.
+        find, scorer: what `/think` counts, and `/best` rates by.
+        messages: what was said.
+        drawn: answers so far; each has a seed of its own.
+    """
+
+    lm: LM
+    drawing: SamplingOptions
+    params: SamplingParams
+    find: Callable[[str], str | None]
+    scorer: ScorerName | None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    drawn: int = 0
+
+    def take(self, line: str) -> None:
+        """Carry out a line: a command or a question.
+
+        Raises:
+            TilebeamError: it cannot be done; nothing has changed.
+            KeyboardInterrupt: the answer was stopped before there was any.
+        """
+        name, _, rest = line.strip().partition(" ")
+        rest = rest.strip()
+        if not line.startswith("/"):
+            return self._answer(line, self._stream) if line.strip() else None
+        match name:
+            case "/think" | "/best":
+                self._search(name, rest)
+            case "/regen":
+                self._answer("", self._stream)
+            case "/system":
+                self.set_system(rest)
+            case "/reset":
+                self.messages = self.messages[: self._has_system()]
+            case "/save" | "/load":
+                self._file(name, rest)
+            case "/help":
+                for command, meaning in _HELP.items():
+                    console.err().print(f"{command} {meaning}", markup=False, soft_wrap=True)
+            case _:
+                raise TilebeamError(
+                    f"There is no {name}; /help lists the commands. A space before it makes it a message."
+                )
+        return None
+
+    def set_system(self, text: str) -> None:
+        """Set the system prompt, "" for none."""
+        messages = [*([{"role": "system", "content": text}] if text else []), *self.messages[self._has_system() :]]
+        self._check(messages)
+        self.messages = messages
+
+    def _has_system(self) -> bool:
+        return bool(self.messages) and self.messages[0]["role"] == "system"
+
+    def _check(self, messages: list[dict[str, Any]]) -> None:
+        """Raise `TilebeamError` if the model's template does not take these."""
+        asked = bool(messages) and messages[-1]["role"] == "user"
+        self.lm.chat_prompt(messages if asked else [*messages, {"role": "user", "content": "?"}])
+
+    def _file(self, name: str, path: str) -> None:
+        """Write the conversation, or read one."""
+        if not path:
+            raise TilebeamError(f"Name the file: {name} talk.json")
+        if name == "/save":
+            with whole_file(path) as partial:
+                partial.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            return
+        try:
+            messages = json.loads(read_text(Path(path)))
+        except (ValueError, RecursionError) as error:
+            raise TilebeamError(f"{path} is not JSON: {error}.") from None
+        if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+            raise TilebeamError(f"{path} is no list of messages with roles.")
+        self._check(messages)
+        self.messages = messages
+        console.err().print(f"{len(messages)} messages", style="dim")
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, text: str, draw: Callable[[], CompletionOutput]) -> None:
+        """Answer a text, "" for what was asked last, and keep both; nothing is kept if there is no answer."""
+        former = list(self.messages)
+        while not text and self.messages and self.messages[-1]["role"] != "user":
+            self.messages.pop()
+        if text:
+            self.messages.append({"role": "user", "content": text})
+        elif len(self.messages) == self._has_system():
+            self.messages = former
+            raise TilebeamError("Nothing was asked yet.")
+        try:
+            self.messages.append(draw().message)
+        except BaseException:
+            self.messages = former
+            raise
+
+    def _prepared(self, samples: int) -> Any:
+        """Make the chat ready to be answered.
+
+        Raises:
+            TilebeamError: the context is full.
+        """
+        params = replace(self.params, seed=self.params.sample_seed(self.drawn))
+        self.drawn += samples
+        ready = self.lm.prepare_chat(self.messages, params)
+        used = len(ready.prompt.ids)
+        if used + _LEAST_ROOM > self.lm.n_ctx:
+            raise TilebeamError(
+                f"The conversation has {used} tokens, the context {self.lm.n_ctx}: no answer fits in. /save FILE keeps "
+                f"it, /reset begins anew, and tilebeam chat -c {2 * self.lm.n_ctx} has room for more."
+            )
+        return ready
+
+    def _stream(self) -> CompletionOutput:
+        """Answer once, and print the text as it comes; an interrupt ends it, and what there is is the answer."""
+        ready = self._prepared(1)
+        stream = self.lm.stream(ready.prompt, ready.params)
+        text, thoughts = "", ""
+        screen = console.out()
+        try:
+            with closing(ready.read_stream(stream)) as deltas:
+                for delta in deltas:
+                    if delta.reasoning and _on_terminal():
+                        screen.print(delta.reasoning, style="dim", end="", markup=False, soft_wrap=True)
+                    if delta.text and thoughts and not text and _on_terminal():
+                        print("\n")
+                    text, thoughts = text + delta.text, thoughts + delta.reasoning
+                    print(delta.text, end="", flush=True)
+        except KeyboardInterrupt:
+            stream.cancel()
+            with suppress(StopIteration):
+                while True:
+                    next(stream)
+            if not text:
+                raise
+        print(flush=True)
+        output = stream.output
+        self._account(output.usage, output.outputs[0], len(ready.prompt.ids))
+        return replace(output.outputs[0], text=text, reasoning=thoughts or None)
+
+    def _search(self, name: str, rest: str) -> None:
+        """Answer many times, show the candidates as they end, and choose one."""
+        from tilebeam.scoring.scorer_names import named_scorer
+        from tilebeam.scoring.scorers import Majority
+        from tilebeam.search import algorithms
+
+        number, _, question = rest.partition(" ")
+        if not number.isdecimal():
+            number, question = str(_SAMPLES), rest
+        if int(number) < 1:
+            raise TilebeamError(f"{name} {number}: at least one answer has to be drawn.")
+        if name == "/think":
+            algorithm = algorithms.create("self-consistency", extract=self.find)
+        else:
+            scorer = Majority(self.find) if self.scorer == "majority" else self.scorer
+            chosen = named_scorer(scorer, self.lm) if isinstance(scorer, str) else scorer
+            algorithm = algorithms.create("best-of-n", scorer=chosen)
+        self._answer(question.strip(), lambda: self._chosen(algorithm, int(number)))
+
+    def _chosen(self, algorithm: Algorithm[SearchResult], samples: int) -> CompletionOutput:
+        from tilebeam.cli.search_view import one_line
+        from tilebeam.outputs import RequestOutput
+        from tilebeam.search.contract import VoteResult
+
+        ready = self._prepared(samples)
+        params = self.drawing.fitted(ready.params, self.lm, [ready.prompt], samples)
+        with _candidates(samples) as (told, hook):
+            (result,) = algorithm.run(self.lm, [ready.prompt], samples, sampling=params, progress=hook, events=told)
+        best = RequestOutput(result.prompt, [], [result.best], result.usage, result.seed)
+        answer = ready.read(best).outputs[0]
+        print(answer.text, flush=True)
+        if isinstance(result, VoteResult):
+            said = (
+                f"answer: {one_line(result.answer, 40)}"
+                if result.answer
+                else "no text has an answer that could vote; /best"
+            )
+            console.err().print(said, style="bold", markup=False)
+        self._account(result.usage, answer, len(ready.prompt.ids))
+        return answer
+
+    def _account(self, usage: Usage, answer: CompletionOutput, asked: int) -> None:
+        """Say what the answer took, and how full the context is."""
+        used = asked + len(answer.token_ids)
+        speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
+        if _on_terminal():
+            new = usage.prompt_tokens - usage.cached_tokens
+            line = (
+                f"{new} tokens read, {usage.cached_tokens} kept, {usage.completion_tokens} written, {speed:.1f} t/s; "
+            )
+            console.err().print(f"{line}context {used} of {self.lm.n_ctx}", style="dim", soft_wrap=True)
+        if answer.finish_reason == "length":
+            full = used >= self.lm.n_ctx
+            hint = (
+                f"the context is full; /reset, or -c {2 * self.lm.n_ctx}" if full else f"-n {2 * len(answer.token_ids)}"
+            )
+            console.err().print(f"The answer was cut after {len(answer.token_ids)} tokens: {hint}.", soft_wrap=True)
+
+
+@contextmanager
+def _candidates(samples: int) -> Iterator[tuple[Callable[[SearchEvent], None], Callable[[Any], bool]]]:
+    """Show candidates, and the votes or scores so far, as they come; yields the hooks of a search."""
+    from tilebeam.cli.search_view import one_line
+
+    with console.bar("candidates") as bar:
+        task = bar.add_task("", total=samples, note="")
+        ended = 0
+
+        def told(event: SearchEvent) -> None:
+            nonlocal ended
+            ended += event.event == "candidate"
+            votes = ", ".join(f"{one_line(a, 20)} x{n:.4g}" for a, n in (event.votes or {}).items())
+            what = (
+                f"{event.fate} after {event.tokens} tokens"
+                if event.event == "candidate"
+                else f"rated {event.score:.3f}"
+            )
+            shown = f"answer {one_line(event.answer, 20)}" if event.answer else one_line(event.text, 60)
+            parts = [f"#{event.index} {what}", shown, f"votes: {votes}" if votes else ""]
+            bar.console.print("; ".join(filter(None, parts)), style="dim", markup=False, soft_wrap=True)
+
+        def moved(state: Any) -> bool:
+            speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
+            bar.update(task, completed=ended, note=f"{state.tokens} tokens, {speed:.1f} t/s")
+            return True
+
+        yield told, moved

@@ -1,0 +1,60 @@
+"""How long candidates may get, and what those that a limit cut are worth: for all searches, their events, the server,
+the evaluation and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tilebeam.prompt import Prompt, Tokenizer
+
+# A chat's answer ends by itself, so that few candidates at a time are as long as this: the cells need not hold all.
+CHAT_TOKENS = 1024
+# How a text stands that ended by itself.
+ENDED = 2
+
+
+class Slots(Tokenizer, Protocol):
+    """What is asked of a model; `tilebeam.LM` is one."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Return how many KV cells all texts share."""
+        ...
+
+    @property
+    def n_seq_max(self) -> int:
+        """Return how many texts decode at the same time."""
+        ...
+
+
+def share_of_context(lm: Slots, prompts: Sequence[Prompt], budget: int, at_least: int = 1) -> int:
+    """Return the most tokens of a candidate where nobody says: as many as there is room for in the cache when all that
+    decode at the same time are that long. Without it a model that does not stop would decode for budget times the
+    context, and candidates would push each other out.
+
+    Args:
+        lm: the model.
+        prompts: what is asked.
+        budget: candidates of each prompt.
+        at_least: as many, as far as one candidate alone has room for them.
+    """
+    room = lm.n_ctx - max(len(prompt.tokens(lm)) for prompt in prompts)
+    together = min(lm.n_seq_max, budget * len(prompts))
+    return max(1, room // together, min(at_least, room))
+
+
+def standing(finish_reason: str, text: str) -> int:  # noqa: ARG001
+    """Return how a candidate stands by the way it ended: 2 by itself, 1 cut by a limit, 0 given up.
+
+    Whatever scores say, one that stands higher wins, and an answer of one that stands lower has no vote. What else
+    makes a text no complete answer (one that only repeats itself) belongs here.
+    """
+    return {"aborted": 0, "length": 1}.get(finish_reason, ENDED)
+
+
+def voters(answers: Sequence[str | None], standings: Sequence[int]) -> list[str | None]:
+    """Return the answers that vote, None for candidates without a vote: of those that have an answer, the ones that
+    stand highest vote. So where all were cut, all vote."""
+    highest = max((s for a, s in zip(answers, standings, strict=True) if a is not None), default=0)
+    return [a if s == highest else None for a, s in zip(answers, standings, strict=True)]
