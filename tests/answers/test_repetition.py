@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tilebeam.answers.repetition import repeats_itself
 
 LIGHT = "The sky is blue because blue light is scattered more than red light. "
@@ -26,14 +25,14 @@ DONE = {
     "nothing": "",
     "a sentence": LIGHT,
     "a loop that was left": LIGHT * 5 + "In short, what reaches the eye from all sides is blue.",
-    "a refrain": "Row, row, row your boat, gently down the stream. Merrily, merrily, merrily, merrily, life is but a dream.",
+    "a refrain": "Row, row, row your boat, gently down the stream. Merrily, merrily, merrily, life is but a dream.",
     "a long refrain": (refrain := "Oh, the wind and the rain, the wind and the rain, " * 2)
     + "sang the old man at the door, who had seen many a winter come and go over the hills of his father's land. "
     + refrain,
     "an answer said twice": "The answer is 42. The answer is 42.",
     "tables of multiplication": "\n".join(f"7 x {i} = {7 * i}" for i in range(1, 40)),
     "a table": "| day | open | lunch |\n|---|---|---|\n"
-    + "".join(f"| {d} | yes | yes |\n" for d in "Mon Tue Wed Thu".split()),
+    + "".join(f"| {d} | yes | yes |\n" for d in ["Mon", "Tue", "Wed", "Thu"]),
     "a ruler": "Results\n" + "=" * 300,
     "empty rows": "| name | age |\n" + "|      |     |\n" * 30,
     "digits": "One third is 0." + "3" * 400,
