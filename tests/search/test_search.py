@@ -18,6 +18,7 @@ from tilebeam import (
     Adaptive,
     BestOfN,
     CompletionOutput,
+    Consensus,
     LogProb,
     Majority,
     Prompt,
@@ -148,6 +149,44 @@ def test_log_probabilities_are_asked_for_only_when_needed() -> None:
 def test_majority_scores_by_share() -> None:
     lm = Scripted({"p": [("1", 0), ("is 2", 0), ("2", 0), ("none", 0)]})
     assert BestOfN(Majority()).infer(lm, "p", budget=4).scores == [0.25, 0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "best"),
+    [
+        (["I cannot help.", "Blue light scatters more.", "Light that is blue scatters more.", "Blue."], 1),
+        (["blue " * 30, "Blue light scatters.", "The blue light scatters."], 1),
+        (["海是蓝色的", "天空是蓝色的", "天空是灰色的", "我不知道"], 1),
+        (["", "2", ""], 1),
+        (["only one"], 0),
+    ],
+)
+def test_best_of_n_takes_what_shares_most_words_unless_told(texts: list[str], best: int) -> None:
+    lm = Scripted({"p": [(text, -9.0 if i == best else 0.0) for i, text in enumerate(texts)]})
+    result = BestOfN().infer(lm, "p", budget=len(texts))
+    assert result.best_index == best
+    assert all(0 <= score <= 1 for score in result.scores)
+    assert not lm.calls[0][1].logprobs
+    assert tilebeam.search.algorithms.create("best-of-n").infer(lm, "p", len(texts)).scores == result.scores
+
+
+def test_consensus_is_the_mean_of_dice_coefficients() -> None:
+    texts = ["a b c", "B! C, d; e", "x"]
+    outputs = [CompletionOutput(i, text, [1], "stop", 0) for i, text in enumerate(texts)]
+    shared = 2 * 2 / (3 + 4)
+    assert Consensus().score("p", outputs) == pytest.approx([(1 + shared) / 3, (1 + shared) / 3, 1 / 3])
+
+
+def test_loops_win_only_where_all_loop() -> None:
+    loop = "It is blue since blue light is scattered. "
+    lm = Scripted({"p": [(loop * 6, 0), (f"{loop}So.", 0), (loop * 7, 0), ("It is red.", 0)], "q": [(loop * 6, 0)] * 2})
+    points = Verifier(lambda _, text: len(text))
+    assert BestOfN(points).infer(lm, "p", budget=4).best_index == 1
+    assert BestOfN(points).infer(lm, "q", budget=2).best_index == 0
+    lm = Scripted({"p": [("7 7. " + loop * 6 + "7", 0), (loop * 6 + " 7", 0), ("8", 0)]})
+    assert SelfConsistency().infer(lm, "p", budget=3).votes == {"7": 2, "8": 1}  # they went on after their loops
+    lm = Scripted({"p": [(" is 7" * 30, 0), (" is 7" * 40, 0), ("8", 0)]})
+    assert SelfConsistency().infer(lm, "p", budget=3).votes == {"8": 1}
 
 
 def test_sampling_options_are_kept_and_n_is_the_budget() -> None:

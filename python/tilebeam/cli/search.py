@@ -180,10 +180,11 @@ def best_of_n(
         ScorerName | None,
         typer.Option(
             "--scorer",
-            help="logprob: the model's own mean log-probability (default); logprob-sum: of the whole text; majority: "
-            "the share of candidates with the same answer; examples: the share of the examples in the docstring of the "
-            "Python function that is asked for which the program passes; judge: a model is asked. Instead of a scorer: "
-            "--prm, --orm or --reward-head.",
+            help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
+            "own mean log-probability; logprob-sum: of the whole text; majority: the share of candidates with the "
+            "same answer; examples: the share of the examples in the docstring of the Python function that is asked "
+            "for which the program passes; judge: a model is asked. Instead of a scorer: --prm, --orm or "
+            "--reward-head.",
         ),
     ] = None,
     extract: Annotated[
@@ -214,7 +215,7 @@ def best_of_n(
     def chosen(search: _SearchRun) -> Scorer:
         if scorer == "judge":
             return search.judge(whole.judge)
-        return Majority(find) if scorer == "majority" else named_scorer(scorer or "logprob", unsafe_code=unsafe_code)
+        return Majority(find) if scorer == "majority" else named_scorer(scorer or "consensus", unsafe_code=unsafe_code)
 
     _run("best-of-n", options, rates, whole.step_stop, {}, chosen)
 
@@ -483,6 +484,7 @@ class _SearchRun:
         search_view.account([r.usage for r in results], self.params.seed)
         texts = [c for r in results for c in r.candidates]
         search_view.tell_cut("candidates", texts, self.params, self.lm, arguments.get("max_steps"))
+        search_view.tell_loops(results)
         if self.options.json_:
             search_view.print_json(results, device=self.lm.device)
             return

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from tilebeam.answers.repetition import repeats_itself
 from tilebeam.cli import console
 from tilebeam.outputs import Usage
 from tilebeam.search.adaptive import AdaptiveResult
@@ -86,6 +87,17 @@ def tell_cut(
         at, more = f"after {max_steps} steps", [f"--max-steps {2 * max_steps}"]
     said = f"{len(cut)} of {len(texts)} {what} were cut {at}; {' '.join(more)} gives them more room"
     console.err().print(said, soft_wrap=True)
+
+
+def tell_loops(results: Sequence[SearchResult]) -> None:
+    """Say on stderr which candidates repeat themselves; of several prompts' only how many."""
+    found = [str(c.index) for r in results for c in r.candidates if repeats_itself(c.text)]
+    if not found:
+        return
+    which = f"candidate{'s' * (len(found) > 1)} {', '.join(found)}"
+    if len(results) > 1:
+        which = f"{len(found)} of {sum(len(r.candidates) for r in results)} candidates"
+    console.err().print(f"{which} repeat{'s itself' if len(found) == 1 else ' themselves'}", soft_wrap=True)
 
 
 def account(results: Sequence[Usage], seed: int | None) -> None:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from tilebeam.answers.repetition import repeats_itself
 from tilebeam.prompt import Prompt, Tokenizer
 
 # A chat's answer ends by itself, so that few candidates at a time are as long as this: the cells need not hold all.
 CHAT_TOKENS = 1024
-# How a text stands that ended by itself.
-ENDED = 2
+# How a text stands that ended by itself, and does not loop.
+ENDED = 3
 
 
 class Slots(Tokenizer, Protocol):
@@ -44,13 +45,13 @@ def share_of_context(lm: Slots, prompts: Sequence[Prompt], budget: int, at_least
     return max(1, room // together, min(at_least, room))
 
 
-def standing(finish_reason: str, text: str) -> int:  # noqa: ARG001
-    """Return how a candidate stands by the way it ended: 2 by itself, 1 cut by a limit, 0 given up.
+def standing(finish_reason: str, text: str) -> int:
+    """Return how a candidate stands by the way it ended: 3 by itself, 2 cut by a limit, 1 in a loop, 0 given up.
 
-    Whatever scores say, one that stands higher wins, and an answer of one that stands lower has no vote. What else
-    makes a text no complete answer (one that only repeats itself) belongs here.
+    Whatever scores say, one that stands higher wins, and an answer of one that stands lower has no vote.
     """
-    return {"aborted": 0, "length": 1}.get(finish_reason, ENDED)
+    stands = {"aborted": 0, "length": 2}.get(finish_reason, ENDED)
+    return 1 if stands and repeats_itself(text) else stands
 
 
 def voters(answers: Sequence[str | None], standings: Sequence[int]) -> list[str | None]:

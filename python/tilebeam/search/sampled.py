@@ -104,12 +104,12 @@ class BestOfN(_WholeSearch[SearchResult]):
     where none ended by itself, or where the scorer checks texts and rates it higher (`Scorer.knows`).
 
     Args:
-        scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name.
+        scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name. Default: `Consensus`.
     """
 
     name: ClassVar[str] = "best-of-n"
 
-    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool] | str) -> None:
+    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool] | str = "consensus") -> None:
         self.scorer = as_scorer(scorer)
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> SearchResult:
