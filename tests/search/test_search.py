@@ -181,6 +181,8 @@ def test_loops_win_only_where_all_loop() -> None:
     loop = "It is blue since blue light is scattered. "
     lm = Scripted({"p": [(loop * 6, 0), (f"{loop}So.", 0), (loop * 7, 0), ("It is red.", 0)], "q": [(loop * 6, 0)] * 2})
     points = Verifier(lambda _, text: len(text))
+    assert BestOfN(points).infer(lm, "p", budget=4).best_index == 2  # it knows
+    points.knows = False
     assert BestOfN(points).infer(lm, "p", budget=4).best_index == 1
     assert BestOfN(points).infer(lm, "q", budget=2).best_index == 0
     lm = Scripted({"p": [("7 7. " + loop * 6 + "7", 0), (loop * 6 + " 7", 0), ("8", 0)]})
