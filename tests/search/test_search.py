@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import tilebeam
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import (
+    Adaptive,
     BestOfN,
     CompletionOutput,
     Consensus,
@@ -25,6 +27,7 @@ from tilebeam import (
     Scorer,
     SelfConsistency,
     TilebeamError,
+    ToolReasoning,
     Usage,
     Verifier,
     after,
@@ -32,6 +35,7 @@ from tilebeam import (
     normalize_answer,
     regex,
 )
+from tilebeam.answers.voted_answer import VotedAnswer
 
 
 @dataclass
@@ -254,7 +258,69 @@ def test_misbehaving_scorers_are_named() -> None:
     with pytest.raises(TilebeamError, match="Nothing returned None as a score"):
         BestOfN(Nothing()).infer(lm, "p", budget=2)
     with pytest.raises(TilebeamError, match="scorer must be"):
-        BestOfN("logprob")  # type: ignore[arg-type]
+        BestOfN(5)  # type: ignore[arg-type]
+
+
+CUT, WHOLE = ("it was 25, so", "length"), ("so it is 42", "stop")
+
+
+@pytest.mark.parametrize(
+    ("samples", "votes", "best"),
+    [
+        ([CUT, CUT, CUT, WHOLE], {"42": 1}, 3),
+        ([CUT, ("no idea", "stop"), CUT], {"25": 2}, 0),  # no other has an answer
+        ([CUT, CUT], {"25": 2}, 0),
+        ([("well", "length"), ("no idea", "stop")], {}, 1),
+    ],
+)
+def test_a_text_that_was_cut_has_no_vote_unless_there_is_no_other(
+    samples: list[tuple[str, Any]], votes: dict[str, float], best: int
+) -> None:
+    class Given(Scripted):
+        def generate(self, *arguments: Any, **more: Any) -> list[RequestOutput]:
+            (output,) = super().generate(*arguments, **more)
+            for candidate, (_, end) in zip(output.outputs, samples, strict=True):
+                candidate.finish_reason = end
+            return [output]
+
+    lm = Given({"p": [(text, -1.0 - i) for i, (text, _) in enumerate(samples)]})
+    vote = SelfConsistency("last-number").infer(lm, "p", len(samples))  # type: ignore[call-overload]
+    assert (vote.votes, vote.best_index, vote.answer) == (votes, best, next(iter(votes), None))
+    ended = [end == "stop" for _, end in samples]
+    chosen = BestOfN("logprob").infer(lm, "p", len(samples))  # type: ignore[call-overload]
+    assert chosen.best_index == (ended.index(True) if any(ended) else 0)
+    # What a checker found does not depend on an end.
+    checked = BestOfN(lambda _, text: "25" in text).infer(lm, "p", len(samples))  # type: ignore[call-overload]
+    assert checked.best_index == (0 if CUT in samples else 1)
+
+
+def test_answers_equal_the_numbers_that_they_spell() -> None:
+    lm = Scripted({"p": [("21", 0), ("21.0", 0)]})
+    answer = SelfConsistency("last-number").infer(lm, "p", budget=2).answer
+    assert answer == 21 == answer == 21.0 == answer == "21"
+    assert answer is not None
+    assert (answer != 22, answer != "21.0", {"21": 2}[answer]) == (True, True, 2)
+    assert json.dumps([answer]) == '["21"]'
+    assert (VotedAnswer("1/2") == 0.5, VotedAnswer("1/3") == Fraction(1, 3), VotedAnswer("0.1") == 0.1) == (
+        True,
+        True,
+        True,
+    )
+    assert all(VotedAnswer(text) != 0 for text in ("1/0", "x", "", "1e999"))
+    assert VotedAnswer("1e999") != 1e308
+
+
+@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning])
+def test_extractors_go_by_name_and_wrong_ones_are_refused_at_once(kind: Any) -> None:
+    assert kind("last-number") is not None
+    for wrong, said in (
+        ("numbr", "do you mean last-number"),
+        ("word", "neither last-number, .*, math, nor .* without a group"),
+        ("[0-9]+", "without a group in parentheses"),
+        (5, "function of a text, or the name of one, not 5"),
+    ):
+        with pytest.raises(TilebeamError, match=said):
+            kind(wrong)
 
 
 def test_votes_count_numbers_by_value_in_the_first_spelling() -> None:

@@ -80,14 +80,13 @@ def tell_cut(
     cut = [len(t.token_ids) for t in texts if t.finish_reason == "length"]
     if not cut or (len(cut) == len(texts) and not lm.chat_template):  # of a base model it is the normal end
         return
-    most = params.max_tokens or lm.n_ctx
+    most, at = params.max_tokens or lm.n_ctx, f"at {params.max_tokens or max(cut)} tokens"
+    more = [f"-n {2 * most}"] if most < lm.n_ctx else []
+    more += [f"-c {2 * lm.n_ctx}"] if 2 * most >= lm.n_ctx else []
     if max_steps is not None and max(cut) < most:
-        hint = f"after {max_steps} steps; --max-steps {2 * max_steps}"
-    elif 2 * most < lm.n_ctx:
-        hint = f"at {most} tokens; -n {2 * most}"
-    else:
-        hint = f"at {max(cut)} tokens; -c {2 * lm.n_ctx}"
-    console.err().print(f"{len(cut)} of {len(texts)} {what} were cut {hint} gives them more room", soft_wrap=True)
+        at, more = f"after {max_steps} steps", [f"--max-steps {2 * max_steps}"]
+    said = f"{len(cut)} of {len(texts)} {what} were cut {at}; {' '.join(more)} gives them more room"
+    console.err().print(said, soft_wrap=True)
 
 
 def tell_loops(results: Sequence[SearchResult]) -> None:

@@ -37,6 +37,8 @@ class FunctionScorer(StepScorer):
         step_stop: what ends a step.
     """
 
+    knows = True
+
     def __init__(self, function: Callable[[str, str], float | bool], *, step_stop: str = STEP_STOP) -> None:
         super().__init__(step_stop=step_stop)
         self._function = function
@@ -52,6 +54,11 @@ class FunctionScorer(StepScorer):
 def reward_name(reward: RewardSpec | None) -> str | None:
     """Name a reward model as scorers do: "prm", "orm" or "head"; None for none."""
     return None if reward is None else OWN if reward.own else "orm" if reward.outcome else "prm"
+
+
+def knows(name: str) -> bool:
+    """Return whether a scorer checks texts; see `Scorer.knows`."""
+    return name in (VERIFIER, "examples") or is_function_name(name)
 
 
 def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) -> None:

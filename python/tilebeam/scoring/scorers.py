@@ -39,8 +39,10 @@ class Scorer(ABC):
     Attributes:
         needs_logprobs: candidates must carry ``cumulative_logprob``.
         needs_hidden: candidates must carry ``hidden``, and ``hidden_steps`` if those of the scorer are not "".
+        knows: its scores are checks, not guesses: they count more than whether a candidate ended or was cut.
     """
 
+    knows: bool = False
     needs_logprobs: bool = False
     needs_hidden: bool = False
 
@@ -87,6 +89,8 @@ class Verifier(Scorer):
     Args:
         check: gets the prompt's text and a candidate's; returns a number, or True or False for 1 and 0.
     """
+
+    knows = True
 
     def __init__(self, check: Callable[[str, str], float | bool]) -> None:
         self.check = check

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from tilebeam.answers.answer import Answer
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, check_complete
@@ -285,7 +285,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
             trajectories=poll.trajectories,
             answers=poll.answers,
             votes=votes,
-            answer=None if winner is None else Answer(winner),
+            answer=None if winner is None else VotedAnswer(winner),
             confidence=majority_confidence(*_leaders(votes)),
             settled=poll.settled,
             give_up=self.give_up if self._expander else None,

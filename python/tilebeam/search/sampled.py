@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-from tilebeam.answers.answer import Answer
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
 from tilebeam.scoring.scorer_names import named_scorer
@@ -100,8 +100,8 @@ class _Teller:
 
 
 class BestOfN(_WholeSearch[SearchResult]):
-    """Draw N candidates, keep the one that the scorer likes best, of equals the first; one that was cut only where none
-    ended by itself.
+    """Draw N candidates, keep the one that the scorer likes best, of equals the first. One that was cut is kept only
+    where none ended by itself, or where the scorer checks texts and rates it higher (`Scorer.knows`).
 
     Args:
         scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name. Default: `Consensus`.
@@ -114,8 +114,10 @@ class BestOfN(_WholeSearch[SearchResult]):
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> SearchResult:
         assert scores is not None
+        assert self.scorer is not None
         ends = standings(output.outputs)
-        best = max(range(len(scores)), key=lambda i: (ends[i], scores[i], -i))
+        first, then = (scores, ends) if self.scorer.knows else (ends, scores)
+        best = max(range(len(scores)), key=lambda i: (first[i], then[i], -i))
         return SearchResult(
             output.prompt,
             output.outputs,
@@ -201,7 +203,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
             whole_trajectories(candidates),
             answers,
             votes,
-            None if winner is None else Answer(winner),
+            None if winner is None else VotedAnswer(winner),
         )
 
 
