@@ -74,6 +74,23 @@ def test_search_by_steps(command: str, model: Path) -> None:
     assert text.err.count("pruned") == len(found["pruned"])
 
 
+@pytest.mark.parametrize(
+    ("looping", "told"),
+    [
+        ([[0, 0, 0]], ""),
+        ([[0, 0, 1]], "candidate 2 repeats itself\n"),
+        ([[1, 0, 1]], "candidates 0, 2 repeat themselves\n"),
+        ([[1, 0], [0, 0]], "1 of 4 candidates repeats itself\n"),
+        ([[1, 0], [1, 1]], "3 of 4 candidates repeat themselves\n"),
+    ],
+)
+def test_loops_are_told(looping: list[list[int]], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["It is blue.", "It is blue. " * 20]
+    groups = [[CompletionOutput(i, texts[loops], [1], "stop", 0) for i, loops in enumerate(g)] for g in looping]
+    search_view.tell_loops([SearchResult("p", g, [0.0] * len(g), 0, Usage(), 0, len(g), []) for g in groups])
+    assert capsys.readouterr().err == told
+
+
 def test_best_of_n_and_vote_with_a_reward_model(model: Path) -> None:
     reward = ["--prm", model, *PRM, "--aggregate", "min", "--step-stop", "e"]
     best = record("best-of-n", "-m", model, *reward, "-p", "the cat", "-N", 4, *QUICK)
