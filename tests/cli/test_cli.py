@@ -266,7 +266,8 @@ def test_generate_reads_stdin_and_draws_several(model: Path) -> None:
 
 
 def test_best_of_n_chooses_the_highest_score(model: Path) -> None:
-    record = json.loads(ok("best-of-n", "-m", model, "-p", "the cat", "-n", 4, "-N", 5, "-t", 1, "--json").out)
+    flags = ["-p", "the cat", "-n", 4, "-N", 5, "-t", 1, "--scorer", "logprob", "--json"]
+    record = json.loads(ok("best-of-n", "-m", model, *flags).out)
     assert len(record["candidates"]) == len(record["scores"]) == 5
     assert record["scores"][record["best_index"]] == max(record["scores"])
     assert record["text"] == record["candidates"][record["best_index"]]["text"]

@@ -11,12 +11,24 @@ from typing import Annotated, Any
 import pytest
 import typer
 from cli_kit import Ran, ok, record
+from gguf_kit import with_metadata
 from html_kit import Page
 from rich.cells import cell_len
-from tilebeam import CompletionOutput, SearchResult, TilebeamError, Trajectory, Usage, VoteResult
-from tilebeam.answers.answer import Answer
+from tilebeam import (
+    CompletionOutput,
+    Prompt,
+    SamplingParams,
+    SearchResult,
+    TilebeamError,
+    Trajectory,
+    Usage,
+    VoteResult,
+)
+from tilebeam.answers.extractors import NAMES
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.cli import search_view
-from tilebeam.cli.options import grouped
+from tilebeam.cli.options import SamplingOptions, grouped
+from tilebeam.gguf import gguf_write
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.contract import Pruned
 from typer.testing import CliRunner
@@ -60,6 +72,23 @@ def test_search_by_steps(command: str, model: Path) -> None:
     for i, score in enumerate(found["scores"]):
         assert sum(f"{i}: {score:.3f}, " in line for line in lines) == 1
     assert text.err.count("pruned") == len(found["pruned"])
+
+
+@pytest.mark.parametrize(
+    ("looping", "told"),
+    [
+        ([[0, 0, 0]], ""),
+        ([[0, 0, 1]], "candidate 2 repeats itself\n"),
+        ([[1, 0, 1]], "candidates 0, 2 repeat themselves\n"),
+        ([[1, 0], [0, 0]], "1 of 4 candidates repeats itself\n"),
+        ([[1, 0], [1, 1]], "3 of 4 candidates repeat themselves\n"),
+    ],
+)
+def test_loops_are_told(looping: list[list[int]], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["It is blue.", "It is blue. " * 20]
+    groups = [[CompletionOutput(i, texts[loops], [1], "stop", 0) for i, loops in enumerate(g)] for g in looping]
+    search_view.tell_loops([SearchResult("p", g, [0.0] * len(g), 0, Usage(), 0, len(g), []) for g in groups])
+    assert capsys.readouterr().err == told
 
 
 def test_best_of_n_and_vote_with_a_reward_model(model: Path) -> None:
@@ -167,6 +196,99 @@ def test_seeds_repeat_and_several_prompts_are_lines(command: str, model: Path, t
     assert {r["seed"] for r in first} == {3}
 
 
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def instruct(model: Path) -> Path:
+    """A model with a chat template."""
+    options = preset("tiny", arch="qwen3", n_layer=2, controls=("<|im_start|>", "<|im_end|>"))
+    plain = write_model(model.with_name("plain.gguf"), options)
+    record = gguf_write.kv_text("tokenizer.chat_template", TEMPLATE)
+    return with_metadata(plain, model.with_name("instruct.gguf"), {"tokenizer.chat_template": record})
+
+
+@pytest.mark.parametrize("command", ["generate", *SEARCHES, "tir"])
+def test_the_chat_template_of_the_file_is_the_default(command: str, instruct: Path, model: Path) -> None:
+    flags = [command, "-p", "the cat", "-N", 2, *QUICK]
+    if command in ("beam", "dvts"):
+        flags += ["--prm", model, *PRM, "--beam-width", 2, "--max-steps", 2, "--step-stop", "e"]
+    if command in ("vote", "adaptive", "tir"):
+        flags += ["--extract", "text"]
+    chat = ok(*flags, "-m", instruct, "--json")
+    prompt = json.loads(chat.out)["prompt"]
+    assert prompt.endswith("<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n")
+    assert "chat template applied; --raw turns it off" in chat.err
+    for raw in ("--raw", "--no-chat"):
+        plain = ok(*flags, "-m", instruct, raw, "--json")
+        assert json.loads(plain.out)["prompt"] == "the cat"
+        assert "chat template applied" not in plain.err
+    if command != "tir":
+        assert json.loads(ok(*flags, "-m", model, "--json").out)["prompt"] == "the cat"
+    shown = ok(*flags, "-m", instruct, *([] if command == "generate" else ["-v"]))
+    assert "<|im" not in shown.out + shown.err
+    assert ("the cat" in shown.err) == (command != "generate")
+
+
+@pytest.mark.parametrize(
+    ("given", "chat", "samples", "prompts", "most"),
+    [
+        ([], False, 4, 1, (4096 - 8) // 4),
+        ([], False, 1, 1, 4096 - 8),
+        ([], False, 16, 9, (4096 - 8) // 16),
+        ([], True, 16, 9, 1024),
+        ([], True, 2, 1, (4096 - 8) // 2),
+        (["-n", 7], True, 16, 9, 7),
+        (["-n", -1], False, 4, 1, None),
+        (["-n", -2], True, 4, 1, None),
+    ],
+)
+def test_texts_are_as_long_as_fits(given: list[Any], chat: bool, samples: int, prompts: int, most: int | None) -> None:
+    class Model:
+        n_ctx, n_seq_max = 4096, 16
+
+        def tokenize(self, text: str) -> list[int]:
+            return [*text.encode()]
+
+    found: list[int | None] = []
+    app = typer.Typer()
+
+    @app.command()
+    @grouped
+    def command(drawing: SamplingOptions) -> None:
+        asked = [Prompt("a question"[:8], list(range(8)) if chat else None)] * prompts
+        found.append(drawing.fitted(drawing.params(), Model(), asked, samples).max_tokens)  # type: ignore[arg-type]
+
+    assert CliRunner().invoke(app, [str(g) for g in given]).exit_code == 0
+    assert found == [most]
+
+
+@pytest.mark.parametrize(
+    ("ends", "tokens", "params", "steps", "said"),
+    [
+        ("llls", 256, 256, None, "3 of 4 candidates were cut at 256 tokens; -n 512 gives more room"),
+        ("l", 1024, 1024, None, "1 of 1 candidates was cut at 1024 tokens; -n 2048 -c 4096 gives more room"),
+        ("l", 1990, None, None, "1 of 1 candidates was cut at 1990 tokens; -c 4096 gives more room"),
+        ("ls", 90, 256, 40, "1 of 2 candidates was cut after 40 steps; --max-steps 80 gives more room"),
+        ("ss", 9, 256, None, ""),
+    ],
+)
+def test_how_many_were_cut(
+    ends: str, tokens: int, params: int | None, steps: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Model:
+        n_ctx, chat_template = 2048, TEMPLATE
+
+    reasons: dict[str, Any] = {"l": "length", "s": "stop"}
+    texts = [CompletionOutput(i, "", [0] * tokens, reasons[end], i) for i, end in enumerate(ends)]
+    sampling = SamplingParams(max_tokens=params)
+    search_view.tell_cut("candidates", texts, sampling, Model(), steps)  # type: ignore[arg-type]
+    assert capsys.readouterr().err.strip() == said
+
+
 # --- what they refuse -------------------------------------------------------------------------------------------------
 
 
@@ -204,8 +326,10 @@ def test_help_teaches(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     text = ok(command, "--help").out
     assert f"tilebeam {command} -m model.gguf" in text
+    words = text.replace(",", " ").split()
     for flag in ("--model", "--prompt", "--n-samples", "--budget", "--prm", "--seed", "--parallel", "--json"):
-        assert flag in text.replace(",", " ").split()
+        assert flag in words
+    assert command not in ("vote", "adaptive") or set(NAMES) <= set(words)
 
 
 # --- how results look -------------------------------------------------------------------------------------------------
@@ -255,7 +379,14 @@ def test_steps_that_candidates_share_are_one_branch() -> None:
 def test_votes_show_their_tally(capsys: pytest.CaptureFixture[str]) -> None:
     same = {"usage": Usage(), "seed": 0, "budget": 8, "trajectories": [Trajectory((t,)) for t in "xyz"]}
     vote = VoteResult(
-        "p", candidates(*"xyz"), [1.0] * 3, 1, **same, answers=[None, "7", "7"], votes={"7": 2.0}, answer=Answer("7")
+        "p",
+        candidates(*"xyz"),
+        [1.0] * 3,
+        1,
+        **same,
+        answers=[None, "7", "7"],
+        votes={"7": 2.0},
+        answer=VotedAnswer("7"),
     )
     lines = shown(vote)
     assert "weight" not in lines[2]

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tilebeam import CompletionOutput, RequestOutput, SelfConsistency, TilebeamError, Usage
+from tilebeam import BestOfN, CompletionOutput, RequestOutput, SelfConsistency, TilebeamError, Usage, Verifier
 from tilebeam.evaluation import estimators as stats
+from tilebeam.evaluation import results
 
 SAMPLES = st.integers(1, 6).flatmap(
     lambda n: st.tuples(
@@ -56,19 +57,57 @@ def test_best_at_k_is_the_mean_over_draws(
     assert stats.naive_at_k(scores, correct, k) == correct[first]
 
 
-def voted(answers: Sequence[str | None], weights: Sequence[float], draw: Sequence[int]) -> str | None:
-    """The winner by the real vote; of equals the first drawn."""
-    outputs = [CompletionOutput(i, f"{answers[j]}|{weights[j]}", [0], "stop", i, 0.0) for i, j in enumerate(draw)]
+class Given:
+    """A model that says what it was given."""
 
-    class Given:
-        def generate(self, *_: object, **__: object) -> list[RequestOutput]:
-            return [RequestOutput("p", [1], outputs, Usage(), 0)]
+    def __init__(
+        self, answers: Sequence[str | None], weights: Sequence[float], draw: Sequence[int], cut: Sequence[bool]
+    ) -> None:
+        facts = [(f"{answers[j]}|{weights[j]}", "length" if cut[j] else "stop") for j in draw]
+        self.outputs = [CompletionOutput(i, text, [0], end, i, 0.0) for i, (text, end) in enumerate(facts)]  # type: ignore[arg-type]
+
+    def generate(self, *_: object, **__: object) -> list[RequestOutput]:
+        return [RequestOutput("p", [1], self.outputs, Usage(), 0)]
+
+
+def voted(
+    answers: Sequence[str | None], weights: Sequence[float], draw: Sequence[int], cut: Sequence[bool] = (False,) * 6
+) -> str | None:
+    """The winner by the real vote; of equals the first drawn."""
 
     def extract(text: str) -> str | None:
         return None if text.startswith("None") else text.split("|")[0]
 
     vote = SelfConsistency(extract, weighting="reward", scorer=lambda _, text: float(text.split("|")[1]))
-    return vote.infer(Given(), "p", len(outputs)).answer
+    return vote.infer(Given(answers, weights, draw, cut), "p", len(draw)).answer  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=40)
+@given(SAMPLES, st.lists(st.booleans(), min_size=6, max_size=6))
+def test_samples_that_were_cut_count_as_in_searches(
+    samples: tuple[list[str | None], list[float], int], cut: list[bool]
+) -> None:
+    answers, weights, k = samples
+    n = len(answers)
+    facts = zip(answers, weights, cut, strict=False)
+    records = [
+        {"answer": a, "correct": float(a == "2"), "text": "", "finish": "length" if c else "stop", "scores": {"x": w}}
+        for a, w, c in facts
+    ]
+    majority = results._voted(lambda of, s, k: stats.majority_at_k(of, [r["correct"] for r in s], k))
+    expected = mean_over_draws(n, k, lambda draw: voted(answers, [1.0] * 6, draw, cut) == "2")
+    assert majority(records, k) == pytest.approx(expected, abs=1e-12)
+
+    def chosen(draw: tuple[int, ...], knows: bool) -> float:
+        scorer = Verifier(lambda _, text: float(text.split("|")[1]))
+        scorer.knows = knows
+        best = BestOfN(scorer).infer(Given(answers, weights, draw, cut), "p", k)  # type: ignore[arg-type]
+        return records[draw[best.best_index]]["correct"]
+
+    for name, knows in (("x", False), ("examples", True)):
+        of = [r | {"scores": {name: w}} for r, w in zip(records, weights, strict=True)]
+        expected = mean_over_draws(n, k, lambda draw, knows=knows: chosen(draw, knows))
+        assert results._of_scores(stats.best_at_k, name)(of, k) == pytest.approx(expected, abs=1e-12)
 
 
 @settings(deadline=None, max_examples=40)

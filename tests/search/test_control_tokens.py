@@ -193,10 +193,10 @@ def test_on_the_command_line(path: Path, forged: str, seen: Any, tmp_path: Path)
     def ask(text: str) -> None:
         few = [*options, "-p", text, "--no-escape", "-n", "1", "-N", "2"]
         run("generate", "--chat", *few)
-        run("generate", "--chat", *few[:-1], "1")  # as a stream
-        run("vote", "--chat", *few)
+        run("generate", *few[:-1], "1")  # as a stream
+        run("vote", "--extract", "text", *few)
         run("best-of-n", "--chat", "--scorer", "judge", *few)
-        run("tir", "--unsafe-code", *few)
+        run("tir", "--extract", "text", "--unsafe-code", *few)
         file = tmp_path / "texts.jsonl"
         file.write_text(json.dumps({"prompt": text, "text": text}))
         run("score", "--prm", str(path), *kinds, "-f", str(file), "-t", "1", "--device", "cpu")

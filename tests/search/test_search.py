@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ import tilebeam
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import (
+    Adaptive,
     BestOfN,
     CompletionOutput,
+    Consensus,
     LogProb,
     Majority,
     Prompt,
@@ -24,6 +27,7 @@ from tilebeam import (
     Scorer,
     SelfConsistency,
     TilebeamError,
+    ToolReasoning,
     Usage,
     Verifier,
     after,
@@ -31,6 +35,7 @@ from tilebeam import (
     normalize_answer,
     regex,
 )
+from tilebeam.answers.voted_answer import VotedAnswer
 
 
 @dataclass
@@ -146,6 +151,46 @@ def test_majority_scores_by_share() -> None:
     assert BestOfN(Majority()).infer(lm, "p", budget=4).scores == [0.25, 0.5, 0.5, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("texts", "best"),
+    [
+        (["I cannot help.", "Blue light scatters more.", "Light that is blue scatters more.", "Blue."], 1),
+        (["blue " * 30, "Blue light scatters.", "The blue light scatters."], 1),
+        (["海是蓝色的", "天空是蓝色的", "天空是灰色的", "我不知道"], 1),
+        (["", "2", ""], 1),
+        (["only one"], 0),
+    ],
+)
+def test_best_of_n_takes_what_shares_most_words_unless_told(texts: list[str], best: int) -> None:
+    lm = Scripted({"p": [(text, -9.0 if i == best else 0.0) for i, text in enumerate(texts)]})
+    result = BestOfN().infer(lm, "p", budget=len(texts))
+    assert result.best_index == best
+    assert all(0 <= score <= 1 for score in result.scores)
+    assert not lm.calls[0][1].logprobs
+    assert tilebeam.search.algorithms.create("best-of-n").infer(lm, "p", len(texts)).scores == result.scores
+
+
+def test_consensus_is_the_mean_of_dice_coefficients() -> None:
+    texts = ["a b c", "B! C, d; e", "x"]
+    outputs = [CompletionOutput(i, text, [1], "stop", 0) for i, text in enumerate(texts)]
+    shared = 2 * 2 / (3 + 4)
+    assert Consensus().score("p", outputs) == pytest.approx([(1 + shared) / 3, (1 + shared) / 3, 1 / 3])
+
+
+def test_loops_win_only_where_all_loop() -> None:
+    loop = "It is blue since blue light is scattered. "
+    lm = Scripted({"p": [(loop * 6, 0), (f"{loop}So.", 0), (loop * 7, 0), ("It is red.", 0)], "q": [(loop * 6, 0)] * 2})
+    points = Verifier(lambda _, text: len(text))
+    assert BestOfN(points).infer(lm, "p", budget=4).best_index == 2  # it knows
+    points.knows = False
+    assert BestOfN(points).infer(lm, "p", budget=4).best_index == 1
+    assert BestOfN(points).infer(lm, "q", budget=2).best_index == 0
+    lm = Scripted({"p": [("7 7. " + loop * 6 + "7", 0), (loop * 6 + " 7", 0), ("8", 0)]})
+    assert SelfConsistency().infer(lm, "p", budget=3).votes == {"7": 2, "8": 1}  # they went on after their loops
+    lm = Scripted({"p": [(" is 7" * 30, 0), (" is 7" * 40, 0), ("8", 0)]})
+    assert SelfConsistency().infer(lm, "p", budget=3).votes == {"8": 1}
+
+
 def test_sampling_options_are_kept_and_n_is_the_budget() -> None:
     lm = Scripted({"p": [("1", 0)] * 3})
     BestOfN(Majority()).infer(lm, "p", budget=3, sampling=SamplingParams(n=1, temperature=0.3, stop="x", seed=4))
@@ -215,7 +260,69 @@ def test_misbehaving_scorers_are_named() -> None:
     with pytest.raises(TilebeamError, match="Nothing returned None as a score"):
         BestOfN(Nothing()).infer(lm, "p", budget=2)
     with pytest.raises(TilebeamError, match="scorer must be"):
-        BestOfN("logprob")  # type: ignore[arg-type]
+        BestOfN(5)  # type: ignore[arg-type]
+
+
+CUT, WHOLE = ("it was 25, so", "length"), ("so it is 42", "stop")
+
+
+@pytest.mark.parametrize(
+    ("samples", "votes", "best"),
+    [
+        ([CUT, CUT, CUT, WHOLE], {"42": 1}, 3),
+        ([CUT, ("no idea", "stop"), CUT], {"25": 2}, 0),  # no other has an answer
+        ([CUT, CUT], {"25": 2}, 0),
+        ([("well", "length"), ("no idea", "stop")], {}, 1),
+    ],
+)
+def test_a_text_that_was_cut_has_no_vote_unless_there_is_no_other(
+    samples: list[tuple[str, Any]], votes: dict[str, float], best: int
+) -> None:
+    class Given(Scripted):
+        def generate(self, *arguments: Any, **more: Any) -> list[RequestOutput]:
+            (output,) = super().generate(*arguments, **more)
+            for candidate, (_, end) in zip(output.outputs, samples, strict=True):
+                candidate.finish_reason = end
+            return [output]
+
+    lm = Given({"p": [(text, -1.0 - i) for i, (text, _) in enumerate(samples)]})
+    vote = SelfConsistency("last-number").infer(lm, "p", len(samples))  # type: ignore[call-overload]
+    assert (vote.votes, vote.best_index, vote.answer) == (votes, best, next(iter(votes), None))
+    ended = [end == "stop" for _, end in samples]
+    chosen = BestOfN("logprob").infer(lm, "p", len(samples))  # type: ignore[call-overload]
+    assert chosen.best_index == (ended.index(True) if any(ended) else 0)
+    # What a checker found does not depend on an end.
+    checked = BestOfN(lambda _, text: "25" in text).infer(lm, "p", len(samples))  # type: ignore[call-overload]
+    assert checked.best_index == (0 if CUT in samples else 1)
+
+
+def test_answers_equal_the_numbers_that_they_spell() -> None:
+    lm = Scripted({"p": [("21", 0), ("21.0", 0)]})
+    answer = SelfConsistency("last-number").infer(lm, "p", budget=2).answer
+    assert answer == 21 == answer == 21.0 == answer == "21"
+    assert answer is not None
+    assert (answer != 22, answer != "21.0", {"21": 2}[answer]) == (True, True, 2)
+    assert json.dumps([answer]) == '["21"]'
+    assert (VotedAnswer("1/2") == 0.5, VotedAnswer("1/3") == Fraction(1, 3), VotedAnswer("0.1") == 0.1) == (
+        True,
+        True,
+        True,
+    )
+    assert all(VotedAnswer(text) != 0 for text in ("1/0", "x", "", "1e999"))
+    assert VotedAnswer("1e999") != 1e308
+
+
+@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning])
+def test_extractors_go_by_name_and_wrong_ones_are_refused_at_once(kind: Any) -> None:
+    assert kind("last-number") is not None
+    for wrong, said in (
+        ("numbr", "do you mean last-number"),
+        ("word", "neither last-number, .*, math, nor .* without a group"),
+        ("[0-9]+", "without a group in parentheses"),
+        (5, "function of a text, or the name of one, not 5"),
+    ):
+        with pytest.raises(TilebeamError, match=said):
+            kind(wrong)
 
 
 def test_votes_count_numbers_by_value_in_the_first_spelling() -> None:

@@ -37,6 +37,8 @@ class FunctionScorer(StepScorer):
         step_stop: what ends a step.
     """
 
+    knows = True
+
     def __init__(self, function: Callable[[str, str], float | bool], *, step_stop: str = STEP_STOP) -> None:
         super().__init__(step_stop=step_stop)
         self._function = function
@@ -54,6 +56,11 @@ def reward_name(reward: RewardSpec | None) -> str | None:
     return None if reward is None else OWN if reward.own else "orm" if reward.outcome else "prm"
 
 
+def knows(name: str) -> bool:
+    """Return whether a scorer checks texts; see `Scorer.knows`."""
+    return name in (VERIFIER, "examples") or is_function_name(name)
+
+
 def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) -> None:
     """Raise `TilebeamError` if there is no such scorer.
 
@@ -63,6 +70,8 @@ def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) ->
     """
     if name == "majority":
         raise TilebeamError("--scorer majority is not supported: use --method self-consistency.")
+    if name == "consensus":
+        raise TilebeamError("--scorer consensus is not supported: its scores depend on which texts are compared.")
     if name in REWARDS:
         if name != reward:
             option = "reward-head" if name == OWN else name

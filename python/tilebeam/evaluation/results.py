@@ -7,10 +7,12 @@ the N samples; `tilebeam.evaluation.estimators` has the formulas.
 
 from __future__ import annotations
 
+import math
 import statistics as py_statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +22,7 @@ from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation import ranking
 from tilebeam.evaluation.config import GREEDY, Setting, Unit
 from tilebeam.evaluation.log import Record
+from tilebeam.search.limits import standing
 
 PASS = "pass"
 
@@ -236,7 +239,13 @@ def _estimators(
             yield series, "best@k", knows, reads, _of_scores(stats.best_at_k, scorer)
             yield series, "naive@k", knows, reads, _of_scores(stats.naive_at_k, scorer)
     if (method := found.get("self-consistency")) is not None:
-        yield setting.series(method), "maj@k", False, False, _majority
+        yield (
+            setting.series(method),
+            "maj@k",
+            False,
+            False,
+            _voted(lambda answers, s, k: stats.majority_at_k(answers, _correct(s), k)),
+        )
         for scorer in filter(scoring.is_weight, setting.scorers):
             series = setting.series(method, scorer)
             if any(s["weights"][scorer] < 0 for items in table for item in items for s in item["samples"]):
@@ -256,18 +265,44 @@ def _pass(samples: Sequence[Record], k: int) -> float:
     return stats.best_at_k(correct, correct, k)  # the same where there is only right and wrong
 
 
-def _majority(samples: Sequence[Record], k: int) -> float:
-    return stats.majority_at_k([s["answer"] for s in samples], _correct(samples), k)
+_known_standing = lru_cache(maxsize=1 << 16)(standing)  # asked for again at every budget
+
+
+def _standing(sample: Record) -> int:
+    return _known_standing(sample["finish"], sample["text"])
+
+
+def _voted(estimate: Callable[[list[str | None], Sequence[Record], int], float]) -> Estimator:
+    """Make an estimator of votes in which those of a draw vote that stand highest, see `tilebeam.search.limits.voters`:
+    a draw without any of a level is a draw of the others, where the next level votes."""
+
+    def estimator(samples: Sequence[Record], k: int) -> float:
+        total, rest = 0.0, list(samples)
+        for level in sorted({_standing(s) for s in samples if s["answer"] is not None}, reverse=True):
+            answers = [s["answer"] if _standing(s) == level else None for s in rest]
+            total += math.comb(len(rest), k) / math.comb(len(samples), k) * estimate(answers, rest, k)
+            rest = [s for s, answer in zip(rest, answers, strict=True) if answer is None]
+            if len(rest) < k:
+                break
+        return total
+
+    return estimator
 
 
 def _of_scores(formula: Callable[[Sequence[float], Sequence[float], int], float], scorer: str) -> Estimator:
-    return lambda samples, k: formula([s["scores"][scorer] for s in samples], _correct(samples), k)
+    """Make an estimator of what is chosen as `BestOfN` does: samples have the places of their ranks as scores."""
+    sign = 1 if scoring.knows(scorer) else -1
+
+    def estimator(samples: Sequence[Record], k: int) -> float:
+        ranks = [(s["scores"][scorer], _standing(s))[::sign] for s in samples]
+        order = {rank: float(place) for place, rank in enumerate(sorted(set(ranks)))}
+        return formula([order[rank] for rank in ranks], _correct(samples), k)
+
+    return estimator
 
 
 def _of_weights(scorer: str) -> Estimator:
-    return lambda samples, k: stats.weighted_at_k(
-        [s["answer"] for s in samples], [s["weights"][scorer] for s in samples], _correct(samples), k
-    )
+    return _voted(lambda answers, s, k: stats.weighted_at_k(answers, [x["weights"][scorer] for x in s], _correct(s), k))
 
 
 def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:

@@ -22,6 +22,8 @@ class CodeExamples(Scorer):
         unsafe: run them even where they cannot be confined.
     """
 
+    knows = True
+
     def __init__(self, *, unsafe: bool = False) -> None:
         self._unsafe = unsafe
 

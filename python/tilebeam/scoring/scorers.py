@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -38,8 +39,10 @@ class Scorer(ABC):
     Attributes:
         needs_logprobs: candidates must carry ``cumulative_logprob``.
         needs_hidden: candidates must carry ``hidden``, and ``hidden_steps`` if those of the scorer are not "".
+        knows: its scores are checks, not guesses: they count more than whether a candidate ended or was cut.
     """
 
+    knows: bool = False
     needs_logprobs: bool = False
     needs_hidden: bool = False
 
@@ -87,6 +90,8 @@ class Verifier(Scorer):
         check: gets the prompt's text and a candidate's; returns a number, or True or False for 1 and 0.
     """
 
+    knows = True
+
     def __init__(self, check: Callable[[str, str], float | bool]) -> None:
         self.check = check
 
@@ -118,6 +123,24 @@ class Majority(Scorer):
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes = Counter(a for a in answers if a is not None)
         return [votes[a] / len(candidates) if a is not None else 0.0 for a in answers]
+
+
+# Words; scripts that put no spaces between words, by the character.
+_WORD = re.compile(r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+|\w")
+
+
+class Consensus(Scorer):
+    """How much a text has in common with the other candidates: what many of them say is seldom made up, and a text that
+    is too short, off the point or loops shares little with them.
+
+    Between 0 and 1: the mean, over all candidates, of Dice's coefficient of the sets of their words. Asks for nothing
+    but the texts.
+    """
+
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
+        """Compare each text with all, itself included."""
+        words = [set(_WORD.findall(c.text.lower())) for c in candidates]
+        return [sum(2 * len(a & b) / max(1, len(a) + len(b)) for b in words) / len(words) for a in words]
 
 
 def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:

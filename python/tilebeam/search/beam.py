@@ -18,7 +18,7 @@ from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.contract import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
 from tilebeam.search.events import EventHook, Fate, SearchEvent, candidate_event
-from tilebeam.search.limits import standing
+from tilebeam.search.limits import standings
 from tilebeam.search.search_defaults import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
@@ -224,7 +224,7 @@ class _StepSearch(Algorithm[StepResult]):
         beams = search.pool + [b for b in search.beams if not b.done]
         totals = [self._expander.total(b) for b in beams]
         candidates = [b.candidate(i) for i, b in enumerate(beams)]
-        ends = [standing(c.finish_reason, c.text) for c in candidates]
+        ends = standings(candidates)
         return StepResult(
             prompt=search.task.prompt.text,
             candidates=candidates,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-from tilebeam.answers.answer import Answer
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
 from tilebeam.scoring.scorer_names import named_scorer
@@ -27,7 +27,7 @@ from tilebeam.search.contract import (
     VoteResult,
 )
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
-from tilebeam.search.limits import standing, voters
+from tilebeam.search.limits import standings, voters
 from tilebeam.search.search_defaults import Weighting
 
 
@@ -100,22 +100,24 @@ class _Teller:
 
 
 class BestOfN(_WholeSearch[SearchResult]):
-    """Draw N candidates, keep the one that the scorer likes best, of equals the first; one that was cut only where none
-    ended by itself.
+    """Draw N candidates, keep the one that the scorer likes best, of equals the first. One that was cut is kept only
+    where none ended by itself, or where the scorer checks texts and rates it higher (`Scorer.knows`).
 
     Args:
-        scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name.
+        scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name. Default: `Consensus`.
     """
 
     name: ClassVar[str] = "best-of-n"
 
-    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool] | str) -> None:
+    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool] | str = "consensus") -> None:
         self.scorer = as_scorer(scorer)
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> SearchResult:
         assert scores is not None
+        assert self.scorer is not None
         ends = standings(output.outputs)
-        best = max(range(len(scores)), key=lambda i: (ends[i], scores[i], -i))
+        first, then = (scores, ends) if self.scorer.knows else (ends, scores)
+        best = max(range(len(scores)), key=lambda i: (first[i], then[i], -i))
         return SearchResult(
             output.prompt,
             output.outputs,
@@ -186,35 +188,37 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         else:
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
-        ends = standings(candidates)
-        voting = voters(answers, ends)
-        votes = tally(voting, weights)
-        winner = next(iter(votes), None)
+        votes, winner, best = elected(candidates, answers, weights)
         return VoteResult(
             output.prompt,
             candidates,
             weights,
-            heaviest(voting, weights, ends, winner),
+            best,
             output.usage,
             output.seed,
             len(candidates),
             whole_trajectories(candidates),
             answers,
             votes,
-            None if winner is None else Answer(winner),
+            winner,
         )
 
 
-def standings(candidates: Sequence[CompletionOutput]) -> list[int]:
-    """Return how each candidate stands by the way it ended; see `tilebeam.search.limits.standing`."""
-    return [standing(c.finish_reason, c.text) for c in candidates]
-
-
-def heaviest(voting: Sequence[str | None], weights: Sequence[float], ends: Sequence[int], winner: str | None) -> int:
-    """Find the heaviest candidate that voted for the winning answer, of equals the first; without a winner, of all
-    those that stand highest."""
+def elected(
+    candidates: Sequence[CompletionOutput],
+    answers: Sequence[str | None],
+    weights: Sequence[float],
+    scores: Sequence[float] | None = None,
+) -> tuple[dict[str, float], VotedAnswer | None, int]:
+    """Count votes: their total weights, the answer that won, and of the candidates that voted for it (without an
+    answer, of those that stand highest) the first with the best score, which is the weight where there is none."""
+    ends = standings(candidates)
+    voting = voters(answers, ends)
+    votes = tally(voting, weights)
+    winner = next(iter(votes), None)
     eligible = [i for i, a in enumerate(voting) if winner is None or a == winner]
-    return max(eligible, key=lambda i: (ends[i], weights[i], -i))
+    best = max(eligible, key=lambda i: (ends[i], (scores or weights)[i], -i))
+    return votes, None if winner is None else VotedAnswer(winner), best
 
 
 def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:
