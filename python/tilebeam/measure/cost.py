@@ -40,7 +40,7 @@ class Stopwatch:
             return None
 
     def cost(self) -> Cost:
-        """Until now."""
+        """Return the cost until now."""
         seconds = time.perf_counter() - self._began
         cpu = cpu_seconds() - self._cpu
         first, last = self._energy, self._reading()

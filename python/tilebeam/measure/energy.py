@@ -45,7 +45,7 @@ class Source(Protocol):
         ...
 
     def joules(self, first: EnergyReading, last: EnergyReading) -> float:
-        """Energy between two readings."""
+        """Return energy between two readings."""
         ...
 
 
@@ -66,7 +66,7 @@ class Rapl:
         return EnergyReading(tuple(_number(zone / "energy_uj") / 1e6 for zone in self._zones))
 
     def joules(self, first: EnergyReading, last: EnergyReading) -> float:
-        """Their difference; a counter that is less than before has begun anew once."""
+        """Return their difference; a counter that is less than before has begun anew once."""
         pairs = zip(first.joules, last.joules, self._ranges, strict=True)
         return sum(after - before + (most if after < before else 0.0) for before, after, most in pairs)
 
@@ -88,7 +88,7 @@ class Battery:
         return EnergyReading(watts=sum(map(self._watts, self._batteries)))
 
     def joules(self, first: EnergyReading, last: EnergyReading) -> float:
-        """From the power at both ends."""
+        """Estimate it from the power at both ends."""
         return (first.watts + last.watts) / 2 * (last.seconds - first.seconds)
 
     @staticmethod
