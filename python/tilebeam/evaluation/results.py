@@ -72,7 +72,6 @@ class Latency:
     Attributes:
         seconds: mean over the prompts, with its 95 % interval; median: of them.
         cpu_seconds: the same of CPU time.
-        joules: the same of the whole machine's energy; None if it was not told for every prompt.
         prompts: measured.
         tokens: sampled per prompt, in the mean.
     """
@@ -84,7 +83,6 @@ class Latency:
     seconds: stats.Mean
     median: float
     cpu_seconds: stats.Mean
-    joules: stats.Mean | None
     prompts: int
     tokens: float
 
@@ -332,7 +330,6 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
     for (model, device, series, budget), group in sorted(runs.items()):
         seconds = [run["seconds"] for run in group]
         cpu = [run["cpu_seconds"] for run in group]
-        joules = [told for run in group if (told := run.get("joules")) is not None]
         found.append(
             Latency(
                 model,
@@ -342,7 +339,6 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
                 stats.mean(seconds),
                 py_statistics.median(seconds),
                 stats.mean(cpu),
-                stats.mean(joules) if len(joules) == len(group) else None,
                 len(seconds),
                 py_statistics.fmean(run["tokens"] for run in group),
             )
