@@ -121,18 +121,18 @@ class Type(IntEnum):
 
 
 def is_tiled(type: Type) -> bool:
-    """Is this one of the tiled types?"""
+    """Return whether this is one of the tiled types."""
     return bool(lib.tb_type_is_tiled(type))
 
 
 def column_type(ggml_type: Type) -> Type | None:
-    """Tiled type, ``column`` grouping, of plain ggml blocks; None if there is none."""
+    """Return tiled type, ``column`` grouping, of plain ggml blocks; None if there is none."""
     found = int(lib.tb_tiled_column(ggml_type))
     return Type(found) if found < lib.TB_TYPE_COUNT else None
 
 
 def tile_type(ggml_type: Type) -> Type | None:
-    """Tiled type, ``tile`` grouping, of plain ggml blocks; None if there is none."""
+    """Return tiled type, ``tile`` grouping, of plain ggml blocks; None if there is none."""
     found = int(lib.tb_tiled_tile(ggml_type))
     return Type(found) if found < lib.TB_TYPE_COUNT else None
 
@@ -146,7 +146,7 @@ def source_type(tiled: Type) -> Type:
 
 
 def tile_bytes(tiled: Type) -> int:
-    """Bytes of one 32 x 32 tile with its scales."""
+    """Return the bytes of one 32 x 32 tile with its scales."""
     source_type(tiled)
     return int(lib.tb_tile_bytes(tiled))
 
@@ -157,7 +157,7 @@ def layout_version(tiled: Type) -> int:
 
 
 def tiled_bytes(tiled: Type, k: int, n: int) -> int:
-    """Bytes of a tiled matrix, N rounded up to whole tiles. Raises ValueError if K is not a multiple of 32."""
+    """Return a tiled matrix's bytes, N rounded up to whole tiles. Raises ValueError if K is not a multiple of 32."""
     source_type(tiled)
     size = int(lib.tb_tiled_bytes(tiled, k, n)) if 0 < k < 1 << 32 and 0 < n < 1 << 32 else 0
     if size == 0:
@@ -168,7 +168,7 @@ def tiled_bytes(tiled: Type, k: int, n: int) -> int:
 
 
 def row_bytes(ggml_type: Type, k: int) -> int:
-    """Bytes of one row of K elements of a plain type. Raises ValueError if K is not whole blocks."""
+    """Return the bytes of one row of K elements of a plain type. Raises ValueError if K is not whole blocks."""
     block = int(lib.tb_type_block(ggml_type))
     if block == 0 or k <= 0 or k % block != 0:
         raise ValueError(f"no row of {k} elements of type {Type(ggml_type).label}")
@@ -195,7 +195,7 @@ def _output(out: Bytes | None, size: int) -> Bytes:
 
 
 def pack(tiled: Type, blocks: Bytes, k: int, n: int, out: Bytes | None = None) -> Bytes:
-    """Plain ggml blocks (N rows, contiguous) to tiles of a ``column`` type.
+    """Pack plain ggml blocks (N rows, contiguous) into tiles of a ``column`` type.
 
     Args:
         tiled: of ``column`` grouping.
@@ -229,7 +229,7 @@ def _panels(n: int) -> range:
 
 
 def dequantize(type: Type, data: Bytes, k: int, n: int) -> Floats:
-    """Float32 values, shape (N, K), of a tiled matrix or of plain rows: floats, or blocks that become tiles.
+    """Return the float32 values, shape (N, K), of a tiled matrix or of plain rows: floats, or blocks that become tiles.
 
     Raises:
         ValueError: sizes do not fit, or there are no values in that type.
@@ -261,7 +261,7 @@ def quantize(
     weights: Floats | None = None,
     sums: npt.NDArray[np.float64] | None = None,
 ) -> Bytes:
-    """Float32 values of shape (N, K) to tiles: rounded as ggml's reference does, or with searched scales.
+    """Quantize float32 values of shape (N, K) to tiles: rounded as ggml's reference does, or with searched scales.
 
     Args:
         search: 1 chooses each scale for the smallest sum of squared errors (quantize.h has the other values).
@@ -327,7 +327,7 @@ def _output_floats(a: Floats) -> Floats:
 
 
 def place_codes(tiled: Type, codes: Floats, scales: Floats) -> Bytes:
-    """Tiles from values of the code book (N, K) and scales, (N, K / 32) or, of ``tile`` grouping, (N / 16, K / 2)."""
+    """Make tiles of code book values (N, K) and scales, (N, K / 32) or, of ``tile`` grouping, (N / 16, K / 2)."""
     n, k = codes.shape
     out = np.empty(tiled_bytes(tiled, k, n), np.uint8)
     column = tiled == column_type(source_type(tiled))

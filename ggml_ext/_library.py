@@ -33,7 +33,7 @@ def native_file(name: str) -> Path:
 
 
 def open_library() -> tuple[Any, Any]:
-    """``(ffi, lib)`` of the contract library.
+    """Return ``(ffi, lib)`` of the contract library.
 
     Raises:
         ImportError: the library is missing, cannot be opened, or was built from other sources.

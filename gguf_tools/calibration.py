@@ -127,7 +127,7 @@ class _Work:
 
 
 def _groups(targets: Sequence[Target], memory: int) -> Iterator[list[Target]]:
-    """Layer by layer, as many in one pass as the memory takes second moments of."""
+    """Group the matrices layer by layer, as many in one pass as the memory takes second moments of."""
     group: list[Target] = []
     size = 0
     for t in sorted(targets, key=lambda t: _layer(t.name)):

@@ -37,18 +37,19 @@ ROWS = 256  # that one thread takes at a time, a multiple of 16
 
 
 def group_width(tiled: Type) -> int:
-    """Columns that share a scale."""
+    """Return columns that share a scale."""
     return TILE if tiled == ggml_ext.column_type(ggml_ext.source_type(tiled)) else 2
 
 
 def factor(h: Doubles) -> Doubles:
-    """R, upper triangular, with R R^T = H. Raises numpy.linalg.LinAlgError if H is not positive definite."""
+    """Return R, upper triangular, with R R^T = H. Raises numpy.linalg.LinAlgError if H is not positive definite."""
     low = np.linalg.cholesky(h[::-1, ::-1])
     return low[::-1, ::-1].astype(np.float64, copy=False)
 
 
 def damped(h: npt.NDArray[Any], damping: float = DAMPING) -> Doubles:
-    """H in float64, with a part of its mean square added to every input's; inputs that are always 0 count as the mean.
+    """Return H in float64, a part of its mean square added to every input's; inputs that are always 0 count as the
+    mean.
 
     Raises:
         ValueError: a value is not finite, a square is negative, or all are 0.
@@ -83,7 +84,7 @@ class Inputs:
 
     @classmethod
     def of(cls, moments: npt.NDArray[Any], width: int, damping: float = DAMPING) -> Inputs:
-        """From X^T X, (K, K).
+        """Make the inputs of X^T X, (K, K).
 
         Raises:
             ValueError: the moments make no sense, or are not positive definite even with the damping.
@@ -137,14 +138,14 @@ class _Matrix:
         list(self._pool.map(part, range(0, len(x), ROWS)))
 
     def _panels(self) -> Iterator[tuple[slice, list[tuple[int, slice]]]]:
-        """Columns that are worked on together, and the blocks among them by number."""
+        """Return columns that are worked on together, and the blocks among them by number."""
         k, width = self._w.shape[1], self._width
         for at in range(0, k, PANEL):
             to = min(at + PANEL, k)
             yield slice(at, to), [(c // width, slice(c, c + width)) for c in range(at, to, width)]
 
     def in_order(self) -> None:
-        """GPTQ's rule, block by block."""
+        """Apply GPTQ's rule, block by block."""
         r = self._inputs.r
         r32 = r.astype(np.float32)
         carried = np.zeros_like(self._w)  # (w - v) R of the columns that are done
@@ -160,7 +161,7 @@ class _Matrix:
         self._slope = ((self._w - self._dense()) @ self._h32).astype(np.float32, copy=False)
 
     def sweep(self) -> None:
-        """Every block again, given all others."""
+        """Round every block again, given all others."""
         slope = self._slope
         for panel, blocks in self._panels():
             change = np.zeros((len(self._w), panel.stop - panel.start), np.float32)
@@ -178,7 +179,7 @@ class _Matrix:
         return np.concatenate([self._values(block) for block in range(len(self._codes))], axis=1)
 
     def error(self) -> float:
-        """(w - v) H (w - v)^T, summed over rows."""
+        """Return (w - v) H (w - v)^T, summed over rows."""
         return float(np.einsum("nk,nk->", self._slope, self._w - self._dense(), dtype=np.float64))
 
     def tiles(self) -> Bytes:

@@ -96,8 +96,8 @@ def fidelity(lossless: bool, same_contents: bool) -> str:
 
 
 def is_repacked(path: str | os.PathLike[str]) -> bool:
-    """Is this GGUF in Tilebeam's layout? Of a split model any part may be named. Raises GGUFError if it is no sound
-    GGUF, OSError if it cannot be read."""
+    """Return whether this GGUF is in Tilebeam's layout. Of a split model any part may be named. Raises GGUFError if it
+    is no sound GGUF, OSError if it cannot be read."""
     with open_gguf(path) as f:
         return f.architecture == ARCHITECTURE
 
@@ -115,7 +115,7 @@ def manifest(path: str | os.PathLike[str]) -> Manifest:
 
 
 def read_manifest(f: GGUFFile) -> Manifest:
-    """:func:`manifest` of an open file."""
+    """Read the :func:`manifest` of an open file."""
     if f.architecture != ARCHITECTURE:
         raise GGUFError(f"{f.path} is an ordinary GGUF ({f.architecture}), not a repacked one")
     version = f.number(K_LAYOUT)
@@ -189,7 +189,7 @@ def layers_key(architecture: str) -> str:
 
 
 def moved_layers(f: Source) -> bool:
-    """Can the number of layers of an ordinary file be moved?"""
+    """Return whether the number of layers of an ordinary file can be moved."""
     kv = f.kv.get(layers_key(f.architecture))
     return kv is not None and kv.type == UINT32
 
@@ -228,7 +228,7 @@ def _tiled(f: GGUFFile, name: str, number: int, plain: int) -> TiledTensor:
 
 
 def content_digest(kv: Iterable[bytes], tensors: Iterable[TensorInfo], digests: Iterable[bytes]) -> str:
-    """Digest of a GGUF's contents whatever its padding: metadata records, then each tensor's header and data digest."""
+    """Digest a GGUF's contents whatever its padding: metadata records, then each tensor's header and data digest."""
     h = hashlib.sha256(b"".join(kv))
     for t, d in zip(tensors, digests, strict=True):
         h.update(tensor_header(t.name, t.type, t.ne, 0) + d)
@@ -236,12 +236,12 @@ def content_digest(kv: Iterable[bytes], tensors: Iterable[TensorInfo], digests: 
 
 
 def data_digest(digests: Iterable[bytes]) -> str:
-    """Digest of all tensors' digests."""
+    """Return the digest of all tensors' digests."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def meta_digest(kv: Iterable[bytes], tensors: Iterable[TensorInfo]) -> str:
-    """Digest of a repacked file's metadata records (but this digest's own) and tensor headers."""
+    """Digest a repacked file's metadata records (but this digest's own) and tensor headers."""
     h = hashlib.sha256(b"".join(kv))
     for t in tensors:
         h.update(tensor_header(t.name, t.type, t.ne, t.offset))

@@ -53,7 +53,7 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def conversion(type: gguf.GGMLQuantizationType) -> ToFloat | None:
-    """ggml's ``to_float(from, to, elements)`` on addresses; None if the type has no values of its own.
+    """Return ggml's ``to_float(from, to, elements)`` on addresses; None if the type has no values of its own.
 
     Raises:
         GGUFError: llama-cpp-python is missing, or its ggml lays the type out in another way than the gguf package.
@@ -69,7 +69,7 @@ def conversion(type: gguf.GGMLQuantizationType) -> ToFloat | None:
 
 
 def to_float(type: gguf.GGMLQuantizationType, data: npt.NDArray[np.uint8], elements: int) -> npt.NDArray[np.float32]:
-    """Values of ``elements`` consecutive elements, whole blocks of contiguous bytes; the GIL is free meanwhile.
+    """Return values of ``elements`` consecutive elements, whole blocks of contiguous bytes; the GIL is free meanwhile.
 
     Raises:
         ValueError: the size does not fit, or the type has no values.

@@ -50,7 +50,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "
 
 
 def pad(n: int, alignment: int) -> int:
-    """``n`` rounded up to a multiple of ``alignment``."""
+    """Return ``n`` rounded up to a multiple of ``alignment``."""
     return -(-n // alignment) * alignment
 
 
@@ -74,7 +74,7 @@ class _Cursor:
         self.data += self.more(len(self.data), n).data
 
     def need(self, n: int) -> int:
-        """Position of the next ``n`` bytes, which are skipped."""
+        """Return position of the next ``n`` bytes, which are skipped."""
         at = self.pos
         self.fill(at + n)
         self.pos = at + n
@@ -186,7 +186,7 @@ class TensorInfo:
 
 
 def tensor_bytes(type: gguf.GGMLQuantizationType, ne: tuple[int, ...]) -> int:
-    """Size of a tensor; ``ne[0]`` must be whole blocks."""
+    """Return size of a tensor; ``ne[0]`` must be whole blocks."""
     block, size = gguf.GGML_QUANT_SIZES[type]
     return math.prod(ne) // int(block) * int(size)
 
@@ -335,7 +335,7 @@ class GGUFFile:
         return int(kv.value)
 
     def read(self, offset: int, n: int) -> Bytes:
-        """``n`` bytes at ``offset`` as uint8. Raises GGUFError if the file has become shorter."""
+        """Return ``n`` bytes at ``offset`` as uint8. Raises GGUFError if the file has become shorter."""
         out = np.empty(n, np.uint8)
         self.read_into(offset, out)
         return out
@@ -365,7 +365,7 @@ class GGUFFile:
         return (self.path,)
 
     def padding(self) -> Iterator[tuple[int, int]]:
-        """``(offset, length)`` of the gaps that alignment leaves, the last one up to the file's end."""
+        """Yield ``(offset, length)`` of the gaps that alignment leaves, the last one up to the file's end."""
         at = self.header_end
         for t in self.tensors.values():
             yield at, t.offset - at

@@ -53,7 +53,7 @@ def kv_u32s(key: str, values: Iterable[int]) -> bytes:
 
 
 def tensor_header(name: str, type: gguf.GGMLQuantizationType, ne: tuple[int, ...], offset: int) -> bytes:
-    """One tensor's entry in the header; ``offset`` counts from the start of the data."""
+    """Return one tensor's entry in the header; ``offset`` counts from the start of the data."""
     return _string(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, type, offset)
 
 
@@ -202,7 +202,7 @@ def _rename_if_free(temporary: Path, path: Path, given: Path) -> None:
 
 
 def _open_output(temporary: Path, mode: int) -> tuple[int, bool]:
-    """``(descriptor, has it a name)`` of a new file, locked; nameless if the file system and /proc allow it."""
+    """Open a new file, locked: ``(descriptor, has it a name)``; nameless if the file system and /proc allow it."""
     if os.path.isdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             fd = os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)

@@ -50,7 +50,7 @@ def relative_errors(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Root mean square error over the values' own, of every weight matrix of a GGUF, against the one it was made from.
+    """Return each weight matrix's root mean square error, over the values' own, against the GGUF that it was made from.
 
     Args:
         path: a repacked or an ordinary GGUF.
@@ -101,12 +101,12 @@ def relative_errors(
 
 
 def _step(t: TensorInfo) -> int:
-    """Rows of a piece: whole panels, about ELEMENTS numbers."""
+    """Return rows of a piece: whole panels, about ELEMENTS numbers."""
     return max(1, ELEMENTS // (t.k * TILE)) * TILE
 
 
 def table(errors: Mapping[str, float]) -> tuple[list[str], list[str], npt.NDArray[np.float64]]:
-    """Errors by tensor name as rows (layers, then the whole model), columns (kinds), and values; NaN where none is."""
+    """Lay out errors by tensor name: rows (layers, then the model), columns (kinds), values; NaN where none is."""
     cells: dict[tuple[str, str], float] = {}
     for name, error in errors.items():
         found = LAYER.fullmatch(name)

@@ -40,7 +40,7 @@ def help_of(command: Any, ctx: Any) -> str:
 
 
 def _sections(command: Any, ctx: Any) -> Iterator[tuple[str, list[Row]]]:
-    """Headings, and what is listed below them."""
+    """Return headings, and what is listed below them."""
     sections: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
         row = parameter.get_help_record(ctx)
@@ -67,7 +67,7 @@ def _table(rows: list[Row], width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, first: str, other: str) -> list[str]:
-    """Lines of at most `width` columns, broken at spaces only."""
+    """Return lines of at most `width` columns, broken at spaces only."""
     return textwrap.wrap(
         " ".join(text.split()),
         width,
@@ -130,5 +130,5 @@ class App(typer.Typer):
         )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        """As typer's decorator."""
+        """Register a command, as typer's decorator does."""
         return super().command(name, cls=_Command, **settings)

@@ -106,7 +106,7 @@ def _brief(kv: KeyValue) -> Any:
 
 
 def _grouping(layout: str | None) -> str | None:
-    """Elements that share a scale, from a tiled type's label."""
+    """Return elements that share a scale, from a tiled type's label."""
     return None if layout is None else "tile" if layout.endswith("_tile") else "column"
 
 

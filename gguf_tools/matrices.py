@@ -80,12 +80,12 @@ def layer_of(name: str, n_layer: int) -> int:
 
 
 def is_output(f: Source, t: TensorInfo) -> bool:
-    """Is it an embedding table that is the output matrix too?"""
+    """Return whether it is an embedding table that is the output matrix too."""
     return t.name == EMBEDDING and OUTPUT not in f.tensors and architecture_of(f) not in WITHOUT_OUTPUT
 
 
 def is_multiplied(f: Source, t: TensorInfo) -> bool:
-    """Is it a matrix that MUL_MAT or MUL_MAT_ID reads? Rows that are matrices by their shape only do not count."""
+    """Return whether MUL_MAT or MUL_MAT_ID reads it. Rows that are matrices by their shape only do not count."""
     if is_looked_up(t.name):
         return is_output(f, t)
     other = "norm" in t.name or any(part in t.name for part in OTHER_OPS)
@@ -93,7 +93,7 @@ def is_multiplied(f: Source, t: TensorInfo) -> bool:
 
 
 def matrices_of(f: Source) -> tuple[Matrix, ...]:
-    """All weight matrices of a file, in its order."""
+    """Return all weight matrices of a file, in its order."""
     architecture = architecture_of(f)
     layers = model_kv(f).get(f"{architecture}.block_count")
     n_layer = layers.value if layers is not None and isinstance(layers.value, int) else 0

@@ -99,7 +99,7 @@ def check_model(f: Source, architecture: str, *, vocabulary: bool = True) -> Non
 
 
 def _check_heads(m: _Metadata) -> None:
-    """Attention in every layer: no head count may be 0, and heads share keys, values and rotation evenly."""
+    """Check the attention of every layer: no head count may be 0, and heads share keys, values and rotation evenly."""
     for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         m.within(name, 1, MAX_SIZE)
     heads, kv_heads = m.integer("attention.head_count"), m.integer("attention.head_count_kv")
@@ -145,7 +145,7 @@ def _check_vocabulary(f: Source, each: bool) -> None:
 
 
 def _array(entry: KeyValue | None) -> tuple[int, int, int]:
-    """(element type, length, where the first element begins in the raw record); of anything else (-1, -1, 0)."""
+    """Return (element type, length, where the first element begins in the raw record); of anything else (-1, -1, 0)."""
     if entry is None or entry.type != ARRAY:
         return -1, -1, 0
     kind, count = struct.unpack_from("<IQ", entry.raw, entry.body)

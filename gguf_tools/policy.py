@@ -43,7 +43,7 @@ class Rule:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``REGEX=TYPE`` or ``REGEX=TYPE:GROUPING``. Raises ValueError with a sentence."""
+        """Parse ``REGEX=TYPE`` or ``REGEX=TYPE:GROUPING``. Raises ValueError with a sentence."""
         regex, equals, value = text.rpartition("=")
         type, colon, grouping = value.lower().partition(":")
         if not equals or not regex:
@@ -97,7 +97,7 @@ class Policy:
         output_tensor_type: str | None = None,
         token_embedding_type: str | None = None,
     ) -> Self:
-        """From the command line's options; explicit ones come before the preset's.
+        """Make a policy of the command line's options; explicit ones come before the preset's.
 
         "lossless" keeps every type and ggml's own grouping. "paper" is the policy of "Scaling LLM Test-Time Compute
         with Mobile NPU on Smartphones": Q4_0 with the down projections in Q8_0, one scale per 2 x 16 block.

@@ -88,7 +88,7 @@ def quantize_rows(
     threads: int | None = None,
     error: ErrorSum | None = None,
 ) -> Bytes:
-    """Float32 rows to tiles of any tiled type.
+    """Quantize float32 rows to tiles of any tiled type.
 
     Args:
         type: tiled type, ``column`` or ``tile`` grouping.

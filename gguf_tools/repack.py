@@ -116,7 +116,7 @@ class Maker:
         return np.concatenate(parts)
 
     def _take(self, prepared: Prepared, p: RowBlock) -> Bytes:
-        """Tiles that were made before, as they are or as plain rows."""
+        """Return tiles that were made before, as they are or as plain rows."""
         tiles = prepared.rows(p.first, p.rows)
         values = ggml_ext.dequantize(prepared.tiled, tiles, p.k, p.rows)
         self.error.add_values(to_float(self.target.source.type, p.data, p.k, p.rows), values)
@@ -132,7 +132,7 @@ class Maker:
 
 @cache
 def tool_version() -> str:
-    """Version of the installed distribution; "0" in a source tree."""
+    """Return the version of the installed distribution; "0" in a source tree."""
     try:
         return "tilebeam " + version("tilebeam")
     except PackageNotFoundError:
@@ -222,7 +222,7 @@ def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> 
 
 
 def _nothing_to_tile(f: Source, policy: Policy) -> str:
-    """Why a plan has no tiles, and what to do where something can be done."""
+    """Say why a plan has no tiles, and what to do where something can be done."""
     weights = [t for t in f.tensors.values() if is_weight(t)]
     types = count_of(Counter(t.type.name for t in weights)) or "it has none"
     if not any(fits_tiles(t) and has_values(t.type) for t in weights):
@@ -345,7 +345,8 @@ class _Writer:
             self._kv.append(w.kv_texts(m.K_ADDED, added))
 
     def head(self, digests: Digests | None) -> tuple[bytes, list[int], int]:
-        """Its bytes, the tensors' offsets, the file's size. Digests not known yet are zeros of the same length."""
+        """Return its bytes, the tensors' offsets and the file's size. Digests not known yet are zeros of the same
+        length."""
         f, d, targets = self._f, digests, self._targets
         sums = [x.hex() for x in d.output] if d else [ZERO] * len(targets)
         own = [x for x, t in zip(d.source, targets, strict=True) if not t.added] if d else []
@@ -425,7 +426,7 @@ def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) 
 
 
 def source_digest(f: GGUFFile, manifest: m.Manifest, digests: Sequence[bytes]) -> str:
-    """:func:`contents.content_digest` of the source, from a repacked file and its unpacked tensors' digests."""
+    """Return :func:`contents.content_digest` of the source, from a repacked file and its unpacked tensors' digests."""
     own = [(t, d) for t, d in zip(f.tensors.values(), digests, strict=True) if t.name not in manifest.added]
     return m.content_digest(unpacked_kv(f, manifest), (t for t, _ in own), (d for _, d in own))
 

@@ -12,7 +12,7 @@ from .split import Source
 
 
 def difference(f: Source) -> str | None:
-    """Why unpacking what is packed from this source gives another file with the same contents.
+    """Say why unpacking what is packed from this source gives another file with the same contents.
 
     Returns:
         The end of a sentence ("the source has .."), None if unpacking gives the very same bytes.

@@ -72,12 +72,12 @@ class TensorJob:
 
 
 def default_threads() -> int:
-    """One per core that this process may use, at most 16."""
+    """Return one per core that this process may use, at most 16."""
     return min(16, cpus.default_threads())
 
 
 def in_order(pool: ThreadPoolExecutor, fn: Callable[[T], R], items: Iterable[T], window: int) -> Iterator[R]:
-    """``map`` that starts at most ``window`` items ahead of its consumer."""
+    """Run ``map``, which starts at most ``window`` items ahead of its consumer."""
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:
@@ -92,7 +92,7 @@ def in_order(pool: ThreadPoolExecutor, fn: Callable[[T], R], items: Iterable[T],
 
 
 def _step(job: TensorJob) -> int:
-    """Bytes of a piece: whole panels of rows, or any bytes of a copy."""
+    """Return the bytes of a piece: whole panels of rows, or any bytes of a copy."""
     t = job.source
     if job.make is None:
         return min(COPY_BYTES, t.nbytes)
@@ -101,7 +101,7 @@ def _step(job: TensorJob) -> int:
 
 
 def _footprint(job: TensorJob) -> int:
-    """Bytes that a piece takes: itself, what is made of it, and its values as floats, twice and in between."""
+    """Return what a piece takes in bytes: itself, what is made of it, its values as floats, twice."""
     values = _step(job) // job.source.row_bytes * job.source.k * 16 if job.floats else 0
     return 2 * _step(job) + values
 
@@ -124,7 +124,7 @@ class _Buffers:
 
 
 def pieces(file: Source, jobs: Sequence[TensorJob], threads: int) -> Iterator[tuple[int, Bytes, Bytes]]:
-    """``(index of the job, source bytes, output bytes)`` of all jobs' pieces, in order; valid until the next one.
+    """Yield ``(index of the job, source bytes, output bytes)`` of all jobs' pieces, in order; valid until the next one.
 
     Raises:
         GGUFError: a tensor cannot be converted, or the file became shorter.

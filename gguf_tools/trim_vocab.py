@@ -157,7 +157,7 @@ def _special_id(kv: KeyValue, n: int) -> int | None:
 
 
 def _per_token(f: Source, n: int) -> set[str]:
-    """Names of the tensors to cut.
+    """Return names of the tensors to cut.
 
     Raises:
         GGUFError: a tensor's size is not the vocabulary's though it should be, or the other way round.

@@ -84,7 +84,7 @@ def _say(r: TrimReport) -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an exception: no partial output stays
     sys.exit(run(app, "gguf-trim-vocab"))
 

@@ -20,7 +20,7 @@ ERROR = 4  # enum ggml_log_level
 
 @contextmanager
 def _log(C: Any) -> Iterator[list[str]]:
-    """llama.cpp's error lines while the block runs; its other lines are dropped."""
+    """Collect llama.cpp's error lines while the block runs; its other lines are dropped."""
     former, data = C.llama_log_callback(), ctypes.c_void_p()
     C.llama_log_get(ctypes.byref(former), ctypes.byref(data))
     lines: list[str] = []
@@ -80,7 +80,7 @@ class LlamaTokenizer:
         self._vocab = C.llama_model_get_vocab(self._model)
 
     def __call__(self, text: bytes) -> Ids:
-        """Token ids of UTF-8 text, nothing added."""
+        """Return token ids of UTF-8 text, nothing added."""
         size = len(text) + 8
         while True:
             out = np.empty(size, np.int32)

@@ -38,7 +38,7 @@ LOOKS_SPECIAL = re.compile(r"_?<[^\s<>].{0,60}>|\[[A-Z_]+\]|\[e~\[")
 
 
 def _bytes_as_characters() -> list[str]:
-    """GPT-2's printable character for each byte: itself where it prints, else the next one from U+0100 on."""
+    """Return GPT-2's printable character for each byte: itself where it prints, else the next one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     out, extra = [], 0x100
     for byte in range(256):
@@ -51,7 +51,7 @@ BYTE_CHARACTERS = _bytes_as_characters()
 
 
 def array_parts(kv: KeyValue) -> tuple[int, int, int]:
-    """(element type, length, where the first element begins in ``raw``) of an array's record."""
+    """Return (element type, length, where the first element begins in ``raw``) of an array's record."""
     kind, count = struct.unpack_from("<IQ", kv.raw, kv.body)
     return kind, count, kv.body + 12
 
@@ -131,7 +131,8 @@ class Vocabulary:
         return [self.ids.get(f"<0x{b:02X}>") for b in TEXT_BYTES]
 
     def essential(self, drop_unused: bool) -> Iterator[int]:
-        """Tokens to keep whatever the corpus says: special ones, bytes, and the ids that llama.cpp takes by number.
+        """Return tokens to keep whatever the corpus says: special ones, bytes, and the ids that llama.cpp takes by
+        number.
 
         With ``drop_unused``, control tokens that call themselves unused (llama.cpp's own rule) are not among them.
         """
@@ -212,7 +213,7 @@ class Kept:
     filled: int  # kept only to reach a multiple
 
     def mask(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """bool [n]: which of the n tokens of the old vocabulary are kept."""
+        """Return bool [n]: which of the n tokens of the old vocabulary are kept."""
         out = np.zeros(n, bool)
         out[self.tokens] = True
         return out
@@ -249,7 +250,7 @@ def close(v: Vocabulary, wanted: Iterable[int], multiple: int) -> Kept:
 
 
 def _steps(v: Vocabulary, token: int) -> list[tuple[str, str]] | None:
-    """:meth:`Vocabulary.path` where every piece on the way is a token; else None."""
+    """Return :meth:`Vocabulary.path` where every piece on the way is a token; else None."""
     steps = v.path(token)
     if steps is None or any(a + b not in v.ids for a, b in steps):
         return None
@@ -257,7 +258,7 @@ def _steps(v: Vocabulary, token: int) -> list[tuple[str, str]] | None:
 
 
 def keep_list(v: Vocabulary, lines: Iterable[str], source: str) -> Iterator[int]:
-    """Ids of tokens given by their text, a line each, spaces as in text or as the vocabulary writes them.
+    """Return ids of tokens given by their text, a line each, spaces as in text or as the vocabulary writes them.
 
     Raises:
         GGUFError: a line is no token.

@@ -60,13 +60,13 @@ KEPT = (
 
 
 def is_looked_up(name: str) -> bool:
-    """Is it an embedding or another table that GET_ROWS reads on the CPU?"""
+    """Return whether it is an embedding or another table that GET_ROWS reads on the CPU."""
     return any(part in name for part in LOOKED_UP)
 
 
 def fits_tiles(t: TensorInfo) -> bool:
-    """May this tensor be stored as tiles: K and N multiples of 32, of a matrix that MUL_MAT reads, or of a stack of
-    them, such as the experts that MUL_MAT_ID chooses from?"""
+    """Return whether it may be stored as tiles: K and N multiples of 32, of a matrix that MUL_MAT reads, or of a stack
+    of them, such as the experts that MUL_MAT_ID chooses from."""
     return (
         len(t.ne) in (2, 3)
         and t.k <= MAX_ROW
@@ -78,7 +78,7 @@ def fits_tiles(t: TensorInfo) -> bool:
 
 
 def is_weight(t: TensorInfo) -> bool:
-    """Is it a matrix that a quantizer would quantize? Embeddings are."""
+    """Return whether it is a matrix that a quantizer would quantize; embeddings are."""
     if t.type in INTEGER_TYPES or len(t.ne) < 2 or t.k > MAX_ROW:
         return False
     if t.type not in FLOAT_TYPES:
@@ -87,19 +87,19 @@ def is_weight(t: TensorInfo) -> bool:
 
 
 def has_values(type: gguf.GGMLQuantizationType) -> bool:
-    """Can :func:`to_float` read this type?"""
+    """Return whether :func:`to_float` reads this type."""
     return type in TB_TYPE or (type not in INTEGER_TYPES and ggml_values.conversion(type) is not None)
 
 
 def to_float(type: gguf.GGMLQuantizationType, data: Bytes, k: int, rows: int) -> Floats:
-    """Values of whole rows: uint8 in, float32 (rows, k) out."""
+    """Return values of whole rows: uint8 in, float32 (rows, k) out."""
     if type in TB_TYPE:
         return ggml_ext.dequantize(TB_TYPE[type], data, k, rows)
     return ggml_values.to_float(type, data, k * rows).reshape(rows, k)
 
 
 def tensor_values(f: Source, tensor: TensorInfo) -> Floats:
-    """All values of a tensor of a file, float32, shaped with the longest stride first as numpy has it.
+    """Return all values of a tensor of a file, float32, shaped with the longest stride first as numpy has it.
 
     Raises:
         GGUFError: its type holds no weights.
@@ -126,7 +126,7 @@ class Rounding:
     error: ErrorSum | None = None
 
     def quantize(self, tiled: Type, x: Floats) -> Bytes:
-        """Float32 (rows, k) to tiles. Raises ValueError if a value does not fit."""
+        """Quantize float32 (rows, k) to tiles. Raises ValueError if a value does not fit."""
         return quantize_rows(tiled, x, search=self.search, weights=self.weights, threads=1, error=self.error)
 
 
@@ -134,8 +134,8 @@ NEAREST = Rounding()
 
 
 def from_float(type: gguf.GGMLQuantizationType, x: Floats, rounding: Rounding = NEAREST) -> Bytes:
-    """Float32 (rows, k) to plain F32, F16, Q8_0, Q4_0 or IQ4_NL rows, uint8. Raises ValueError if a value does not
-    fit."""
+    """Convert float32 (rows, k) to plain F32, F16, Q8_0, Q4_0 or IQ4_NL rows, uint8. Raises ValueError if a value does
+    not fit."""
     rows, k = x.shape
     if type == Q.F32:
         return x.reshape(-1).view(np.uint8)
@@ -154,7 +154,7 @@ def from_float(type: gguf.GGMLQuantizationType, x: Floats, rounding: Rounding = 
 
 
 def tiled_type(type: gguf.GGMLQuantizationType, grouping: str) -> Type | None:
-    """Tiled type for plain blocks; None if the type is not tiled."""
+    """Return the tiled type for plain blocks; None if the type is not tiled."""
     if type not in TB_TYPE:
         return None
     return (ggml_ext.tile_type if grouping == "tile" else ggml_ext.column_type)(TB_TYPE[type])
@@ -170,7 +170,7 @@ def make_rows(
     rounding: Rounding = NEAREST,
     out: Bytes | None = None,
 ) -> Bytes:
-    """Plain rows of one type to plain rows or tiles of another, the shortest way.
+    """Convert plain rows of one type to plain rows or tiles of another, the shortest way.
 
     Args:
         data: uint8, ``rows`` whole rows of ``k`` elements of type ``source``. For tiles, rows is a multiple of 32.
@@ -189,7 +189,7 @@ def make_rows(
 
 
 def unpack_rows(tiled: Type, tiles: Bytes, k: int, rows: int, out: Bytes | None = None) -> Bytes:
-    """Tiles to plain rows: bit for bit from column grouping (into ``out``), rounded again from tile grouping."""
+    """Convert tiles to plain rows: bit for bit from column grouping (into ``out``), rounded from tile grouping."""
     plain = ggml_ext.source_type(tiled)
     if tiled == ggml_ext.column_type(plain):
         return ggml_ext.unpack(tiled, tiles, k, rows, out)

@@ -52,7 +52,7 @@ def os_error(error: OSError) -> str:
 
 
 def end_output(error: OSError) -> None:
-    """After an error of standard output: what is left in its buffer is dropped, where Python would try it again at exit
+    """Drop what is left in standard output's buffer after an error of it, where Python would try it again at exit
     and end with a status of its own."""
     if error.filename is None and error.errno in NO_ROOM:
         null = os.open(os.devnull, os.O_WRONLY)

@@ -56,7 +56,7 @@ class Confidence:
         )
 
     def values(self) -> Floats:
-        """Mean, standard deviation, recent mean, lowest, and 1 if the text has ended, else 0: float32 [5]."""
+        """Return mean, standard deviation, recent mean, lowest, and 1 if the text has ended, else 0: float32 [5]."""
         n, decay = max(1, self.count), float(DECAY)
         mean = self.total / n
         spread = max(0.0, self.squares / n - mean * mean) ** 0.5
@@ -116,5 +116,5 @@ class TextState:
 
 
 def width(names: Sequence[Feature], n_embd: int) -> int:
-    """Elements of features together."""
+    """Return elements of features together."""
     return sum(NARROW.get(name, n_embd) for name in names)

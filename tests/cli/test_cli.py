@@ -22,7 +22,7 @@ from tilebeam.cli import console
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.repack import pack
-from tilebeam.measure import energy, selftest
+from tilebeam.measure import selftest
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from tilebeam.native import releases
@@ -391,34 +391,7 @@ def test_bench_other_formats(model: Path) -> None:
     assert "pp8" in markdown[2]
     assert "tg2" in markdown[3]
     assert len({line.count("|") for line in markdown[:4]}) == 1
-    assert "J/t" not in markdown[0] or lines[0]["energy_source"]
-
-
-def test_bench_tells_energy_where_the_machine_does(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Meter:
-        """Each run takes 5 J."""
-
-        name = "meter"
-
-        def __init__(self) -> None:
-            self.told = 0.0
-
-        def read(self) -> energy.EnergyReading:
-            self.told += 5.0
-            return energy.EnergyReading((self.told,))
-
-        def joules(self, first: energy.EnergyReading, last: energy.EnergyReading) -> float:
-            return last.joules[0] - first.joules[0]
-
-    meter = Meter()
-    monkeypatch.setattr(energy, "source", lambda: meter)
-    common = ["bench", "-m", model, *SHORT, "-r", 2, "--device", "cpu", "-npl", 2]
-    lines = [json.loads(line) for line in ok(*common, "-o", "jsonl").out.splitlines()]
-    assert [(r["joules_per_token"], r["energy_source"]) for r in lines] == [(5 / 16, "meter"), (5 / 4, "meter")]
     assert all(r["cpu_seconds_per_token"] > 0 for r in lines)
-    markdown = ok(*common, "-o", "md").out.splitlines()
-    assert [line.rpartition(" | ")[2].strip(" |") for line in (markdown[0], *markdown[2:4])] == ["J/t", "0.312", "1.25"]
-    assert "by meter" in markdown[-1]
 
 
 def test_bench_repacked_file_beside_the_ordinary_one(model: Path, repacked: Path) -> None:

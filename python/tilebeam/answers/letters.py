@@ -57,7 +57,7 @@ def choice(letters: str = "ABCDE") -> Extractor:
     )
 
     def mentions(text: str) -> Iterator[list[re.Match[str]]]:
-        """By kind, the surest first."""
+        """Yield the mentions by kind, the surest first."""
         yield from ([*pattern.finditer(text)] for pattern in (framed, answer, option, enclosed))
         lines = [*line.finditer(text)]
         listed = len({m["one"].upper() for m in lines}) > 1  # the choices themselves

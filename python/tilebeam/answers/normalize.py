@@ -20,7 +20,7 @@ _SPACE = re.compile(r"(\\\\)|(\\[,;: ]|~)|\\!|\\?\$")
 
 
 def normalize_answer(answer: str) -> str:
-    r"""One spelling for equal answers.
+    r"""Return one spelling for equal answers.
 
     Numbers lose thousands separators, signs of currency and percent, superfluous zeros and the plus sign ("$1,200.50"
     and "+1200.5" are "1200.5"; "-0" is "0"); fractions are reduced ("2/4" and ``\frac{1}{2}`` are "1/2", "4/2" is "2",
@@ -32,8 +32,8 @@ def normalize_answer(answer: str) -> str:
 
 
 def plain_math(text: str) -> str:
-    """LaTeX of a number or fraction as `normalize_answer` writes it; of anything else without spacing commands, fonts
-    and dollars, otherwise as it is spelled (letters keep their case: they may be variables)."""
+    """Return LaTeX of a number or fraction as `normalize_answer` writes it, of anything else without spacing commands,
+    fonts and dollars, otherwise as it is spelled (letters keep their case: they may be variables)."""
     for _ in range(4):  # what is left may be a command again: \text{\textbf{5}}
         before = text
         plain = _FONT.sub(r"\1", _SQUARE_UNIT.sub(r" \1", text))
@@ -44,8 +44,8 @@ def plain_math(text: str) -> str:
 
 
 def faithful_math(text: str) -> str:
-    r"""LaTeX for math-verify, which decides what it means: numbers in a spelling that it reads (mixed ones stay mixed),
-    otherwise only without spacing commands and dollars. ``\text{}`` stays: "even" without it is e*v*e*n."""
+    r"""Return LaTeX for math-verify, which decides what it means: numbers in a spelling that it reads (mixed ones stay
+    mixed), otherwise only without spacing commands and dollars. ``\text{}`` stays: "even" without it is e*v*e*n."""
     if (number := the_number(_FONT.sub(r"\1", text), latex=True)) is not None:
         return number
     spaced = _spaced(in_latex(text))
@@ -53,7 +53,7 @@ def faithful_math(text: str) -> str:
 
 
 def _spaced(text: str) -> str:
-    """LaTeX with ordinary blanks only, without what sizes brackets and fractions."""
+    """Return LaTeX with ordinary blanks only, without what sizes brackets and fractions."""
     text = _FRACTION.sub(r"\\frac", _SIZE.sub("", text))
     return " ".join(_SPACE.sub(lambda m: m[1] or " " * bool(m[2]), text).split()).rstrip(". ")
 

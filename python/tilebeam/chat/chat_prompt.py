@@ -145,7 +145,7 @@ def _check_others(vocab: Vocab, given: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All texts within JSON, names of members too."""
+    """Return all texts within JSON, names of members too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -112,8 +112,8 @@ class ChatTemplates:
 
 
 def _defaults() -> dict[str, Any]:
-    """Variables that llama.cpp sets where nothing else is asked for (common/chat.cpp): some templates close a model's
-    thoughts before it has begun with them without the first, and some say a day of 2024 without the date."""
+    """Return variables that llama.cpp sets where nothing else is asked for (common/chat.cpp): some templates close a
+    model's thoughts before it has begun with them without the first, and some say a day of 2024 without the date."""
     today = datetime.now()
     return {"enable_thinking": True, "date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
 

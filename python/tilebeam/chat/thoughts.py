@@ -124,7 +124,7 @@ class ThoughtReader:
         return self.feed("")
 
     def _begin(self) -> bool:
-        """Nothing but white space and thoughts yet."""
+        """Read on while there is nothing but white space and thoughts."""
         opens = self._took(self._marks.opens)
         if opens:
             self._begun, self._told, self._state = True, False, self._opened
@@ -140,7 +140,7 @@ class ThoughtReader:
         return True
 
     def _opened(self) -> bool:
-        """Within a thought of which there is nothing yet."""
+        """Read on within a thought of which there is nothing yet."""
         again = self._took(self._marks.opens)
         if again is False:
             self._state = self._inside
@@ -156,7 +156,7 @@ class ThoughtReader:
         return None if mark.startswith(text) and not self._final else False
 
     def _inside(self) -> bool:
-        """Within a thought."""
+        """Read on within a thought."""
         mark = self._marks.closes
         at = self._held.find(mark)
         if at >= 0:
@@ -178,7 +178,7 @@ class ThoughtReader:
         return False
 
     def _text(self) -> bool:
-        """Behind all thoughts."""
+        """Read on behind all thoughts."""
         if self._held:
             self._pieces.append(TextPiece(self._held, False))
         self._held = ""
@@ -269,5 +269,5 @@ class ChannelReader:
 
 
 def _half_mark(text: str) -> int:
-    """Characters at the end that may begin a mark."""
+    """Return characters at the end that may begin a mark."""
     return max((n for mark in _HEADER_MARKS for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

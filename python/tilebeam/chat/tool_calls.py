@@ -98,7 +98,7 @@ class CallReader:
     # --- states: each returns whether there may be more to do --------------------------------------------------------
 
     def _begin(self) -> bool:
-        """Nothing but white space yet."""
+        """Read on while there is nothing but white space."""
         if self._family.bare is not None:
             found = self._call_at(0, self._family.bare)
             if found is _WAIT:
@@ -110,7 +110,7 @@ class CallReader:
         return True
 
     def _text(self) -> bool:
-        """Text, until a mark comes."""
+        """Read text, until a mark comes."""
         marks, silent = _openers(self._family), self._family.silent
         places = ((p, -len(m), m) for m in marks + silent if (p := self._held.find(m)) >= 0)
         at, _, mark = min(places, default=(-1, 0, ""))
@@ -140,7 +140,7 @@ class CallReader:
         return False
 
     def _begun(self) -> int:
-        """Characters at the end that may begin a mark."""
+        """Return characters at the end that may begin a mark."""
         most = 0
         for mark in _openers(self._family) + self._family.silent:
             for n in range(min(len(mark) - 1, len(self._held)), most, -1):
@@ -155,7 +155,7 @@ class CallReader:
         return any(m != mark and m.startswith(rest) for m in self._family.silent + _openers(self._family))
 
     def _opening(self) -> bool:
-        """At the mark of a call."""
+        """Read on at the mark of a call."""
         found = self._call_at(0)
         if found is _WAIT:
             if self._final and self._held == self._family.lead:  # nobody wrote it
@@ -273,7 +273,7 @@ class CallReader:
         return any(name.startswith(begun) for name in _KEYS)
 
     def _block(self) -> bool:
-        """Arguments that are read when they are complete."""
+        """Wait for arguments that are read when they are complete."""
         kind, mark = self._family.arguments, self._family.end
         if kind == "python":
             end = self._scanner.end(self._held[self._seen :])
@@ -304,7 +304,7 @@ class CallReader:
         self._state = self._arguments
 
     def _arguments(self) -> bool:
-        """Within a call's arguments."""
+        """Read on within a call's arguments."""
         end = self._scanner.end(self._held)
         told = self._held if end is None else self._held[:end]
         self._parts.append(ToolCallDelta(self.calls - 1, told))
@@ -316,7 +316,7 @@ class CallReader:
         return True
 
     def _closing(self) -> bool:
-        """Behind the arguments: what else the object holds is nobody's."""
+        """Skip what stands behind the arguments: what else the object holds is nobody's."""
         end = self._scanner.end(self._held)
         self._held = "" if end is None else self._held[end:]
         if end is None:
@@ -325,7 +325,7 @@ class CallReader:
         return True
 
     def _after(self) -> bool:
-        """Behind a call: its closing mark, another one, or text."""
+        """Read on behind a call: its closing mark, another one, or text."""
         at = _past_space(self._held, 0)
         for mark in self._family.closes:
             rest = self._held[at:]
@@ -384,7 +384,7 @@ class _Scanner:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Behind which character of this piece it is complete, None: not in it."""
+        """Return behind which character of this piece it is complete; None: not in it."""
         for i, char in enumerate(text):
             if self._escaped:
                 self._escaped = False

@@ -95,7 +95,6 @@ def bench(options: BenchOptions) -> None:
     Numbers may be lists and ranges as for llama-bench: 1,2,4 or 1-8+2 or 1-16*2. Every prompt length (-p) and every
     generation length (-n) is a test of its own. Tokens are random, nothing is sampled. "vs cpu" is the median of the
     ratios of adjacent runs, with the least and the greatest; "CPU ms/t" is the time of all CPUs together per token.
-    Where the machine tells energy (RAPL, or a battery that discharges), joules per token follow.
 
     Example: tilebeam bench -m model.gguf -p 512 -n 64 -npl 1,8,16 -r 5
     """

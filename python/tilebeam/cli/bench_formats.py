@@ -42,12 +42,9 @@ class MarkdownWriter:
         ("vs cpu", 16),
         ("CPU ms/t", 8),
     )
-    _ENERGY = ("J/t", 8)  # where the machine tells it
 
     def __init__(self) -> None:
         self._started = False
-        self._columns = list(self._COLUMNS)
-        self._source: str | None = None
         self._partly: dict[str, float] = {}  # files of which the NPU multiplies a part only
 
     def row(self, row: Row) -> None:
@@ -56,10 +53,8 @@ class MarkdownWriter:
             self._partly[row.model_filename] = row.device_share
         if not self._started:
             self._started = True
-            self._source = row.energy_source
-            self._columns += [self._ENERGY] if self._source else []
-            self._line([name for name, _ in self._columns])
-            print("| " + " | ".join("-" * (abs(w) - (w > 0)) + (":" if w > 0 else "") for _, w in self._columns) + " |")
+            self._line([name for name, _ in self._COLUMNS])
+            print("| " + " | ".join("-" * (abs(w) - (w > 0)) + (":" if w > 0 else "") for _, w in self._COLUMNS) + " |")
         ratio = "-"
         if row.ratio_vs_cpu is not None and row.ratio_vs_cpu_min is not None and row.ratio_vs_cpu_max is not None:
             ratio = f"{row.ratio_vs_cpu:.2f} ({row.ratio_vs_cpu_min:.2f}-{row.ratio_vs_cpu_max:.2f})"
@@ -75,20 +70,17 @@ class MarkdownWriter:
                 f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}",
                 ratio if row.device != "cpu" else "1",
                 f"{1e3 * row.cpu_seconds_per_token:.3g}",
-                *([_or_dash(row.joules_per_token)] if self._source else []),
             ]
         )
 
     def _line(self, cells: list[str]) -> None:
-        padded = (c.ljust(-w) if w < 0 else c.rjust(w) for c, (_, w) in zip(cells, self._columns, strict=True))
+        padded = (c.ljust(-w) if w < 0 else c.rjust(w) for c, (_, w) in zip(cells, self._COLUMNS, strict=True))
         print("| " + " | ".join(padded) + " |", flush=True)
 
     def close(self) -> None:
         """Say what was measured with, below the table."""
         if self._started:
             print(f"\ntilebeam {__version__}, {cpu_info()}; vs cpu: median (min-max) of the ratios of adjacent runs")
-            if self._source:
-                print(f"J/t: joules of the whole machine per token, by {self._source}")
         for path, share in self._partly.items():
             print(f"{path}: the npu multiplies by {share:.0%} of the bytes of the weight matrices, the cpu by the rest")
 
@@ -150,10 +142,6 @@ WRITERS: dict[str, Callable[[], Writer]] = {
     "jsonl": JsonLinesWriter,
     "csv": CsvWriter,
 }
-
-
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
 
 
 def size(n: int) -> str:

@@ -42,7 +42,7 @@ class Detokenizer:
         return self.stop_string is not None
 
     def stable_length(self) -> int:
-        """Leading characters of ``text`` that no further token can cut: its end may begin a stop string."""
+        """Return leading characters of ``text`` that no further token can cut: its end may begin a stop string."""
         if self.stopped or not self._stop:
             return len(self.text)
         for start in range(max(0, len(self.text) - self._longest + 1), len(self.text)):

@@ -248,7 +248,7 @@ class Dispatcher:
                 self._command(lambda: self._drop(call))
 
     def abandon(self, call: Call) -> None:
-        """`cancel` for a destructor, which may run in any thread, even in one that holds the lock."""
+        """Do what `cancel` does, for a destructor, which may run in any thread, even in one that holds the lock."""
         if call.done:
             return
         self._commands.append(lambda: self._drop(call))
@@ -260,7 +260,7 @@ class Dispatcher:
                 self._lock.release()
 
     def set_caching(self, on: bool) -> None:
-        """`PrefixCache.set_caching`, before the next step."""
+        """Call `PrefixCache.set_caching` before the next step."""
         with self._lock:
             self._command(lambda: self._engine.kv.set_caching(on))
 

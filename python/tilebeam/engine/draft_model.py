@@ -62,14 +62,14 @@ class DraftModel:
             self.kv.close(seq)
 
     def cost(self, samples: int) -> float:
-        """Seconds that one more token for so many samples takes, by what passes took; 0 before the first."""
+        """Return seconds that one more token for so many samples takes, by what passes took; 0 before the first."""
         if not self._seconds:
             return 0.0
         nearest = min(self._seconds, key=lambda n: abs(n - samples))
         return self._seconds[nearest] * max(1.0, samples / nearest)
 
     def drafting(self, samples: list[Sample]) -> Drafting:
-        """Guesses for these samples. What turns out wrong is cut away when a sample is asked for again."""
+        """Return guesses for these samples. What turns out wrong is cut away when a sample is asked for again."""
         return Drafting(self, samples)
 
     # --- for Drafting -----------------------------------------------------------------------------------------------
@@ -164,7 +164,8 @@ class Drafting:
         return i in self._spans
 
     def next(self, active: Sequence[int]) -> list[tuple[int, int, float]]:
-        """One more token for each of these samples, in which class its probability is, and the middle of that class."""
+        """Return one more token for each of these samples, in which class its probability is, and the middle of that
+        class."""
         spans = [self._spans[i] for i in active]
         began = time.perf_counter()
         drawn = self._model.decode(spans)

@@ -24,7 +24,7 @@ class Drafter:
     most_samples = sys.maxsize
 
     def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
-        """For each sample the tokens that may follow `sample.tokens`, [] for no guess.
+        """Return for each sample the tokens that may follow `sample.tokens`, [] for no guess.
 
         The engine cuts a draft before a token that is not in the vocabulary.
 

@@ -50,7 +50,7 @@ class Encoder:
     def embed(
         self, turns: Turns, texts: SequenceOf[list[int]], pooling: Pooling, hook: EncodeHook | None = None
     ) -> Floats:
-        """Embeddings, float32 [texts, n_embd_out]."""
+        """Return embeddings, float32 [texts, n_embd_out]."""
         context = self._context
         result = np.empty((len(texts), context.model.n_embd_out), np.float32)
 

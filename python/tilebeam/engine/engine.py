@@ -159,7 +159,7 @@ class Engine:
         self.kv.adapters = scales
 
     def fail(self, code: int) -> NoReturn:
-        """llama_decode failed for good: raise why, now and on every later use."""
+        """Raise why llama_decode failed for good, now and on every later use."""
         self.broken = self._on_failure(code)
         raise self.broken
 
@@ -421,7 +421,8 @@ class Engine:
         return sample.detokenizer.feed(b"".join(pieces))
 
     def _no_token(self, sample: Sample, complex: bool) -> None:
-        """Grammar and logit_bias forbid every token, or (`complex`) it takes too many steps to see which they allow."""
+        """Fail a sample: grammar and logit_bias forbid every token, or (`complex`) it takes too many steps to see which
+        they allow."""
         if complex:
             what = f"Sample {sample.index}: after {len(sample.tokens)} tokens the text"
             sample.request.error = too_complex(what)

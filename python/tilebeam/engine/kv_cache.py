@@ -72,7 +72,7 @@ class Limits:
 
     @classmethod
     def of(cls, context: Context, n_ids: int) -> Limits:
-        """Those of a context with a unified cache, of whose sequences the first `n_ids` are used."""
+        """Return those of a context with a unified cache, of whose sequences the first `n_ids` are used."""
         model = context.model
         one_graph = context.n_ubatch >= context.n_batch
         return cls(context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, one_graph)
@@ -153,7 +153,7 @@ class KvCache:
             seq.tokens += tokens
 
     def extend_each(self, sequences: list[Sequence], tokens: list[list[int]]) -> None:
-        """`extend` every sequence, all by the same number of tokens."""
+        """Extend every sequence, all by the same number of tokens."""
         each = len(tokens[0])
         count = each * len(sequences)
         if count > len(self._free_cells):
@@ -173,7 +173,7 @@ class KvCache:
             del seq.tokens[-count:]
 
     def uncuttable(self, *, last_batch: bool = False) -> str | None:
-        """Why `truncate` is refused; None: it is not.
+        """Say why `truncate` is refused; None: it is not.
 
         Args:
             last_batch: only tokens of the batch decoded last are to be forgotten. Cells that left a sliding window

@@ -57,7 +57,7 @@ def continued_text(vocab: Vocab, prompt: str, continuations: Sequence[str], pars
 
 
 def continued_ids(vocab: Vocab, prompt: Sequence[int], continuations: Sequence[Sequence[int]]) -> Continued:
-    """Token ids are taken as they are, without a BOS token being added.
+    """Take token ids as they are, without a BOS token being added.
 
     Raises:
         TilebeamError: prompt or continuation is empty.
@@ -149,7 +149,7 @@ class LikelihoodPlan:
             self.targets[number] = self.targets[number][: max(self.positions[number], default=0) + 1]
 
     def results(self, readings: Sequence[TokenReading]) -> list[list[Likelihood]]:
-        """For each prompt the likelihoods of its continuations."""
+        """Return for each prompt the likelihoods of its continuations."""
         found: list[list[Likelihood]] = []
         number = 0
         for prompt in self._prompts:

@@ -68,7 +68,7 @@ class TextIndex:
                     del held[0]
 
     def places(self, gram: tuple[int, ...]) -> list[tuple[Sequence[int], int]]:
-        """Texts, and in them the index of what followed the n-gram; the latest last."""
+        """Return texts, and in them the index of what followed the n-gram; the latest last."""
         return self._places.get(gram, [])
 
 

@@ -126,7 +126,7 @@ def _grammars_of(vocab: Vocab) -> _Grammars:
 
 
 def _elements(rules: Rules) -> Any:
-    """All elements, each alternative with its end."""
+    """Return all elements, each alternative with its end."""
     end = ((Kind.END, 0),)
     return chain.from_iterable((*alternative, *end) for body in rules.bodies for alternative in body)
 

@@ -109,7 +109,7 @@ class _Job:
         return self.after is not None and self.after[0].seq is not None and len(self.after[0].marks) == self.after[1]
 
     def asked(self, stop: int) -> list[int]:
-        """Positions asked for among the next tokens, before `stop`."""
+        """Return positions asked for among the next tokens, before `stop`."""
         return sorted(p for p in self.rows if self.first <= p < stop)
 
     def answered(self) -> None:
@@ -186,7 +186,8 @@ class _LogProbs:
 
 
 def log_sum_exp(row: Floats, work: Floats) -> tuple[int, float]:
-    """(arg max, log of the sum of exponentials) of float32 logits; exponentials in float32, their sum in float64.
+    """Return (arg max, log of the sum of exponentials) of float32 logits; exponentials in float32, their sum in
+    float64.
 
     Args:
         row: logits, [n_vocab]; work: scratch, [n_vocab].
@@ -241,7 +242,7 @@ class Reader:
     def pooled(
         self, turns: Turns, targets: SequenceOf[list[int]], pooling: Pooling, hook: ReadHook | None = None
     ) -> list[Reading]:
-        """One hidden state for each text, float32 [1, n_embd]: see `LM.embed`."""
+        """Return one hidden state for each text, float32 [1, n_embd]: see `LM.embed`."""
         jobs = self._jobs(targets, [[0]] * len(targets), 0, self._context.model.n_embd)
         for job in jobs:
             job.out.hidden[:] = 0

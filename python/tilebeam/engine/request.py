@@ -80,7 +80,7 @@ class Sample:
         return self.request.params.hidden and (bool(self.tokens) or self.request.params.hidden_prompt)
 
     def todo(self) -> int:
-        """Tokens still to decode before the next draw; 1 when it simply goes on."""
+        """Return tokens still to decode before the next draw; 1 when it simply goes on."""
         held = len(self.kv) if self.kv else 0
         return len(self.request.prompt_ids) + len(self.tokens) - held
 

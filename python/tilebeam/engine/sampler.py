@@ -88,7 +88,7 @@ class Sampler:
         return int(ffi.cast("uintptr_t", self.state))
 
     def allow_ends(self) -> None:
-        """From now on the text may end."""
+        """Let the text end from now on."""
         self.state.n_biases = self._lasting
 
     def close(self) -> None:

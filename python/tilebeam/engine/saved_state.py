@@ -158,7 +158,7 @@ def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> d
 
 
 def cells_of(engine: Engine, tokens: list[int]) -> npt.NDArray[np.uint8]:
-    """llama.cpp's bytes of a text whose cells are in the cache.
+    """Return llama.cpp's bytes of a text whose cells are in the cache.
 
     Raises:
         TilebeamError: they are not, or llama.cpp does not give them.
@@ -176,7 +176,7 @@ def cells_of(engine: Engine, tokens: list[int]) -> npt.NDArray[np.uint8]:
 
 
 def put_cells(engine: Engine, state: SavedState) -> Sequence:
-    """Cells of a file as a sequence of the cache.
+    """Put the cells of a file into the cache as a sequence of the cache.
 
     Raises:
         TilebeamError: there is no room for them, or llama.cpp does not take them.

@@ -304,7 +304,7 @@ class Scheduler:
         return _Start.NOW
 
     def _promised(self) -> int:
-        """Cells that prompts being decoded will still take."""
+        """Return cells that prompts being decoded will still take."""
         pinning = self.lanes.current.pinning
         pinned = sum(len(r.prompt_ids) - 1 - len(r.pinned) for r in pinning if r.pinned is not None)
         return pinned + sum(s.todo() for s in self.running if s.kv is not None and s.todo() > 1)
@@ -385,7 +385,7 @@ class Scheduler:
         return [s for s in self.running if s.kv is not None and s.todo() == 1]
 
     def _prompts(self) -> list[_Prompt]:
-        """All that is being decoded towards a first token, in order."""
+        """Return all that is being decoded towards a first token, in order."""
         prompts = []
         for request in self.lanes.current.pinning:
             assert request.pinned is not None
@@ -450,14 +450,14 @@ class Scheduler:
         return {s: draft for s, draft in drafts.items() if draft}
 
     def _known(self, tokens: list[int]) -> list[int]:
-        """Tokens before the first that is not in the vocabulary."""
+        """Return tokens before the first that is not in the vocabulary."""
         size = self._context.model.vocab.size
         if tokens and (min(tokens) < 0 or max(tokens) >= size):
             return tokens[: next(i for i, t in enumerate(tokens) if not 0 <= t < size)]
         return tokens
 
     def undo(self, plan: BatchPlan) -> None:
-        """llama.cpp refused a batch: give back its cells."""
+        """Give back the cells of a batch that llama.cpp refused."""
         for span in plan.spans:
             self.kv.retract(span.seq, len(span.tokens))
 

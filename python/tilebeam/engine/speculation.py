@@ -51,7 +51,7 @@ class StepCosts:
         self._medians[rows] = held[len(held) // 2]
 
     def of(self, rows: int) -> float | None:
-        """Seconds of a step of so many rows, between its measured neighbours; None: nothing was measured."""
+        """Return seconds of a step of so many rows, between its measured neighbours; None: nothing was measured."""
         known = self._rows
         if not known:
             return None
@@ -107,7 +107,7 @@ class Balance:
     rested: int = 0  # steps of the last rest
 
     def look(self) -> None:
-        """Now and then: rest where it does not pay."""
+        """Look now and then, and rest where it does not pay."""
         if self.asked < _WINDOW:
             return
         if self.spent - self.won > _CHEAP * self.stepped:
@@ -135,7 +135,7 @@ class _Guesses:
     taken: int = 0  # tokens that a step decodes
 
     def add(self, token: int, sign: object, first: float, chance: float) -> None:
-        """One more token, which is drawn with this chance if those before it are."""
+        """Add one more token, which is drawn with this chance if those before it are."""
         self.tokens.append(token)
         self.signs.append(sign)
         self.first.append(first)
@@ -186,7 +186,7 @@ class Speculation(Drafter):
         return [c.tokens[: c.taken] for c in candidates]
 
     def _wake_for_new_ones(self, asked: Sequence[tuple[Sample, int]]) -> None:
-        """Another text may repeat itself more."""
+        """Wake for new samples: another text may repeat itself more."""
         requests = {sample.request for sample, _ in asked}
         if not requests <= self._known:
             for balance in (self._by_lookup, self._by_model):

@@ -202,7 +202,7 @@ def _tell_ended(call: Call, on_sample: SampleHook | None) -> None:
 
 
 def run_each(dispatcher: Dispatcher, calls: Iterator[Call], samples: int) -> Iterator[tuple[int, RequestOutput]]:
-    """Results of calls of one prompt each, with their numbers, as they complete; see `LM.completed`.
+    """Return results of calls of one prompt each, with their numbers, as they complete; see `LM.completed`.
 
     Args:
         calls: made as they are needed. One that cannot be made ends the iteration, after those before it.

@@ -99,9 +99,6 @@ def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
         yield from cost_table(report.latencies, budgets, lambda m: _with_interval(m.cpu_seconds))
         yield from ("", "CPU-milliseconds per sampled token:", "")
         yield from cost_table(report.latencies, budgets, cpu_cell)
-        if any(m.joules for m in report.latencies):
-            yield from ("", "Joules per prompt, of the whole machine, and per sampled token:", "")
-            yield from cost_table(report.latencies, budgets, joules_cell)
     if report.front:
         yield from ("", "## Pareto front", "", "| seconds | accuracy | model | device | method | budget |")
         yield "| ---: | ---: | --- | --- | --- | ---: |"
@@ -198,13 +195,6 @@ def _with_interval(mean: Mean) -> str:
 def cpu_cell(m: Latency) -> str:
     """Spell CPU-milliseconds per sampled token."""
     return f"{1e3 * m.cpu_seconds.value / m.tokens:.3g}" if m.tokens else ""
-
-
-def joules_cell(m: Latency) -> str:
-    """Spell joules per prompt with their interval, and per sampled token."""
-    if m.joules is None:
-        return ""
-    return _with_interval(m.joules) + (f", {m.joules.value / m.tokens:.3g}" if m.tokens else "")
 
 
 def cell(row: Accuracy) -> str:

@@ -76,7 +76,6 @@ class Latency:
     Attributes:
         seconds: mean over the prompts, with its 95 % interval; median: of them.
         cpu_seconds: the same of CPU time.
-        joules: the same of the whole machine's energy; None if it was not told for every prompt.
         prompts: measured.
         tokens: sampled per prompt, in the mean.
     """
@@ -88,7 +87,6 @@ class Latency:
     seconds: stats.Mean
     median: float
     cpu_seconds: stats.Mean
-    joules: stats.Mean | None
     prompts: int
     tokens: float
 
@@ -370,7 +368,6 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
     for (model, device, series, budget), group in sorted(runs.items()):
         seconds = [run["seconds"] for run in group]
         cpu = [run["cpu_seconds"] for run in group]
-        joules = [told for run in group if (told := run.get("joules")) is not None]
         found.append(
             Latency(
                 model,
@@ -380,7 +377,6 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
                 stats.mean(seconds),
                 py_statistics.median(seconds),
                 stats.mean(cpu),
-                stats.mean(joules) if len(joules) == len(group) else None,
                 len(seconds),
                 py_statistics.fmean(run["tokens"] for run in group),
             )

@@ -198,8 +198,7 @@ class Workbench:
         """Time the real algorithm on one prompt alone, from clean caches.
 
         Returns:
-            "tokens" sampled, "seconds" from prompt to choice, "cpu_seconds" that this took on all CPUs, and "joules" of
-            the whole machine, None if it does not tell them.
+            "tokens" sampled, "seconds" from prompt to choice, and "cpu_seconds" that this took on all CPUs.
         """
         lm = self._lm(model, device)
         self._clean(lm, device)
@@ -216,9 +215,8 @@ class Workbench:
         else:
             usage = algorithm.run(self._source(lm), [prompt], timed.budget, sampling=params)[0].usage
         cost = watch.cost()
-        joules = None if cost.joules is None else round(cost.joules, 3)
         times = {"seconds": round(cost.seconds, 6), "cpu_seconds": round(cost.cpu_seconds, 6)}
-        return times | {"joules": joules, "tokens": usage.completion_tokens}
+        return {**times, "tokens": usage.completion_tokens}
 
     # --- parts ------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ def union(ranges: Sequence[Range]) -> list[Range]:
 
 
 def complement(ranges: Sequence[Range]) -> list[Range]:
-    """All other code points."""
+    """Return all other code points."""
     found, start = [], 0
     for low, high in union(ranges):
         if low > start:

@@ -276,7 +276,7 @@ class _Converter:
         return self._listed(named, others or "value", max(least, len(named)), most, path)
 
     def _listed(self, first: Sequence[str], other: str, least: int, most: int | None, path: str) -> str:
-        """Items in their order, then as many others as make it `least` to `most`."""
+        """Return items in their order, then as many others as make it `least` to `most`."""
         if least > _LONGEST:
             raise unsupported("minItems", f"above {_LONGEST}")
         least -= len(first)
@@ -365,7 +365,7 @@ class _Converter:
         return f'"{{" ws {inner if least else f"( {inner} )?"} "}}"'
 
     def _in_order(self, members: Sequence[tuple[str, bool]], others: str | None, path: str) -> str:
-        """Members in their order, those left out that may be.
+        """Return members in their order, those left out that may be.
 
         A rule for what may come behind at least one member, and one for what may come first, each from the last
         member to the first: the grammar grows with the number of members, not with that of their combinations.
@@ -400,7 +400,7 @@ def _located(error: SchemaError, path: str) -> SchemaError:
 
 
 def _types_by_keywords(schema: Plain) -> list[str] | None:
-    """Without "type": the types that its keywords are about, None if it has none."""
+    """Return, where there is no "type", the types that its keywords are about, None if it has none."""
     found = [name for name, keywords in BY_TYPE.items() if keywords & schema.keys()]
     return found or None
 

@@ -58,7 +58,7 @@ class _Endings:
         return parts
 
     def _of(self, count: int, remainder: int) -> str | None:
-        """So many digits; None: no such digits have this remainder."""
+        """Return the rule of so many digits; None: no such digits have this remainder."""
         if count == 0:
             return None if remainder else ""
         key = count, remainder

@@ -81,7 +81,7 @@ _RARE: list[Range] = [(1, 8), (0xB, 0xC), (0xE, 0x1F), (0x7F, 0x7F)]
 
 
 def _as_json(ranges: Sequence[Range]) -> str:
-    """One character of a set as it stands in JSON text.
+    """Return one character of a set as it stands in JSON text.
 
     Raises:
         PatternError: the set has none.
@@ -99,8 +99,8 @@ def _as_json(ranges: Sequence[Range]) -> str:
 
 
 def _as_text(ranges: Sequence[Range]) -> str:
-    """One character of a set as it is. A text has no NUL; of sets with others in them, rare control characters are left
-    out.
+    """Return one character of a set as it is. A text has no NUL; of sets with other ones, rare control characters are
+    left out.
 
     Raises:
         PatternError: the set has none.
@@ -247,7 +247,7 @@ class _Parser:
         return self._written([(ord(char), ord(char))])
 
     def _written(self, ranges: Sequence[Range]) -> _Item:
-        """One character of a set; a short pattern may have many long sets."""
+        """Return one character of a set; a short pattern may have many long sets."""
         text = self._write(ranges)
         self._length += len(text)
         if self._length > MAX_LENGTH:

@@ -106,7 +106,7 @@ def _naturals(low: int, high: int) -> str:
 
 
 def _between(low: str, high: str) -> str:
-    """Digits from low to high, which have the same number of them."""
+    """Return digits from low to high, which have the same number of them."""
     if not low:
         return ""
     if low[0] == high[0]:
@@ -142,7 +142,7 @@ def _joined(*parts: str) -> str:
 
 
 def _positive(low: Bound, high: Bound, places: int, sign: str) -> str | None:
-    """Decimals from low to high, both at least 0; None: there are none."""
+    """Return decimals from low to high, both at least 0; None: there are none."""
     if _empty(low, high):
         return None
     first, last = int(low.value), int(high.value)
@@ -174,7 +174,7 @@ def _with_point(whole: str, tails: _Tails, low: bool, high: bool) -> str | None:
 
 
 def _not_all_zero(room: int) -> str:
-    """One to `room` digits, of which one at least is not 0."""
+    """Return one to `room` digits, of which one at least is not 0."""
     more = _joined("[1-9]", f"[0-9]{{0,{room - 1}}}") if room > 1 else "[1-9]"
     return either(more, _joined('"0"', _not_all_zero(room - 1))) if room > 1 else more
 
@@ -203,7 +203,7 @@ class _Tails:
         return above and below
 
     def digits(self, at: int, low: bool, high: bool) -> str | None:
-        """At least one digit from place `at` on; None: none may follow."""
+        """Return at least one digit from place `at` on; None: none may follow."""
         room = self.places - at
         if room <= 0:
             return None

@@ -244,7 +244,7 @@ class _Reader:
         return (Kind.NOT_TOKEN if found[1] else Kind.TOKEN), token
 
     def _repetition(self) -> tuple[int, int | None] | None:
-        """Least and most times; most None: any number."""
+        """Return least and most times; most None: any number."""
         simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
         char = self._peek()
         if char in simple:
@@ -300,7 +300,7 @@ class _Reader:
 
 
 def _others(ranges: Sequence[Range]) -> list[Range]:
-    """All other characters: a text has no NUL and no halves of surrogate pairs."""
+    """Return all other characters: a text has no NUL and no halves of surrogate pairs."""
     return complement([*ranges, (0, 0), (0xD800, 0xDFFF)])
 
 
@@ -321,7 +321,7 @@ def _refuse_left_recursion(rules: Rules) -> None:
 
 
 def _first_rules(rules: Rules) -> list[list[tuple[int, bool]]]:
-    """For each rule those that its texts may begin with, and whether more follows them in their alternative."""
+    """Return for each rule those that its texts may begin with, and whether more follows them in their alternative."""
     empty = _may_be_empty(rules)
     found: list[list[tuple[int, bool]]] = []
     for body in rules.bodies:
@@ -338,7 +338,7 @@ def _first_rules(rules: Rules) -> list[list[tuple[int, bool]]]:
 
 
 def _may_be_empty(rules: Rules) -> list[bool]:
-    """For each rule, whether the empty text is one of its texts."""
+    """Return for each rule whether the empty text is one of its texts."""
     empty = [False] * len(rules.bodies)
     alternatives = [(rule, alternative) for rule, body in enumerate(rules.bodies) for alternative in body]
     missing = [len(alternative) for _, alternative in alternatives]  # elements that may not be empty, as far as known
@@ -361,7 +361,8 @@ def _may_be_empty(rules: Rules) -> list[bool]:
 
 
 def _groups(edges: Sequence[Sequence[int]]) -> list[int]:
-    """For each node of a graph the number of its strongly connected component (Tarjan's algorithm, without recursion).
+    """Return for each node of a graph the number of its strongly connected component (Tarjan's algorithm, without
+    recursion).
 
     Args:
         edges: of each node, where they lead.

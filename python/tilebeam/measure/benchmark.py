@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from importlib import metadata
 
 from tilebeam._version import __version__
-from tilebeam.measure import energy
 from tilebeam.measure.machine import cpu_info
 from tilebeam.measure.throughput import Case, compare, pairwise_ratio
 from tilebeam.model.lm import LM
@@ -30,8 +29,6 @@ class Row:
         ratio_vs_cpu: the median of the pairwise ratios to the CPU runs that stood next to them; above 1 is faster.
             None if the CPU was not measured. ratio_vs_cpu_min, ratio_vs_cpu_max: the spread of those ratios.
         cpu_seconds_per_token: CPU time of all CPUs together, mean over the runs.
-        joules_per_token: energy of the whole machine, mean over the runs; None if it does not tell. energy_source:
-            "RAPL" or "battery".
     """
 
     tilebeam_version: str
@@ -61,8 +58,6 @@ class Row:
     ratio_vs_cpu_min: float | None
     ratio_vs_cpu_max: float | None
     cpu_seconds_per_token: float
-    joules_per_token: float | None
-    energy_source: str | None
     samples_ns: list[int]
     samples_ts: list[float]
 
@@ -96,8 +91,6 @@ def measure(
     for name, lm in models.items():
         ratio = pairwise_ratio(speeds[name], speeds[baseline]) if baseline is not None else None
         nanoseconds = [round(c.seconds * 1e9) for c in costs[name]]
-        joules = [c.joules for c in costs[name] if c.joules is not None]
-        source = energy.source() if joules else None
         rows.append(
             Row(
                 tilebeam_version=__version__,
@@ -127,8 +120,6 @@ def measure(
                 ratio_vs_cpu_min=ratio.min if ratio else None,
                 ratio_vs_cpu_max=ratio.max if ratio else None,
                 cpu_seconds_per_token=statistics.fmean(c.cpu_seconds for c in costs[name]) / case.tokens,
-                joules_per_token=statistics.fmean(joules) / case.tokens if joules else None,
-                energy_source=source.name if source else None,
                 samples_ns=nanoseconds,
                 samples_ts=speeds[name],
             )

@@ -117,7 +117,7 @@ def record(lm: LM, tokens: Sequence[int], recorder: Recorder, threads: int) -> N
 
 
 def deviations(reference: Recorder, other: Recorder) -> list[Deviation]:
-    """All tensors that both devices computed, in the order of the reference's graph."""
+    """Return all tensors that both devices computed, in the order of the reference's graph."""
     found = []
     for name, (op, layer, value) in reference.values.items():
         if name in other.values and other.values[name].value.shape == value.shape:
@@ -127,7 +127,8 @@ def deviations(reference: Recorder, other: Recorder) -> list[Deviation]:
 
 
 def _distance(a: F32, b: F32) -> tuple[float, float]:
-    """Relative to a: the root mean square of the difference, and the greatest one. Masked values (-inf) may agree."""
+    """Return, relative to a, the root mean square of the difference, and the greatest one. Masked values (-inf) may
+    agree."""
     whole = np.isfinite(a)
     if not np.array_equal(a[~whole], b[~whole], equal_nan=True) or not np.isfinite(b[whole]).all():
         return float("inf"), float("inf")

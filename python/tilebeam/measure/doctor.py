@@ -61,7 +61,7 @@ class DoctorReport:
         return all(c.ok for c in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: {"healthy", "checks": [{"name", "ok", "detail", "advice"}], and the facts}."""
+        """Return it as JSON has it: {"healthy", "checks": [{"name", "ok", "detail", "advice"}], and the facts}."""
         return {"healthy": self.healthy, "checks": [asdict(c) for c in self.checks], **self.facts}
 
     def attempt(self, name: str, advice: str, examination: Callable[[DoctorReport], str]) -> None:
@@ -171,7 +171,7 @@ def _limits(report: DoctorReport) -> str:
 
 
 def _environment(report: DoctorReport) -> str:
-    """Which of Tilebeam's variables are set; one whose name is a slip is an error, other unknown ones are told."""
+    """Say which of Tilebeam's variables are set; one whose name is a slip is an error, other unknown ones are told."""
     report.facts["environment"] = environment.settings()
     unread = report.facts["environment_unread"] = environment.unread()
     slips = [f"{name} is not read by anything: {meant} is" for name, meant in unread.items() if meant]
@@ -323,7 +323,7 @@ def _executor(report: DoctorReport, kind: str) -> str:
 
 
 def _guards(bits: int) -> dict[str, bool]:
-    """Enum tb_guard by name: "syscalls", "private", "parent"."""
+    """Return enum tb_guard by name: "syscalls", "private", "parent"."""
     from tilebeam import _ext as ggml_ext
 
     names = ggml_ext.ffi.typeof("enum tb_guard").relements

@@ -36,7 +36,7 @@ def cpu_features() -> set[str]:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of those that it started: an NPU process, checkers of answers."""
+    """Return CPU time of this process and of those that it started: an NPU process, checkers of answers."""
     times = os.times()
     return (
         time.process_time() + times.children_user + times.children_system + sum(map(_cpu_seconds_of, _children("self")))
@@ -83,7 +83,7 @@ class OtherLoad:
 
     @staticmethod
     def _sample() -> tuple[float, float, float]:
-        """Seconds: of this process, of all, and of all with idle ones."""
+        """Return seconds: of this process, of all, and of all with idle ones."""
         try:
             words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
         except OSError:

@@ -27,7 +27,8 @@ def _on_threads(n: int, probe: Callable[[int], float]) -> float:
 
 
 def int8_gops(threads: int, seconds: float = 0.01) -> float:
-    """8-bit dot product peak of ``threads`` threads together, multiply and add counted apart, in 10^9 per second.
+    """Measure the 8-bit dot product peak of ``threads`` threads together, multiply and add counted apart, in 10^9 per
+    second.
 
     0 on a CPU without such an instruction.
     """
@@ -36,13 +37,13 @@ def int8_gops(threads: int, seconds: float = 0.01) -> float:
 
 
 def fma_gflops(threads: int, seconds: float = 0.01) -> float:
-    """Float32 FMA peak of ``threads`` threads together, multiply and add counted apart, in 10^9 per second."""
+    """Measure the float32 FMA peak of ``threads`` threads together, multiply and add apart, in 10^9 per second."""
     _, lib = _npu.load()
     return _on_threads(threads, lambda _: float(lib.tb_npu_limit_fma(seconds)))
 
 
 def read_gbs(threads: int) -> float:
-    """Streaming read bandwidth of ``threads`` threads together over 256 MiB, in 10^9 bytes per second.
+    """Measure the streaming read bandwidth of ``threads`` threads together over 256 MiB, in 10^9 bytes per second.
 
     The best of several ways to read (in order, several streams, with and without software prefetch), because which one
     is fastest differs by CPU and by what else uses the memory. Timed from the first thread's start to the last one's

@@ -74,12 +74,12 @@ class Windows:
         return targets
 
     def part(self, first: int, last: int) -> Windows:
-        """Windows first .. last - 1."""
+        """Return windows first .. last - 1."""
         return Windows(self.tokens[first:last], self.bos)
 
 
 def cut(tokens: Sequence[int], n_ctx: int, bos: int | None, chunks: int = -1) -> Windows:
-    """Windows of a tokenized text.
+    """Return windows of a tokenized text.
 
     Args:
         tokens: the whole text, with its own BOS if the model adds one.
@@ -163,7 +163,7 @@ def decode(lm: LM, windows: Windows, wanted: Sequence[int]) -> Iterator[Slice]:
 
 
 def _steps(n_ctx: int, first: int, batch: int, outputs: int) -> Iterator[tuple[int, int]]:
-    """Position ranges of successive batches: at most `batch` positions, at most `outputs` of them scored."""
+    """Return position ranges of successive batches: at most `batch` positions, at most `outputs` of them scored."""
     start = 0
     while start < n_ctx:
         stop = min(n_ctx, start + batch, max(first, start) + outputs)
@@ -181,7 +181,7 @@ class Logits:
         self._row, self._top, self._log_sum = row, top, log_sum
 
     def nll(self, target: int) -> float:
-        """Negative log-likelihood of a token."""
+        """Return negative log-likelihood of a token."""
         return self._log_sum - float(self._row[target])
 
     def divergence(self, row: F32, log_sum: float, work: F32, weights: F32) -> tuple[int, float]:
@@ -218,7 +218,7 @@ class LogitScorer:
         self._pool.shutdown()
 
     def logits(self, rows: F32) -> list[Logits]:
-        """Rows of a base's logits as predictions; keeps views of them."""
+        """Return rows of a base's logits as predictions; keeps views of them."""
         result: list[Logits] = []
 
         def some(part: range) -> list[Logits]:

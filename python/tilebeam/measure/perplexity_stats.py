@@ -46,17 +46,17 @@ class TokenScores:
 
     @staticmethod
     def empty(n: int, base: bool) -> TokenScores:
-        """Room for n tokens, NaN until they are measured."""
+        """Return room for n tokens, NaN until they are measured."""
         m = n if base else 0
         return TokenScores(np.full(n, np.nan), np.full(m, np.nan), np.full(m, np.nan), np.zeros(m, np.bool_))
 
     @staticmethod
     def joined(parts: Sequence[TokenScores]) -> TokenScores:
-        """Several parts of a text, in order."""
+        """Return several parts of a text, in order."""
         return TokenScores(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(TokenScores)))
 
     def part(self, first: int, last: int) -> TokenScores:
-        """Tokens first .. last - 1."""
+        """Return tokens first .. last - 1."""
         return TokenScores(*(getattr(self, f.name)[first:last] for f in fields(TokenScores)))
 
     def __len__(self) -> int:
@@ -71,12 +71,12 @@ class Estimate:
     error: float
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Return it as JSON has it."""
         return {"value": self.value, "stderr": self.error}
 
 
 def mean(values: npt.NDArray[Any]) -> Estimate:
-    """Mean and its standard error, 0 with fewer than 2 values."""
+    """Return mean and its standard error, 0 with fewer than 2 values."""
     n = len(values)
     if n == 0:
         return Estimate(math.nan, math.nan)
@@ -84,14 +84,14 @@ def mean(values: npt.NDArray[Any]) -> Estimate:
 
 
 def perplexity(nll: F64) -> Estimate:
-    """exp of the mean negative log-likelihood."""
+    """Return exp of the mean negative log-likelihood."""
     log = mean(nll)
     ppl = math.exp(log.value)
     return Estimate(ppl, ppl * log.error)
 
 
 def log_ratio(nll: F64, nll_other: F64) -> Estimate:
-    """ln(PPL / PPL other) over the same tokens; its error is that of the mean of paired differences."""
+    """Return ln(PPL / PPL other) over the same tokens; its error is that of the mean of paired differences."""
     return mean(nll - nll_other)
 
 
@@ -125,7 +125,7 @@ class Figures:
     p_diff_rms: Estimate | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; figures with an error are {"value", "stderr"}, those without a base are left out."""
+        """Return it as JSON has it; figures with an error are {"value", "stderr"}, those without a base left out."""
         result: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -139,7 +139,7 @@ class Figures:
 
 
 def figures(scores: TokenScores) -> Figures:
-    """Figures of all tokens that were measured; what is NaN was not."""
+    """Return figures of all tokens that were measured; what is NaN was not."""
     done = np.isfinite(scores.nll)
     nll = scores.nll[done]
     if len(scores.kld) == 0:

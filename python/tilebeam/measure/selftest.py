@@ -141,7 +141,7 @@ def _nmse(got: Array, want: Array) -> float:
 
 
 def _weights(kind: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Random weights: their bytes, and their values [n, k]."""
+    """Return random weights: their bytes, and their values [n, k]."""
     values = rng.standard_normal((n, k)).astype(np.float32)
     data: Array
     if kind in _FLOATS:

@@ -57,7 +57,7 @@ _INTEGER_WEIGHTS = frozenset(int(t) for t in ggml_ext.Type if t.is_in_tiles)
 
 
 def record_type() -> np.dtype[Any]:
-    """numpy's view of tb_trace_record, made from the C declaration."""
+    """Return numpy's view of tb_trace_record, made from the C declaration."""
     kinds = {8: "<u8", 4: "<u4"}
     names, formats, offsets = [], [], []
     for name, field in ggml_ext.ffi.typeof("tb_trace_record").fields:
@@ -126,7 +126,7 @@ class MachineLimits:
 
     @staticmethod
     def measure(threads: int) -> MachineLimits:
-        """Each three times; the best counts. Takes a quarter of a second."""
+        """Measure each three times; the best counts. Takes a quarter of a second."""
         probes = (limits.int8_gops, limits.fma_gflops, limits.read_gbs)
         return MachineLimits(*(max(probe(threads) for _ in range(3)) for probe in probes))
 
@@ -154,7 +154,7 @@ class Summary:
     damaged: int
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as JSON has it."""
         return asdict(self)
 
 
@@ -274,7 +274,7 @@ def _about_op(r: Any) -> dict[str, Any]:
 
 
 def _durations(records: Records) -> npt.NDArray[np.int64]:
-    """Nanoseconds of each record."""
+    """Return nanoseconds of each record."""
     durations: npt.NDArray[np.int64] = (records["end_ns"] - records["begin_ns"]).astype(np.int64)
     return durations
 
@@ -286,7 +286,7 @@ def spans_of(records: Records, kind: str) -> Records:
 
 
 def whole_ops(parts: Records) -> tuple[Records, npt.NDArray[np.float64]]:
-    """One record per op from those of its workers: begin of the first, end of the last.
+    """Return one record per op from those of its workers: begin of the first, end of the last.
 
     Returns:
         the records, and for each the workers' time in ns, divided by the number of workers that its session has.

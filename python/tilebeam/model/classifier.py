@@ -15,7 +15,7 @@ CLASSIFIER = "cls.output.weight"  # ggml's name (LLM_TENSOR_CLS_OUT)
 
 
 def read_classifier(path: str | os.PathLike[str]) -> tuple[Floats, Floats | None]:
-    """Weight [labels, n_embd] and bias [labels], if it has one.
+    """Return weight [labels, n_embd] and bias [labels], if it has one.
 
     Raises:
         TilebeamError: the file holds none.
@@ -47,7 +47,7 @@ class Classifier:
         self._softmax = architecture in ("qwen3", "qwen3vl")
 
     def __call__(self, hidden: Floats) -> Floats:
-        """Scores [n, labels] of hidden states [n, n_embd]."""
+        """Return scores [n, labels] of hidden states [n, n_embd]."""
         y = hidden @ self._weight.T + (0 if self._bias is None else self._bias.reshape(-1))
         if self._softmax:
             y = np.exp(y - y.max(axis=1, keepdims=True))

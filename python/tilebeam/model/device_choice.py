@@ -39,7 +39,7 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Backend:
 
 
 def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:
-    """Why results would depend on what else is computed beside them; None: matrices are no reason.
+    """Say why results would depend on what else is computed beside them; None: matrices are no reason.
 
     Args:
         groups: the model's matrices as it runs on the device.
@@ -69,7 +69,7 @@ def groups_of(file: CheckedFile, backend: Backend, n_gpu_layers: int) -> tuple[M
 
 
 def warning(path: str, groups: Sequence[MatrixGroup], backend: Backend, *, repacked: bool = False) -> str | None:
-    """One sentence where matrices run on the CPU that nobody asked to; None where all run on the device.
+    """Return one sentence where matrices run on the CPU that nobody asked to; None where all run on the device.
 
     Args:
         path: the file.

@@ -67,7 +67,7 @@ class Embeddings(Core):
         truncate: bool = False,
         progress: ReadHook | None = None,
     ) -> Floats:
-        """Texts as vectors: their tokens' hidden states behind the final norm, made one. Texts share batches.
+        """Turn texts into vectors: their tokens' hidden states behind the final norm, made one. Texts share batches.
 
         Args:
             texts: one text, or several texts or lists of token ids. Control tokens that are spelled out in a text are
@@ -107,7 +107,7 @@ class Embeddings(Core):
         return found
 
     def _pooled(self, ids: list[list[int]], pooling: Pooling, progress: ReadHook | None) -> Floats:
-        """Hidden states of a model that generates, [texts, n_embd]."""
+        """Return hidden states of a model that generates, [texts, n_embd]."""
         with self._reading() as turns:
             readings = self._reader.pooled(turns, ids, pooling, progress)
         return np.array([r.hidden[0] for r in readings], np.float32).reshape(len(ids), self.n_embd)
@@ -175,7 +175,7 @@ class Embeddings(Core):
             yield ids
 
     def _separated(self, asked: Sequence[int], said: Sequence[int]) -> list[int]:
-        """Query and document with the model's own separators."""
+        """Return query and document with the model's own separators."""
         vocab = self._model.vocab
         eos = [vocab.sep if vocab.eos < 0 else vocab.eos] if vocab.adds_eos else []
         sep = [vocab.sep] if vocab.adds_sep else []

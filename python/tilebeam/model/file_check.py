@@ -152,7 +152,7 @@ def _pooling(gguf: Source, architecture: str) -> str | None:
 
 @contextmanager
 def _once(path: Path, state: State, check: str, verify: Verify) -> Iterator[bool]:
-    """Around a check of the file at `path`: gives whether it is needed, and remembers that it was passed."""
+    """Wrap a check of the file at `path`: yield whether it is needed, and remember that it was passed."""
     needed = verify == "always" or not known(state, check)
     yield needed
     if needed:
@@ -206,7 +206,7 @@ class State:
 
 
 def _trusted(path: Path) -> bool:
-    """Is it a folder that only this user can write to?"""
+    """Return whether it is a folder that only this user can write to."""
     try:
         own = path.lstat()
     except OSError:
@@ -215,7 +215,7 @@ def _trusted(path: Path) -> bool:
 
 
 def known(file: State, check: str) -> bool:
-    """Did the file in this state pass that check before?"""
+    """Return whether the file in this state passed that check before."""
     name = file.record(check)
     try:
         return name in _here or (_trusted(folder()) and (folder() / name).is_file())

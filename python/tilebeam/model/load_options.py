@@ -134,7 +134,7 @@ class CheckedOptions:
 
 
 def default_threads() -> int:
-    """Threads where none are asked for: TILEBEAM_THREADS, or one per core that this process may use, within its quota.
+    """Return the threads where none are asked for: TILEBEAM_THREADS, or one per core that this process may use.
 
     Raises:
         TilebeamError: the variable is no number of threads.
@@ -150,7 +150,7 @@ def default_threads() -> int:
 
 
 def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
-    """Bytes from numbers or texts such as "2GiB", "512M", "0"; K, M and G are powers of 1024.
+    """Parse bytes from numbers or texts such as "2GiB", "512M", "0"; K, M and G are powers of 1024.
 
     Raises:
         TilebeamError: one of them is no size.

@@ -71,7 +71,8 @@ def check(
 
 
 def _unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:
-    """Bytes of weights that must be in memory: adapters, what becomes tiles; all if the file cannot be mapped."""
+    """Return the bytes of weights that must be in memory: adapters, what becomes tiles; all if the file cannot be
+    mapped."""
     adapters = sum(p.a.nbytes + p.b.nbytes for adapter in file.adapters for p in adapter.pairs)
     if file.repacked is not None:
         return adapters

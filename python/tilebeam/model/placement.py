@@ -28,7 +28,7 @@ _FILL_STEPS = 24  # steps of bisection for the fill level; more do not move a la
 
 
 def pages(size: float) -> int:
-    """`size` in whole pages."""
+    """Return `size` in whole pages."""
     return -(-int(size) // PAGE) * PAGE
 
 
@@ -259,7 +259,7 @@ class Planner:
         return Placement(tuple(counts), tuple(divisions), tuple(used))
 
     def _fill(self, items: list[int], room: list[int], level: float) -> tuple[list[int], list[int]] | None:
-        """Layers in order onto devices in order, each filled to `level` of its room: (counts, bytes used).
+        """Put layers in order onto devices in order, each filled to `level` of its room: (counts, bytes used).
 
         No device stays empty while there are layers for it.
         """
@@ -283,7 +283,8 @@ class Planner:
     def _cut(
         self, m: CuttableMatrix, room: list[int], used: list[int], counts: list[int]
     ) -> tuple[tuple[int, int], ...] | None:
-        """Columns of `m` for each device in proportion to the room it has left; `used` grows by what they take."""
+        """Share out the columns of `m`: those of each device in proportion to the room it has left; `used` grows by
+        what they take."""
         rows = self.use.n_outputs if m.home == self.w.n_layer else self.use.n_ubatch
         home = next(d for d in range(len(counts)) if sum(counts[: d + 1]) > m.home)
         lent = pages(4 * rows * m.columns) + pages(4 * rows * m.depth) + 2 * PAGE

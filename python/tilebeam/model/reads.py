@@ -21,7 +21,7 @@ class Reads(Core):
     """`read` and its kin."""
 
     def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> npt.NDArray[np.float32]:
-        """Logits at every position of one sequence.
+        """Return logits at every position of one sequence.
 
         Args:
             tokens: token ids, at most n_ctx.
@@ -80,7 +80,8 @@ class Reads(Core):
     def hidden(
         self, prompts: Sequence[PromptLike], positions: Sequence[Sequence[int]], *, progress: ReadHook | None = None
     ) -> list[Reading]:
-        """Hidden states behind the final norm at given positions of texts: what a value head or classifier reads.
+        """Return hidden states behind the final norm at given positions of texts: what a value head or classifier
+        reads.
 
         As `read`, with `Reading.hidden` instead of logits: float32 [positions, n_embd].
         """

@@ -53,7 +53,7 @@ def reads_alike(context: Context, fail: Callable[[int], NoReturn], *, generates:
 def _logits(
     context: Context, fail: Callable[[int], NoReturn], text: list[int], other: list[int], last: int
 ) -> tuple[Floats, Floats]:
-    """Those of the last tokens, read both ways."""
+    """Return those of the last tokens, read both ways."""
 
     def decode(*pieces: BatchPiece) -> None:
         context.fill(pieces)

@@ -138,8 +138,8 @@ class Control:
 
     @contextmanager
     def announced(self, path: str | None = None, tensors: Sequence[AnnouncedTensor] = ()) -> Iterator[None]:
-        """While in force, this thread makes a load, which `loaded` reports on. It maps `path` with these tensors as
-        tiles; without a path it is the load of an ordinary file.
+        """Announce a load that this thread makes meanwhile, and on which `loaded` reports. It maps `path` with these
+        tensors as tiles; without a path it is the load of an ordinary file.
 
         Raises:
             TilebeamError: the plugin does not accept the list.
@@ -160,7 +160,7 @@ class Control:
 
     @contextmanager
     def divided(self, divisions: Sequence[Division]) -> Iterator[None]:
-        """While in force, the load that this thread makes cuts these matrices over sessions.
+        """Cut these matrices over sessions in the load that this thread makes meanwhile.
 
         Raises:
             TilebeamError: the plugin does not accept the list.
@@ -260,14 +260,14 @@ class Control:
         return records, int(lost[0]), int(damaged[0])
 
     def status(self) -> dict[str, Any]:
-        """Everything in tilebeam_status of control.h, with names for the enums."""
+        """Return everything in tilebeam_status of control.h, with names for the enums."""
         status = self._ffi.new("tilebeam_status *")
         if self._status(status) != 0:
             raise TilebeamError(f"The NPU's status cannot be read: {self.last_error() or 'no reason was given'}")
         return {**self._fields(status), **_arithmetic(status.numerics)}
 
     def device_status(self, index: int) -> dict[str, Any]:
-        """Everything in tilebeam_device_status of control.h, with names for the enums. Starts no session.
+        """Return everything in tilebeam_device_status of control.h, with names for the enums. Starts no session.
 
         Raises:
             TilebeamError: there is no such device.
@@ -278,7 +278,7 @@ class Control:
         return self._fields(status)
 
     def devices(self) -> list[dict[str, Any]]:
-        """`device_status` of the devices that llama.cpp was told of, and of others that have had a session."""
+        """Return `device_status` of the devices that llama.cpp was told of, and of others that have had a session."""
         every = (self.device_status(i) for i in range(self.max_devices))
         return [d for d in every if d["listed"] or d["sessions"]]
 

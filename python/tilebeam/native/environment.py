@@ -29,12 +29,12 @@ SECRET = frozenset({"TILEBEAM_API_KEY"})
 
 
 def settings() -> dict[str, str]:
-    """Those that are set, and to what; secrets are not shown."""
+    """Return those that are set, and to what; secrets are not shown."""
     return {name: "(set)" if name in SECRET else os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def unread() -> dict[str, str | None]:
-    """Variables with Tilebeam's prefix that are set and that nothing reads, with the name that was probably meant."""
+    """Return variables with Tilebeam's prefix that are set and that nothing reads, with the name probably meant."""
     known = [name.removeprefix(PREFIX) for name in VARIABLES]
     found: dict[str, str | None] = {}
     for name in sorted(os.environ):

@@ -136,7 +136,7 @@ class Vocab:
         self._ends: dict[int, bool] = {}
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text.
+        """Return token ids of a text.
 
         Raises:
             TilebeamError: the model has no tokenizer.
@@ -239,7 +239,7 @@ class Model:
         )
 
     def description(self) -> str:
-        """llama.cpp's one-line description, e.g. "gemma3 270M Q8_0"."""
+        """Return llama.cpp's one-line description, e.g. "gemma3 270M Q8_0"."""
         buffer = ctypes.create_string_buffer(256)
         C.llama_model_desc(self.pointer, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
@@ -292,7 +292,7 @@ class Adapter:
 
 @cache
 def builtin_template_names() -> tuple[str, ...]:
-    """Names of the chat templates that llama.cpp knows by heart."""
+    """Return names of the chat templates that llama.cpp knows by heart."""
     names = (ctypes.c_char_p * C.llama_chat_builtin_templates(None, 0))()
     C.llama_chat_builtin_templates(names, len(names))
     return tuple(sorted(name.decode() for name in names if name))
@@ -443,7 +443,7 @@ class Context:
         return np.ctypeslib.as_array(pointer, (self.model.n_embd_out,))
 
     def logit(self, i: int, token: int) -> float:
-        """One logit of batch entry i."""
+        """Return one logit of batch entry i."""
         return float(C.llama_get_logits_ith(self.pointer, i)[token])
 
     def fork(self, source: int, target: int, length: int) -> None:

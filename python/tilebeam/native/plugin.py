@@ -49,7 +49,7 @@ class Registry:
         return [int(self._ggml.ggml_backend_reg_dev_get(self.pointer, i)) for i in range(count)]
 
     def device_names(self) -> list[str]:
-        """Their names: "HMX0" .."""
+        """Return their names: "HMX0" .."""
         return [self._ggml.ggml_backend_dev_name(d).decode() for d in self.devices()]
 
 

@@ -49,7 +49,7 @@ def register() -> Registry:
 
 
 def own_load() -> Any:
-    """llama.cpp's own ``llama_model_load_from_file``, whether `register` was called or not.
+    """Return llama.cpp's own ``llama_model_load_from_file``, whether `register` was called or not.
 
     Raises:
         TilebeamError: llama-cpp-python has no CPU backend.

@@ -87,7 +87,7 @@ def cache_folder() -> Path:
 
 
 def _sources() -> Path:
-    """Tilebeam's C++ sources: of a checkout, or those that the package brings."""
+    """Return Tilebeam's C++ sources: of a checkout, or those that the package brings."""
     return paths.SOURCE if (paths.SOURCE / "backend" / "CMakeLists.txt").is_file() else paths.PACKAGE / "source"
 
 
@@ -226,7 +226,7 @@ def _fetch(release: str, sources: Path) -> None:
 
 
 def _run(step: list[str], release: str) -> None:
-    """One step of a build: its progress on a terminal, what it said where it failed."""
+    """Run one step of a build: its progress on a terminal, what it said where it failed."""
     said: list[str] = []
     with subprocess.Popen(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as work:
         assert work.stdout is not None
@@ -243,7 +243,7 @@ def _run(step: list[str], release: str) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time."""
+    """Let one process at a time in."""
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

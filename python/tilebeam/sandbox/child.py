@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @cache
 def _slots() -> threading.BoundedSemaphore:
-    """Programs at a time: each may take all of its memory."""
+    """Return programs at a time: each may take all of its memory."""
     from tilebeam._ext import cpus  # not where the processes of programs are made: it needs numpy
 
     return threading.BoundedSemaphore(min(8, cpus.default_threads()))

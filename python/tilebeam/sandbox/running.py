@@ -98,7 +98,7 @@ def _once(blocks: list[str], seconds: int, most: int, *, confined: bool) -> Run:
 
 
 def _why_ended(child: Child, took: float) -> str:
-    """Why a program has ended that did not come to its end, as Python writes errors."""
+    """Say why a program has ended that did not come to its end, as Python writes errors."""
     status, used = child.end()
     number = -os.waitstatus_to_exitcode(status)
     if took >= child.patience:

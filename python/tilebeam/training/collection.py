@@ -75,7 +75,7 @@ class CollectionSetting:
             raise TilebeamError("A problem needs at least one sample, and at least 0 steps.")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as JSON has it."""
         result, usual = asdict(self), asdict(TaskOptions(""))
         task = {k: v for k, v in result["task"].items() if k != "items" and v != usual[k]}
         result["task"] = task | {"spec": self.task.spec.partition(":")[0]}
@@ -153,7 +153,7 @@ class Collection:
         self._rows += len(states)
 
     def states(self) -> npt.NDArray[np.float16]:
-        """All rows, mapped from the file: float16 [rows, 3 n_embd + 6]."""
+        """Return all rows, mapped from the file: float16 [rows, 3 n_embd + 6]."""
         if not self._rows:
             return np.zeros((0, self._width), np.float16)
         return np.memmap(self._path, np.float16, "r", shape=(self._rows, self._width))

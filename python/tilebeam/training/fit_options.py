@@ -28,7 +28,7 @@ class FitOptions:
 
 
 def features_of(text: str) -> tuple[str, ...]:
-    """Names in a comma-separated list; none for "auto".
+    """Return names in a comma-separated list; none for "auto".
 
     Raises:
         TilebeamError: an unknown name, one that comes twice, or none that reads hidden states.

@@ -72,7 +72,7 @@ class Samples:
         return np.array([r["correct"] for r in self.records], np.float64)
 
     def grouped(self) -> list[list[int]]:
-        """Numbers of the samples of each problem."""
+        """Return numbers of the samples of each problem."""
         return [np.flatnonzero(self.problem == p).tolist() for p in np.unique(self.problem)]
 
 
@@ -198,7 +198,7 @@ def fit(
 
 
 def _held_out(candidates: Sequence[_FittedSetting], losses: Doubles, samples: Samples) -> Doubles:
-    """Scores of all rows; of each fold by the candidate that the others choose, as the others calibrate it."""
+    """Return scores of all rows; of each fold by the candidate that the others choose, as the others calibrate it."""
     scores = np.zeros(len(samples.rows))
     for fold in range(FOLDS):
         chosen = candidates[int(np.delete(losses, fold, axis=1).sum(1).argmin())]
@@ -225,7 +225,7 @@ def mean_of(heads: Sequence[Head]) -> Head:
 
 
 def inputs(states: npt.NDArray[np.float16], rows: npt.NDArray[np.int64], names: Sequence[Feature]) -> Array:
-    """Features of rows: float32 [rows, inputs]."""
+    """Return features of rows: float32 [rows, inputs]."""
     n = n_embd_of(states)
     sizes = [width([name], n) for name in FEATURES]
     first = dict(zip(FEATURES, itertools.accumulate(sizes, initial=0), strict=False))
@@ -234,7 +234,7 @@ def inputs(states: npt.NDArray[np.float16], rows: npt.NDArray[np.int64], names: 
 
 
 def n_embd_of(states: npt.NDArray[np.float16]) -> int:
-    """Elements of a hidden state."""
+    """Return elements of a hidden state."""
     narrow = sum(NARROW.values())
     return int(states.shape[1] - narrow) // (len(FEATURES) - len(NARROW))
 
@@ -289,7 +289,7 @@ class _Network:
         self._seed = seed
 
     def start(self, share: float) -> Array:
-        """First weights; `share` of the samples is right."""
+        """Return first weights; `share` of the samples is right."""
         rng = np.random.default_rng(self._seed)
         parts = [
             rng.normal(0, 1 if i == 0 else s[1] ** -0.5, s) if len(s) == 2 and len(self._shapes) > 2 else np.zeros(s)
@@ -304,7 +304,7 @@ class _Network:
         return [part.reshape(shape) for part, shape in zip(cut, self._shapes, strict=True)]
 
     def layers(self, weights: Array) -> list[tuple[Array, Array]]:
-        """(weight, bias) of each layer."""
+        """Return (weight, bias) of each layer."""
         parts = [p.copy() for p in self._parts(weights)]
         return list(zip(parts[::2], parts[1::2], strict=True))
 
@@ -338,7 +338,7 @@ class _Network:
 
 
 def minimize(loss: Loss, start: Array, memory: int = 10) -> Array:
-    """L-BFGS (Nocedal & Wright, algorithm 7.5) with backtracking: the weights at a minimum, or after 200 steps."""
+    """Minimize by L-BFGS (Nocedal & Wright, algorithm 7.5) with backtracking, 200 steps at most: the weights."""
     w = start
     value, grad = loss(w)
     steps: deque[tuple[Array, Array, float]] = deque(maxlen=memory)

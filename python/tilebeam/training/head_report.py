@@ -29,7 +29,7 @@ class HeadReport:
     facts: dict[str, Any]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON: null where a figure cannot be had."""
+        """Return it as JSON has it: null where a figure cannot be had."""
         found: dict[str, Any] = ranking.without_nan(self.facts)
         return found
 
@@ -71,7 +71,7 @@ class HeadReport:
 
 
 def report_of_fit(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> HeadReport:
-    """Figures of a new head, by what the heads of the folds made of problems that they did not learn from.
+    """Return figures of a new head, by what the heads of the folds made of problems that they did not learn from.
 
     Args:
         about: further facts: "model", and what was collected.
@@ -84,7 +84,7 @@ def report_of_fit(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any
 
 
 def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int, about: dict[str, Any]) -> HeadReport:
-    """Figures of scores.
+    """Return figures of scores.
 
     Args:
         head: that gave them.
