@@ -3,14 +3,15 @@
     lm = tilebeam.connect("http://127.0.0.1:8000/v1", model="qwen")
     tilebeam.SelfConsistency("last-number").infer(lm, "Natalia sold ...", budget=16)
 
-A server gives texts and log-probabilities; what reads tokens, logits or hidden states needs `tilebeam.load`.
+A server gives texts and log-probabilities: best-of-n, votes and judges that write numbers work. What reads tokens,
+logits or hidden states (adaptive votes, searches by steps, reward heads) needs `tilebeam.load`, and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
@@ -42,7 +43,7 @@ _FINISHES: dict[str | None, FinishReason] = {"length": "length", "tool_calls": "
 class _Conversation(Prompt):
     """A prompt whose messages the server puts into its template."""
 
-    messages: tuple[Any, ...] = ()
+    messages: tuple[Any, ...] = field(default=(), hash=False)
 
 
 class RemoteLM:
@@ -268,7 +269,7 @@ def connect(
     timeout: float = 600.0,
     max_retries: int = 2,
 ) -> RemoteLM:
-    """Use a server as the model of searches and judges: best-of-n, votes, adaptive votes, scorers of texts.
+    """Use a server as the model of searches and judges: best-of-n, votes, scorers of texts.
 
     Args:
         url: of the API, like "http://127.0.0.1:8000/v1".
