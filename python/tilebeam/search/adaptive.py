@@ -23,7 +23,7 @@ from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.contract import Algorithm, SearchCall, SearchProgress, StepGenerator, Trajectory, VoteResult
-from tilebeam.search.events import EventHook, Fate, RunningVote, SearchEvent, candidate_event
+from tilebeam.search.events import EventHook, Fate, RunningVote, candidate_event
 from tilebeam.search.limits import ENDED, standings
 from tilebeam.search.sampled import elected, whole_trajectories
 from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
@@ -240,16 +240,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
                     fate = "given up"
                 elif beam.done or round == self.max_steps:
                     fate = "ended" if beam.ended else "cut"
-                step = SearchEvent(
-                    event="step",
-                    prompt=poll.number,
-                    fate=fate,
-                    round=round,
-                    text=beam.steps[-1],
-                    tokens=len(beam.tokens),
-                    score=expander.total(beam),
-                )
-                events(step)
+                expander.tell(events, poll.number, beam, fate, round)
 
     def _hopeless(self, expander: StepExpander, beam: Beam) -> bool:
         return not beam.done and expander.total(beam) < self.give_up

@@ -118,16 +118,9 @@ class BestOfN(_WholeSearch[SearchResult]):
         ends = standings(output.outputs)
         first, then = (scores, ends) if self.scorer.knows else (ends, scores)
         best = max(range(len(scores)), key=lambda i: (first[i], then[i], -i))
-        return SearchResult(
-            output.prompt,
-            output.outputs,
-            scores,
-            best,
-            output.usage,
-            output.seed,
-            len(output.outputs),
-            whole_trajectories(output.outputs),
-        )
+        paths = whole_trajectories(output.outputs)
+        drawn = output.usage, output.seed, len(output.outputs)
+        return SearchResult(output.prompt, output.outputs, scores, best, *drawn, paths)
 
 
 class SelfConsistency(_WholeSearch[VoteResult]):
@@ -189,19 +182,9 @@ class SelfConsistency(_WholeSearch[VoteResult]):
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes, winner, best = elected(candidates, answers, weights)
-        return VoteResult(
-            output.prompt,
-            candidates,
-            weights,
-            best,
-            output.usage,
-            output.seed,
-            len(candidates),
-            whole_trajectories(candidates),
-            answers,
-            votes,
-            winner,
-        )
+        paths = whole_trajectories(candidates)
+        drawn = output.usage, output.seed, len(candidates)
+        return VoteResult(output.prompt, candidates, weights, best, *drawn, paths, answers, votes, winner)
 
 
 def elected(
