@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.outputs import Usage
     from tilebeam.prompt import Prompt
-    from tilebeam.question_files import Question
+    from tilebeam.question_files import UserQuestion
     from tilebeam.sampling_params import SamplingParams
 
 # Options that say where prompts come from and results go, or how the machine runs: they change no result's meaning.
@@ -61,7 +61,7 @@ class BatchOptions:
 def write(
     batch: BatchOptions,
     lm: LM,
-    questions: Sequence[Question],
+    questions: Sequence[UserQuestion],
     prompts: Sequence[Prompt],
     params: SamplingParams,
     completed: Callable[..., Iterator[tuple[int, Any]]],
