@@ -183,6 +183,12 @@ def test_an_interrupt_while_it_begins_is_no_traceback(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+def test_a_prompt_that_is_too_long_is_told_with_the_option_and_not_printed(model: Path) -> None:
+    ran = Ran("generate", "-m", model, "-p", "the cat " * 400, "-c", 256, "--display-prompt", "--device", "cpu")
+    assert (ran.code, ran.out) == (1, "")
+    assert "shorten the prompt or give more of it with -c" in ran.err
+
+
 def test_debug_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEBEAM_DEBUG", "1")
     assert isinstance(Ran("bench", "-m", tmp_path / "no.gguf").exception, TilebeamError)
