@@ -1,5 +1,17 @@
-"""``python -m tilebeam``: the command line."""
+"""The command line: `tilebeam`, and ``python -m tilebeam``."""
 
-from tilebeam.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; an interrupt while it is still being imported is no traceback."""
+    try:
+        from tilebeam.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

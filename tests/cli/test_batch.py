@@ -4,6 +4,7 @@ and random."""
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import time
@@ -163,7 +164,9 @@ def test_killed_it_has_lost_no_line(number: signal.Signals, model: Path, tmp_pat
     assert kept < 200
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert f"Interrupted: {kept} of 200 results are in" in " ".join(said.split())
+        told = re.search(r"Interrupted: (\d+) of 200 results are in", " ".join(said.split()))
+        assert told
+        assert kept - int(told[1]) in (0, 1)  # it may come when a line was just written
     assert f"{kept} of 200 results" in " ".join(ok(*flags).err.split())
     assert ids(out) == sorted(range(1, 201), key=str)
 
