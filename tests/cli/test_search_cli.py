@@ -269,10 +269,10 @@ def test_texts_are_as_long_as_fits(given: list[Any], chat: bool, samples: int, p
 @pytest.mark.parametrize(
     ("ends", "tokens", "params", "steps", "said"),
     [
-        ("llls", 256, 256, None, "3 of 4 candidates were cut at 256 tokens; -n 512 gives them more room"),
-        ("l", 1024, 1024, None, "1 of 1 candidates were cut at 1024 tokens; -n 2048 -c 4096 gives them more room"),
-        ("l", 1990, None, None, "1 of 1 candidates were cut at 1990 tokens; -c 4096 gives them more room"),
-        ("ls", 90, 256, 40, "1 of 2 candidates were cut after 40 steps; --max-steps 80 gives them more room"),
+        ("llls", 256, 256, None, "3 of 4 candidates were cut at 256 tokens; -n 512 gives more room"),
+        ("l", 1024, 1024, None, "1 of 1 candidates was cut at 1024 tokens; -n 2048 -c 4096 gives more room"),
+        ("l", 1990, None, None, "1 of 1 candidates was cut at 1990 tokens; -c 4096 gives more room"),
+        ("ls", 90, 256, 40, "1 of 2 candidates was cut after 40 steps; --max-steps 80 gives more room"),
         ("ss", 9, 256, None, ""),
     ],
 )

@@ -313,7 +313,7 @@ def test_answers_equal_the_numbers_that_they_spell() -> None:
     assert VotedAnswer("1e999") != 1e308
 
 
-@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning])
+@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning, Majority])
 def test_extractors_go_by_name_and_wrong_ones_are_refused_at_once(kind: Any) -> None:
     assert kind("last-number") is not None
     for wrong, said in (

@@ -108,11 +108,10 @@ def create(
         listed = ", ".join(f"{o.name} ({o.type})" for o in _options(name)) or "none"
         raise TilebeamError(f"{name} has no option {unknown[0]!r}: it has {listed}.")
     arguments = {key: _read(name, key, value, known[key][0]) for key, value in options.items()}
-    rates = named_scorer(scorer) if isinstance(scorer, str) else scorer
-    if rates is None and known["scorer"][1] is inspect.Parameter.empty:
+    if scorer is None and known["scorer"][1] is inspect.Parameter.empty:
         raise TilebeamError(f"{name} needs a process reward model as its scorer.")
-    if rates is not None:
-        arguments["scorer"] = rates
+    if scorer is not None:
+        arguments["scorer"] = named_scorer(scorer) if isinstance(scorer, str) else scorer
     return _class(name)(**arguments)
 
 

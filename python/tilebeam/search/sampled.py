@@ -27,7 +27,7 @@ from tilebeam.search.contract import (
     VoteResult,
 )
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
-from tilebeam.search.limits import standing, voters
+from tilebeam.search.limits import standings, voters
 from tilebeam.search.search_defaults import Weighting
 
 
@@ -118,16 +118,9 @@ class BestOfN(_WholeSearch[SearchResult]):
         ends = standings(output.outputs)
         first, then = (scores, ends) if self.scorer.knows else (ends, scores)
         best = max(range(len(scores)), key=lambda i: (first[i], then[i], -i))
-        return SearchResult(
-            output.prompt,
-            output.outputs,
-            scores,
-            best,
-            output.usage,
-            output.seed,
-            len(output.outputs),
-            whole_trajectories(output.outputs),
-        )
+        paths = whole_trajectories(output.outputs)
+        drawn = output.usage, output.seed, len(output.outputs)
+        return SearchResult(output.prompt, output.outputs, scores, best, *drawn, paths)
 
 
 class SelfConsistency(_WholeSearch[VoteResult]):
@@ -188,35 +181,27 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         else:
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
-        ends = standings(candidates)
-        voting = voters(answers, ends)
-        votes = tally(voting, weights)
-        winner = next(iter(votes), None)
-        return VoteResult(
-            output.prompt,
-            candidates,
-            weights,
-            heaviest(voting, weights, ends, winner),
-            output.usage,
-            output.seed,
-            len(candidates),
-            whole_trajectories(candidates),
-            answers,
-            votes,
-            None if winner is None else VotedAnswer(winner),
-        )
+        votes, winner, best = elected(candidates, answers, weights)
+        paths = whole_trajectories(candidates)
+        drawn = output.usage, output.seed, len(candidates)
+        return VoteResult(output.prompt, candidates, weights, best, *drawn, paths, answers, votes, winner)
 
 
-def standings(candidates: Sequence[CompletionOutput]) -> list[int]:
-    """Return how each candidate stands by the way it ended; see `tilebeam.search.limits.standing`."""
-    return [standing(c.finish_reason, c.text) for c in candidates]
-
-
-def heaviest(voting: Sequence[str | None], weights: Sequence[float], ends: Sequence[int], winner: str | None) -> int:
-    """Find the heaviest candidate that voted for the winning answer, of equals the first; without a winner, of all
-    those that stand highest."""
+def elected(
+    candidates: Sequence[CompletionOutput],
+    answers: Sequence[str | None],
+    weights: Sequence[float],
+    scores: Sequence[float] | None = None,
+) -> tuple[dict[str, float], VotedAnswer | None, int]:
+    """Count votes: their total weights, the answer that won, and of the candidates that voted for it (without an
+    answer, of those that stand highest) the first with the best score, which is the weight where there is none."""
+    ends = standings(candidates)
+    voting = voters(answers, ends)
+    votes = tally(voting, weights)
+    winner = next(iter(votes), None)
     eligible = [i for i, a in enumerate(voting) if winner is None or a == winner]
-    return max(eligible, key=lambda i: (ends[i], weights[i], -i))
+    best = max(eligible, key=lambda i: (ends[i], (scores or weights)[i], -i))
+    return votes, None if winner is None else VotedAnswer(winner), best
 
 
 def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:
