@@ -1,18 +1,17 @@
 """Which of several open texts is the best one? Choosers that know no answer, compared by a larger model's verdicts.
 
-    python -m bench.real.open_texts --model SMALL.gguf --judge LARGE.gguf --out FOLDER [--minutes 9]
+    python -m bench.real.open_texts --model SMALL.gguf --judge LARGE.gguf --out FOLDER
 
 A model writes eight answers to each question of open_questions.txt, and each chooser takes one of them. A judge
 compares what they took with the answer of the highest mean log-probability, in both orders, by the log-odds of its A
 and B; an answer wins if the mean of both orders says so. FOLDER keeps what there is, a line per question; the same
-command goes on there. Without --model and --judge it prints the table of what is kept.
+command goes on there. Then tables of what is kept follow: there, and, of questions with right answers, in logs/.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,9 @@ from typing import Any
 import numpy as np
 import tilebeam
 from tilebeam.model.lm import LM
-from tilebeam.search.limits import standing
+from tilebeam.search.limits import ENDED, standing
+
+from bench.real import rejudge, search_cost
 
 Record = dict[str, Any]
 Chooser = Callable[[list[Record], Record], Sequence[float]]  # of samples and what was read of them: scores
@@ -47,14 +48,9 @@ def fresh_logprob(samples: list[Record], _: Record) -> list[float]:
     """Leave out tokens that end four in a row which the text had before."""
     found = []
     for sample in samples:
-        seen: set[tuple[int, ...]] = set()
-        fresh = []
-        for i, logprob in enumerate(sample["logprobs"]):
-            run = tuple(sample["token_ids"][max(0, i - 3) : i + 1])
-            if run not in seen:
-                fresh.append(logprob)
-            seen.add(run)
-        found.append(float(np.mean(fresh)))
+        ids = sample["token_ids"]
+        fresh = {tuple(ids[max(0, i - 3) : i + 1]): p for i, p in reversed([*enumerate(sample["logprobs"])])}
+        found.append(float(np.mean([*fresh.values()])))
     return found
 
 
@@ -68,7 +64,6 @@ CHOOSERS: dict[str, Chooser] = {
     "the first": lambda s, _: [0.0] * len(s),
     "mean log-probability": mean_logprob,
     "mean log-probability without repeated 4-grams": fresh_logprob,
-    "log-probability of the whole text": lambda s, _: [sum(x["logprobs"]) for x in s],
     "self-certainty": lambda _, r: [float(np.mean(c)) for c in r["certainty"]],
     "medoid of embeddings": lambda _, r: [sum(c) for c in r["cosines"]],
     "consensus: shared words": shared_words,
@@ -80,13 +75,10 @@ CHOOSERS: dict[str, Chooser] = {
 }
 
 
-def stand(sample: Record) -> int:
-    return standing(sample["finish_reason"], sample["text"])
-
-
 def chosen(scores: Sequence[float], samples: list[Record], *, ordered: bool = True) -> int:
     """Return the best score's index, of equals the first; ordered: of those that stand highest by how they ended."""
-    return max(range(len(samples)), key=lambda i: (stand(samples[i]) if ordered else 0, scores[i], -i))
+    ends = [standing(s["finish_reason"], s["text"]) if ordered else 0 for s in samples]
+    return max(range(len(samples)), key=lambda i: (ends[i], scores[i], -i))
 
 
 def written(lm: LM, questions: Sequence[str], first: int) -> list[Record]:
@@ -143,51 +135,57 @@ def keep(path: Path, records: Sequence[Record]) -> None:
 
 
 def go_on(options: argparse.Namespace) -> None:
-    until = time.monotonic() + options.minutes * 60
     options.out.mkdir(parents=True, exist_ok=True)
     samples, readings, verdicts = (options.out / f"{name}.jsonl" for name in PARTS)
     questions = QUESTIONS.read_text("utf-8").splitlines()
     if options.model:
         with tilebeam.load(options.model, n_ctx=8192, n_seq_max=16) as lm:
-            while (done := len(kept(samples))) < len(questions) and time.monotonic() < until:
+            while (done := len(kept(samples))) < len(questions):
                 keep(samples, written(lm, questions[done : done + 10], done))
-            while (done := len(kept(readings))) < len(kept(samples)) and time.monotonic() < until:
-                keep(readings, [read(lm, kept(samples)[done])])
+            for record in kept(samples)[len(kept(readings)) :]:
+                keep(readings, [read(lm, record)])
     if options.judge:
         with tilebeam.load(options.judge, n_ctx=8192, n_seq_max=16) as lm:
-            while (done := len(kept(verdicts))) < len(kept(readings)) and time.monotonic() < until:
-                keep(verdicts, [judged(lm, kept(samples)[done], kept(readings)[done])])
+            for record, reading in [*zip(kept(samples), kept(readings), strict=True)][len(kept(verdicts)) :]:
+                keep(verdicts, [judged(lm, record, reading)])
 
 
-def table(out: Path) -> Iterator[str]:
-    """Tell of each chooser its figures, with what a bootstrap over questions says of them."""
+def between(values: Sequence[float]) -> str:
+    """Write a mean, and where a bootstrap over questions has 95 % of its means."""
+    draws = np.random.default_rng(0).integers(0, len(values), (4000, len(values)))
+    low, high = np.percentile(np.array(values)[draws].mean(axis=1), [2.5, 97.5])
+    return f"{np.mean(values):.3f} ({low:.3f} to {high:.3f})"
+
+
+def open_table(out: Path) -> Iterator[str]:
+    """Tell how each chooser does by the verdicts: log-odds in the mean of both orders, against two others."""
     samples, readings, verdicts = (kept(out / f"{name}.jsonl") for name in PARTS)
-    draws = np.random.default_rng(0).integers(0, len(verdicts), (4000, len(verdicts)))
+    texts, first = [r["samples"] for r in samples], None
+    yield "| chooser | tokens | cut or looping | won, lost in both orders | won | log-odds | above the first"
+    for name, ordered in [*((n, True) for n in CHOOSERS), ("the first", False), ("mean log-probability", False)]:
+        scores = [CHOOSERS[name](*given) for given in zip(texts, readings, strict=True)]
+        best = [chosen(*given, ordered=ordered) for given in zip(scores, texts, strict=True)]
+        taken = [group[i] for group, i in zip(texts, best, strict=True)]
+        orders = [verdict["orders"].get(str(i), [0.0, 0.0]) for verdict, i in zip(verdicts, best, strict=True)]
+        both = ", ".join(str(sum(min(sign * a, sign * b) > 0 for a, b in orders)) for sign in (1, -1))
+        odds = np.mean(orders, axis=1)
+        first = odds if first is None else first
+        told = [between(values) for values in ((np.sign(odds) + 1) / 2, odds, odds - first)]
+        bad = sum(standing(t["finish_reason"], t["text"]) < ENDED for t in taken)
+        length = np.mean([len(t["token_ids"]) for t in taken])
+        yield f"| {name}{', however they ended' * (not ordered)} | {length:.0f} | {bad} | {both} | {' | '.join(told)}"
 
-    def between(values: Sequence[float]) -> str:
-        low, high = np.percentile(np.array(values)[draws].mean(axis=1), [2.5, 97.5])
-        return f"{np.mean(values):.2f} ({low:.2f} to {high:.2f})"
 
-    def figures(scores: Chooser, ordered: bool) -> tuple[list[Record], list[list[float]]]:
-        taken, orders = [], []
-        for record, reading, verdict in zip(samples, readings, verdicts, strict=False):
-            best = chosen(scores(record["samples"], reading), record["samples"], ordered=ordered)
-            taken.append(record["samples"][best])
-            orders.append(verdict["orders"].get(str(best), [0.0, 0.0]))
-        return taken, orders
-
-    plain = np.mean(figures(CHOOSERS["the first"], True)[1], axis=1)
-    yield f"{len(verdicts)} questions\n"
-    yield "| chooser | tokens | cut or looping | won, lost in both orders | won | log-odds | above the first that ended |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
-    anyhow = ("the first", "mean log-probability")
-    for name, ordered in [*((n, False) for n in anyhow), *((n, True) for n in CHOOSERS)]:
-        taken, orders = figures(CHOOSERS[name], ordered)
-        both = [sum(min(sign * a, sign * b) > 0 for a, b in orders) for sign in (1, -1)]
-        means = np.mean(orders, axis=1)
-        cells = [f"{np.mean([len(t['token_ids']) for t in taken]):.0f}", sum(stand(t) < 3 for t in taken)]
-        cells += [f"{both[0]}, {both[1]}", between((np.sign(means) + 1) / 2), between(means), between(means - plain)]
-        yield f"| {name}{', of those that ended' * ordered} | {' | '.join(map(str, cells))} |"
+def answer_table(log: Path) -> Iterator[str]:
+    """Tell how often what was chosen of a question's first samples is right."""
+    items = [item for record in rejudge.read(log) for item in record.get("items", []) if "samples" in item]
+    groups = [[s | {"finish_reason": s["finish"]} for s in item["samples"][:SAMPLES]] for item in items]
+    rates = {"mean log-probability": lambda s: [x["scores"]["logprob"] for x in s]}
+    rates["consensus"] = lambda s: shared_words(s, {})
+    yield f"{log.name}: {len(groups)} questions, any sample {np.mean([s['correct'] for g in groups for s in g]):.3f}"
+    for name, ordered in (("mean log-probability", False), ("mean log-probability", True), ("consensus", True)):
+        right = [g[chosen(rates[name](g), g, ordered=ordered)]["correct"] for g in groups]
+        yield f"| {name}{', however they ended' * (not ordered)} | {between(right)}"
 
 
 if __name__ == "__main__":
@@ -195,7 +193,8 @@ if __name__ == "__main__":
     p.add_argument("--model", type=Path, help="GGUF file of the model that writes")
     p.add_argument("--judge", type=Path, help="GGUF file of the model that compares")
     p.add_argument("--out", type=Path, required=True, help="folder that keeps answers and verdicts")
-    p.add_argument("--minutes", type=float, default=9, help="begin nothing after so many (default 9)")
     given = p.parse_args()
     go_on(given)
-    print(*table(given.out), sep="\n")
+    print(*open_table(given.out), sep="\n")
+    for log in ("gsm8k", "humaneval", "math"):
+        print(*answer_table(search_cost.LOGS / f"{log}-log.jsonl.xz"), sep="\n")
