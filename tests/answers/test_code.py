@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tilebeam import CodeExamples, CompletionOutput, TilebeamError
-from tilebeam.answers.code import Question, blocks, code, examples, program_of, question_of
+from tilebeam.answers.code import Question, blocks, code, program_of, question_of
 from tilebeam.sandbox import Test, run_tests
 
 SOURCE = '''from typing import List
@@ -77,33 +77,6 @@ def test_the_question_is_the_last_function_of_a_prompt() -> None:
     assert question_of(CHAT) == question_of(SOURCE) == QUESTION
     assert question_of("What is 1 + 1?") is None
     assert QUESTION.before == SOURCE[: SOURCE.index("def add")]
-
-
-def test_examples_in_docstrings() -> None:
-    assert examples(QUESTION) == [Test("add(1, 2)", "3"), Test("add(-1, one())", "0")]
-    source = '''def f(x):
-    """f(1) is something.
-    f(1) == 2
-    f("a)b") => 'c'   # a remark
-    f([1, (2)]) ➞ [2]
-    assert f(4) returns {1: 2}.
-    f(5) = 1 + 2 = 3
-    f(6) -> true
-    For f(7): f(x) == 1
-    >>> f(8)
-    [1,
-     2]
-    >>> y = 3
-    """
-'''
-    assert examples(Question(source, "f")) == [
-        Test("f(8)", "[1, 2]"),
-        Test("f(1)", "2"),
-        Test('f("a)b")', "'c'"),
-        Test("f([1, (2)])", "[2]"),
-        Test("f(4)", "{1: 2}"),
-        Test("f(6)", "True"),
-    ]
 
 
 # --- the scorer -------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from tilebeam import (
 from tilebeam.cli.evaluate_view import Bars
 from tilebeam.evaluation import estimators as statistics
 from tilebeam.evaluation import plots, runner
-from tilebeam.evaluation.config import ModelFile, Setting, item_seed
+from tilebeam.evaluation.config import ModelFile, Setting, differences, item_seed
 from tilebeam.evaluation.eval_report import EvalReport, cost_table, cpu_cell
 from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.results import Accuracy, Latency, Point, latencies, overtaking

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from tilebeam.sandbox import Test
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
 _STATEMENT = re.compile(r"^(?:from\s+[\w.]+\s+import\b|import\s|def\s|async\s+def\s|class\s|@\w)", re.MULTILINE)
@@ -91,12 +88,6 @@ def code(text: str) -> str | None:
         return "\n".join(line.rstrip() for line in found.strip("\n").splitlines() if line.strip()) or None
 
 
-def examples(question: Question) -> list[Test]:
-    """Collect the examples in the docstrings of a question: `>>> f(1)` and the line after it, and lines like `f(1) ==
-    2`, `f(1) => 2`, `f(1) returns 2`, whose right side is a value."""
-    return [*_doctests(question.source), *_equations(question)]
-
-
 def _defines(function: str) -> re.Pattern[str]:
     return re.compile(rf"^(?:async\s+)?def\s+{re.escape(function)}\b", re.MULTILINE)
 
@@ -112,62 +103,3 @@ def _parsable(source: str, function: str) -> str | None:
             continue
         return beginning if _defines(function).search(beginning) else None
     return None
-
-
-_DOCTEST = re.compile(r"^[ \t]*>>> ?(?P<call>.+)\n(?P<rest>(?:(?!\s*(?:>>>|\"\"\"|'''|\n)).+\n?)+)", re.MULTILINE)
-
-
-def _doctests(source: str) -> Iterator[Test]:
-    for found in _DOCTEST.finditer(source):
-        try:
-            ast.parse(found["call"].strip(), mode="eval")
-        except SyntaxError:
-            continue
-        yield Test(found["call"].strip(), _value(found["rest"].splitlines()))
-
-
-def _value(lines: list[str]) -> str:
-    """Find the lines that are one value, the first line if none are."""
-    for end in range(1, len(lines) + 1):
-        text = " ".join(line.strip() for line in lines[:end])
-        try:
-            ast.literal_eval(text)
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            continue
-        return text
-    return lines[0].strip()
-
-
-_MEANS = re.compile(r"[ \t]*(?:#[ \t]*)?(?:==>|=+>|==|=|->|➞|→|returns|should return)[ \t]*")
-_AFTER = re.compile(r"[ \t]*[.;]?[ \t]*(?:#.*|\(.*)?$")  # a full stop, or a remark
-
-
-def _equations(question: Question) -> Iterator[Test]:
-    for line in question.source.splitlines():
-        at = line.find(f"{question.function}(")
-        if at < 0 or ">>>" in line or line.lstrip().startswith(("def ", "return ")):
-            continue
-        call = _longest(line[at:], call=True)
-        means = _MEANS.match(line, at + len(call)) if call else None
-        if means is None:
-            continue
-        right = re.sub(r"^(true|false)\b", lambda m: m[0].capitalize(), line[means.end() :])
-        value = _longest(right, call=False)
-        if value and _AFTER.fullmatch(right, len(value)):
-            yield Test(call, value)
-
-
-def _longest(text: str, *, call: bool) -> str:
-    """Find the shortest call of plain data that a text begins with, or the longest value; "" if it begins with none."""
-    ends = [i + 1 for i, c in enumerate(text) if c == ")"] if call else range(len(text), 0, -1)
-    for end in ends:
-        try:
-            tree = ast.parse(text[:end].strip(), mode="eval").body
-            parts = [*tree.args, *(k.value for k in tree.keywords)] if isinstance(tree, ast.Call) else [tree]
-            for part in parts:
-                ast.literal_eval(part)
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            continue
-        if call == isinstance(tree, ast.Call):
-            return ast.get_source_segment(text[:end], tree) or ""
-    return ""

@@ -208,7 +208,7 @@ def best_of_n(
         raise TilebeamError("Give a reward model or --scorer, not both.")
     if extract is not None and scorer != "majority":
         raise TilebeamError("--extract matters only for --scorer majority.")
-    if scorer == "examples":
+    if scorer in ("examples", "code-consensus"):
         need_confinement(unsafe=unsafe_code)
     find = _extractor(extract or EXTRACTOR)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilebeam.answers.code import examples, program_of, question_of
+from tilebeam.answers.code import program_of, question_of
+from tilebeam.answers.example_forms import examples_of
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
 from tilebeam.prompt import Prompt
@@ -13,8 +14,9 @@ from tilebeam.scoring.scorers import Scorer
 
 
 class CodeExamples(Scorer):
-    """The share of the examples in a question's docstring (`>>> f(1)`, `f(1) == 2`) that a candidate's program passes.
-    Where there are none: 1 if the program can be loaded and defines the function, else 0.
+    """The share of the examples in a question's docstring that a candidate's program passes, in any of the usual forms
+    (`>>> f(1)`, `f(1) == 2`, `For x = 1 the output should be 2`, `Input: x = 1` above `Output: 2`). Where
+    there are none: 1 if the program can be loaded and defines the function, else 0.
 
     Programs run confined, see `tilebeam.sandbox`.
 
@@ -38,7 +40,7 @@ class CodeExamples(Scorer):
             raise TilebeamError(
                 "The scorer examples is for Python functions, but no line of the prompt begins with def."
             )
-        tests = examples(question)
+        tests = examples_of(question.source, question.function)
         shares: dict[str, float] = {}
         for program in (programs := [program_of(question, c.text) for c in candidates]):
             if program not in shares:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.scoring.code_consensus import CodeConsensus
 from tilebeam.scoring.code_examples import CodeExamples
 from tilebeam.scoring.scorers import Consensus, LogProb, Majority, Scorer
 from tilebeam.scoring.scoring_defaults import ScorerName
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
-    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`), or
-    "judge": a model asked about the candidates.
+    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`),
+    "code-consensus" (`CodeConsensus`), or "judge": a model asked about the candidates.
 
     Args:
         name: the scorer's.
         lm: the judge.
-        unsafe_code: let "examples" run programs even where they cannot be confined.
+        unsafe_code: let "examples" and "code-consensus" run programs even where they cannot be confined.
 
     Raises:
         TilebeamError: no scorer has that name, or there is no judge.
@@ -32,6 +33,7 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
         "logprob-sum": lambda: LogProb(per_token=False),
         "majority": Majority,
         "examples": lambda: CodeExamples(unsafe=unsafe_code),
+        "code-consensus": lambda: CodeConsensus(unsafe=unsafe_code),
         "judge": lambda: _judge(lm),
     }
     for choice, make in known.items():
