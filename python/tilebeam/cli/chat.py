@@ -313,7 +313,7 @@ class _Talk:
         answer = ready.read(best).outputs[0]
         print(answer.text, flush=True)
         if isinstance(result, VoteResult):
-            said = one_line(result.answer or "none, so that the first text is it; try /best", 60)
+            said = one_line(result.answer or "none in any text, so the first one stays; /best fits open questions", 80)
             console.err().print(f"answer: {said}", style="bold", markup=False)
         self._account(result.usage, answer, len(ready.prompt.ids))
         return answer
