@@ -2,7 +2,7 @@
 
     import tilebeam
     lm = tilebeam.load("model.gguf")
-    best = tilebeam.BestOfN(tilebeam.LogProb()).infer(lm, "Question: ...", budget=16)
+    best = tilebeam.BestOfN().infer(lm, "Question: ...", budget=16)
 
 Importing the package is cheap: llama_cpp, numpy and the native libraries are loaded on first use. `__init__.pyi` is the
 table of the public names.

@@ -489,6 +489,7 @@ def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:
         ({"scorers": ()}, "best-of-n needs a scorer"),
         ({"scorers": ("nonsense",)}, "nonsense"),
         ({"scorers": ("majority",)}, "self-consistency"),
+        ({"scorers": ("consensus",)}, "which texts are compared"),
         ({"scorers": ("prm",)}, "--prm"),
         ({"methods": ("beam",)}, "scorer of steps"),
         ({"methods": ("beams",)}, "beams"),
