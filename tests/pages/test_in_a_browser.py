@@ -154,3 +154,24 @@ def test_hostile_texts_run_nothing(tab: browser_kit.Tab, tmp_path: Path) -> None
     shown(tab, tmp_path, "self-consistency", result)
     assert tab.run("window.ran === undefined")
     assert tab.run("document.querySelectorAll('img').length") == 0
+
+
+def test_formulas_and_bold_are_shown_as_what_they_mean(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    """Of the answer at once, of a candidate when it is opened; a button shows what was written. Code stays as it is."""
+    result = kit.vote(3)
+    for candidate in result.candidates:
+        candidate.text = "**so**\n\\[ \\frac{48}{2} \\]\n\\boxed{72} <img src=x onerror='window.ran = 1'>"
+    code = (result.best_index + 1) % 3
+    result.candidates[code].text = "def f(x, *a):\n    return x ** 2 + a[0] * $HOME  # __init__"
+    shown(tab, tmp_path, "self-consistency", result)
+    assert tab.run("document.querySelector('.card .rich strong').textContent") == "so"
+    assert tab.run("document.querySelectorAll('.card .rich math').length") == 2
+    assert tab.run("document.querySelector('.card pre.text').hidden")
+    tab.run("document.querySelector('.card .raw').click()")
+    assert tab.run("document.querySelector('.card .rich').hidden && !document.querySelector('.card pre.text').hidden")
+    assert tab.run("document.querySelectorAll('.candidates .rich').length") == 0
+    tab.run("document.querySelectorAll('.candidates details').forEach((e) => { e.open = true; })")
+    tab.until("document.querySelectorAll('.candidates .rich').length === 2")
+    assert not tab.run(f"document.querySelector('#q0-c{code} pre').hidden")
+    assert tab.run("window.ran === undefined")
+    assert tab.problems == []

@@ -54,8 +54,9 @@ def test_everything_is_inside(installed: Path) -> None:
     assert "tilebeam/lib/libtilebeam_ext.so" in names
     assert "tilebeam/py.typed" in names  # the types are for users, too
     assert {f"tilebeam/{folder}__init__.pyi" for folder in ("", "gguf/", "search/")} <= names  # read at run time, too
-    parts = {str(p.relative_to(ROOT / "python")) for p in (ROOT / "python/tilebeam/pages/parts").iterdir()}
-    assert parts
+    pages = ROOT / "python/tilebeam/pages"
+    parts = {str(p.relative_to(ROOT / "python")) for folder in ("parts", "vendor") for p in (pages / folder).iterdir()}
+    assert {f"tilebeam/pages/vendor/LICENSE-{name}" for name in ("marked", "purify", "temml")} < parts
     assert parts <= names
     assert not [n for n in names if n.endswith((".cpp", ".c")) and not n.startswith("tilebeam/source/")]
     for name in ("CMakeLists.txt", "pyproject.toml", "backend/plugin/abi.cpp", "backend/cmake/ggml_source.py"):

@@ -1,4 +1,7 @@
-"""The server's pages: what they hold, what a browser may do on them, who may load them, and a search in a browser."""
+"""The server's pages: what they hold, what a browser may do on them, who may load them, and a search in a browser.
+
+Conversations in a browser are in test_chat_page.py.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from tilebeam.server.models import Entry  # noqa: E402
 VOTE: dict[str, Any] = {"method": "vote", "budget": 4, "extract": "text", "candidates": True}
 
 
-def test_the_page_to_ask_on(server: Running) -> None:
-    for path in ("/", "/ui"):
+def test_the_pages(server: Running) -> None:
+    for path in ("/search", "/", "/ui"):
         answer = httpx.get(f"{server.url}{path}", timeout=PATIENCE)
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -35,21 +38,28 @@ def test_the_page_to_ask_on(server: Running) -> None:
         assert "http" not in rules
         assert answer.headers["x-content-type-options"] == "nosniff"
         page = Page(answer.text)
-        assert page.data["methods"] == ["vote", "adaptive", "best-of-n", "beam", "dvts"]
-        assert (page.data["name"], page.data["key"]) == ("tiny", False)
+        assert {"/", "/search"} & {a["href"] for a in page.named("a") if "href" in a} == {
+            "/" if path == "/search" else "/search"
+        }
         labelled = {a["for"] for a in page.named("label") if "for" in a}
         controls = {a["id"] for kind in ("input", "select", "textarea") for a in page.named(kind)}
-        assert controls - labelled == {"plain"}  # its label is around it
+        assert controls - labelled == ({"plain"} if path == "/search" else set())  # its label is around it
+        again = httpx.get(f"{server.url}{path}", headers={"if-none-match": answer.headers["etag"]}, timeout=PATIENCE)
+        assert (again.status_code, again.content) == (304, b"")
+    data = Page(httpx.get(f"{server.url}/search", timeout=PATIENCE).text).data
+    assert data["methods"] == ["vote", "adaptive", "best-of-n", "beam", "dvts"]
+    assert (data["name"], data["key"]) == ("tiny", False)
 
 
 def test_a_page_needs_no_key_and_tells_nothing(lm: LM) -> None:
     with running(lm, api_keys=("secret",)) as server:
-        page = httpx.get(f"{server.url}/", timeout=PATIENCE)
-        assert page.status_code == 200
-        assert (Page(page.text).data["key"], Page(page.text).data["name"]) == (True, "")
+        for path in ("/", "/search"):
+            page = httpx.get(f"{server.url}{path}", timeout=PATIENCE)
+            assert page.status_code == 200
+            assert "key" in {a["id"] for a in Page(page.text).named("input")}
+            assert "tiny" not in page.text.split("<script>")[0]
+            assert "secret" not in page.text
         assert Page(page.text).data["methods"] == ["vote", "adaptive", "best-of-n"]  # no reward model
-        assert "tiny" not in page.text
-        assert "secret" not in page.text
         assert server.post("/", {}).status_code == 401
 
 
@@ -110,7 +120,7 @@ def text(tab: browser_kit.Tab, name: str) -> str:
 
 
 def test_asking_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
-    tab.open(f"{server.url}/")
+    tab.open(f"{server.url}/search")
     fill(tab, question="how many", method="vote", budget=6, extract="text", max_tokens=8, seed=3)
     tab.run("document.getElementById('plain').checked = true")
     go(tab)
@@ -138,7 +148,7 @@ def test_choosing_a_model_in_a_browser(tab: browser_kit.Tab, lm: LM) -> None:
     loaded = LoadedModel(lm)
     entries = [Entry((name,), lm.n_seq_max, lambda: loaded, loaded) for name in ("first", "second")]
     with serving(entries) as server:
-        tab.open(f"{server.url}/")
+        tab.open(f"{server.url}/search")
         assert tab.run("[...document.querySelectorAll('#model option')].map(e => e.value)") == ["first", "second"]
         fill(tab, model="second", question="how many", method="vote", budget=2, extract="text", max_tokens=4)
         go(tab)
@@ -147,7 +157,7 @@ def test_choosing_a_model_in_a_browser(tab: browser_kit.Tab, lm: LM) -> None:
 
 
 def test_steps_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
-    tab.open(f"{server.url}/")
+    tab.open(f"{server.url}/search")
     fill(tab, question="how many", method="beam", budget=4, beam_width=2, max_steps=3, max_tokens=12, seed=3)
     assert tab.run("document.getElementById('extract').closest('.field').hidden")
     go(tab)
@@ -157,7 +167,7 @@ def test_steps_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
 
 
 def test_stopping_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
-    tab.open(f"{server.url}/")
+    tab.open(f"{server.url}/search")
     fill(tab, question="how many", method="vote", budget=60, extract="text", max_tokens=200)
     tab.run("document.getElementById('go').click()")
     tab.until("document.querySelectorAll('#candidates-rows tr').length > 0")
@@ -169,7 +179,7 @@ def test_stopping_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
 
 def test_errors_and_keys_in_a_browser(tab: browser_kit.Tab, lm: LM, reward: TokenReward) -> None:
     with running(lm, reward=reward, api_keys=("secret",)) as server:
-        tab.open(f"{server.url}/")
+        tab.open(f"{server.url}/search")
         fill(tab, question="how many", budget=2, max_tokens=4, key="wrong")
         tab.run("document.getElementById('go').click()")
         tab.until("document.getElementById('wrong').textContent")
@@ -177,13 +187,13 @@ def test_errors_and_keys_in_a_browser(tab: browser_kit.Tab, lm: LM, reward: Toke
         fill(tab, key="secret")
         go(tab)
         assert tab.run("localStorage.length + sessionStorage.length + document.cookie.length") == 0
-        tab.open(f"{server.url}/")
+        tab.open(f"{server.url}/search")
         assert tab.run("document.getElementById('key').value") == ""
 
 
 def test_the_page_to_ask_on_is_narrow_where_it_must(tab: browser_kit.Tab, server: Running, tmp_path: Path) -> None:
     for dark in (False, True):
-        tab.open(f"{server.url}/", width=360, dark=dark)
+        tab.open(f"{server.url}/search", width=360, dark=dark)
         assert tab.run("document.documentElement.scrollWidth") <= 360
         assert tab.problems == []
     tab.picture(tmp_path / "page.png")

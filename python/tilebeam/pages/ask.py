@@ -1,4 +1,4 @@
-"""The page of a server: a question, a method and a budget in, candidates and votes as they come out."""
+"""The page of a server to search on: a question, a method and a budget in, candidates and votes as they come out."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from tilebeam.pages.document import document, policy
+from tilebeam.pages.fields import EXTRACTORS, field, key_field, model_field, number_input, select
 from tilebeam.pages.markup import Html, join, table, tag
 from tilebeam.pages.methods import method_title
 from tilebeam.search.search_defaults import MAX_STEPS
-
-_EXTRACTORS = {
-    "last-number": "its last number",
-    "text": "all of it",
-    "choice": "a letter, as of a choice",
-    "boxed": "what stands in \\boxed{}",
-}
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class AskOptions:
     """
 
     name: str
-    models: Sequence[str]
+    models: list[str]
     key: bool
     methods: Sequence[str]
     extractors: Sequence[str]
@@ -45,7 +39,7 @@ def ask_page(options: AskOptions) -> str:
     """Write an HTML file, to be served with `ask_policy`."""
     brand = f"Tilebeam · {options.name}" if options.name else "Tilebeam"
     body = join(
-        tag("header", tag("p", brand, class_="brand"), tag("h1", "Ask")),
+        tag("header", tag("p", brand, " · ", tag("a", "Chat", href="/"), class_="brand"), tag("h1", "Ask")),
         tag("main", tag("noscript", tag("p", _NO_SCRIPT)), _form(options), _outcome()),
     )
     return document("Ask - Tilebeam", "ask", body, asdict(options), _RULES)
@@ -66,29 +60,28 @@ _NO_SCRIPT = "This page needs JavaScript. Programs ask /v1/chat/completions."
 def _form(options: AskOptions) -> Html:
     budget = min(options.budget, options.most)
     fields = [
-        *([_field("model", "Model", _select("model", {m: m for m in options.models}))] if options.models else []),
-        _field("method", "Method", _select("method", {m: method_title(m) for m in options.methods})),
-        _field("budget", "Candidates", _number("budget", budget, 1, options.most)),
-        _field(
+        model_field(options.models),
+        field("method", "Method", select("method", {m: method_title(m) for m in options.methods})),
+        field("budget", "Candidates", number_input("budget", budget, 1, options.most)),
+        field(
             "extract",
             "A candidate's answer is",
-            _select("extract", {e: _EXTRACTORS.get(e, e) for e in options.extractors}),
+            select("extract", {e: EXTRACTORS.get(e, e) for e in options.extractors}),
             "vote adaptive",
         ),
-        _field("beam_width", "Beam width", _number("beam_width", 4, 1, options.most), "beam dvts"),
-        _field("max_steps", "Steps at most", _number("max_steps", MAX_STEPS, 1, 1000), "beam dvts"),
-        _field("max_tokens", "Tokens each, at most", _number("max_tokens", 512, 1, 1 << 20)),
-        _field("temperature", "Temperature", _number("temperature", 0.8, 0, 100, "any")),
-        _field("seed", "Seed", _number("seed", "", 0, 2**31 - 1)),
+        field("beam_width", "Beam width", number_input("beam_width", 4, 1, options.most), "beam dvts"),
+        field("max_steps", "Steps at most", number_input("max_steps", MAX_STEPS, 1, 1000), "beam dvts"),
+        field("max_tokens", "Tokens each, at most", number_input("max_tokens", 512, 1, 1 << 20)),
+        field("temperature", "Temperature", number_input("temperature", 0.8, 0, 100, "any")),
+        field("seed", "Seed", number_input("seed", "", 0, 2**31 - 1)),
     ]
-    key = tag("input", id="key", type="password", autocomplete="off", spellcheck="false")
     plain = tag("input", id="plain", type="checkbox")
     return tag(
         "form",
-        _field("question", "Question", tag("textarea", id="question", required=True)),
+        field("question", "Question", tag("textarea", id="question", required=True)),
         tag("div", fields, class_="fields"),
         tag("p", tag("label", plain, " Continue this text as it is, without the chat template", class_="check")),
-        _field("key", "API key, kept until this page is closed", key) if options.key else None,
+        key_field() if options.key else None,
         tag(
             "div",
             tag("button", "Search", type="submit", id="go", class_="first"),
@@ -97,19 +90,6 @@ def _form(options: AskOptions) -> Html:
         ),
         id="ask",
     )
-
-
-def _field(name: str, label: str, control: Html, methods: str | None = None) -> Html:
-    """Make a control with its label; one of some methods is shown with them only."""
-    return tag("div", tag("label", label, for_=name), control, class_="field", data_methods=methods)
-
-
-def _select(name: str, choices: dict[str, str]) -> Html:
-    return tag("select", [tag("option", label, value=value) for value, label in choices.items()], id=name)
-
-
-def _number(name: str, value: object, least: int, most: int, step: object = 1) -> Html:
-    return tag("input", id=name, type="number", value=value, min=least, max=most, step=step)
 
 
 def _outcome() -> Html:

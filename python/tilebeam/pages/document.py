@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -14,7 +15,15 @@ from typing import Any, Literal
 
 from tilebeam.pages.markup import Html, tag, text
 
-Script = Literal["search", "ask"]
+Script = Literal["search", "ask", "chat"]
+
+# The files of each script, in order; parts/rich.js calls the libraries.
+_RICH = ("vendor/marked.js", "vendor/purify.js", "vendor/temml.js", "parts/rich.js")
+_SCRIPTS: dict[Script, tuple[str, ...]] = {
+    "search": (*_RICH, "parts/search.js"),
+    "ask": (*_RICH, "parts/client.js", "parts/ask.js"),
+    "chat": (*_RICH, "parts/client.js", "parts/conversations.js", "parts/turn.js", "parts/chat.js"),
+}
 
 # What would end a script element or a line of old JavaScript; JSON needs none of them outside strings.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -33,12 +42,12 @@ def document(title: str, script: Script, body: Html, data: object, rules: str | 
     filled = {
         "title": text(title),
         "policy": text(rules or policy(script)),
-        "style": _part("page.css"),
+        "style": _part("parts/page.css"),
         "body": body,
         "data": embedded(data),
-        "script": _part(f"{script}.js"),
+        "script": _script(script),
     }
-    return Template(_part("page.html")).substitute(filled)
+    return Template(_part("parts/page.html")).substitute(filled)
 
 
 def policy(*scripts: Script, more: str = "") -> str:
@@ -47,8 +56,8 @@ def policy(*scripts: Script, more: str = "") -> str:
     Args:
         more: further directives.
     """
-    runs = " ".join(_hashed(f"{script}.js") for script in scripts)
-    allowed = f"default-src 'none'; script-src {runs}; style-src {_hashed('page.css')}"
+    runs = " ".join(_hash(_script(script)) for script in scripts)
+    allowed = f"default-src 'none'; script-src {runs}; style-src {_hash(_part('parts/page.css'))}"
     return f"{allowed}; base-uri 'none'; form-action 'none'" + (f"; {more}" if more else "")
 
 
@@ -70,12 +79,19 @@ def number(value: float, digits: int = 3) -> str:
 
 @cache
 def _part(name: str) -> str:
-    return resources.files(__package__).joinpath("parts", name).read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 @cache
-def _hashed(name: str) -> str:
-    digest = hashlib.sha256(_part(name).encode("utf-8")).digest()
+def _script(script: Script) -> str:
+    """Join a script's files. None of their strings and expressions starts a comment or a script of the page's HTML."""
+    joined = "\n".join(map(_part, _SCRIPTS[script]))
+    return re.sub("<(?=!--|/?script)", r"\\x3c", re.sub("^//# sourceMappingURL=.*", "", joined, flags=re.MULTILINE))
+
+
+@cache
+def _hash(source: str) -> str:
+    digest = hashlib.sha256(source.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 

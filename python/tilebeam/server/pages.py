@@ -1,17 +1,20 @@
-"""The page of the server, to ask questions on; the page of a search is a part of its answer."""
+"""The pages of the server: one to chat on, one to search on; the page of a search is a part of its answer."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+import hashlib
+
+from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 
 from tilebeam.pages.ask import AskOptions, ask_page, ask_policy
+from tilebeam.pages.chat import chat_page, chat_policy
 from tilebeam.search.search_defaults import BUDGET
 from tilebeam.server.models import Models
 from tilebeam.server.searches import EXTRACTORS
 
 _HEADERS = {
-    "cache-control": "no-store",
+    "cache-control": "no-cache",  # ask whether it is still the same
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -19,14 +22,26 @@ _HEADERS = {
 
 
 def add_page_routes(app: FastAPI, models: Models) -> None:
-    """Serve it."""
+    """Serve them. They hold nothing that needs a key."""
 
     @app.get("/", include_in_schema=False)
     @app.get("/ui", include_in_schema=False)
-    async def ask() -> Response:
-        """Ask questions. The page holds nothing that needs a key."""
-        headers = _HEADERS | {"content-security-policy": ask_policy()}
-        return HTMLResponse(ask_page(_options(models)), headers=headers)
+    async def chat(request: Request) -> Response:
+        """Chat."""
+        return _answer(request, chat_page(_options(models)), chat_policy())
+
+    @app.get("/search", include_in_schema=False)
+    async def ask(request: Request) -> Response:
+        """Ask questions that searches answer."""
+        return _answer(request, ask_page(_options(models)), ask_policy())
+
+
+def _answer(request: Request, page: str, policy: str) -> Response:
+    tag = f'"{hashlib.sha256(page.encode("utf-8")).hexdigest()[:32]}"'
+    headers = _HEADERS | {"content-security-policy": policy, "etag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return HTMLResponse(page, headers=headers)
 
 
 def _options(models: Models) -> AskOptions:

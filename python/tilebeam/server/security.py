@@ -26,7 +26,7 @@ MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 # A page that a browser loads before anybody can give it a key. It holds nothing but the form.
-PUBLIC_PAGES = frozenset({"/", "/ui"})
+PUBLIC_PAGES = frozenset({"/", "/ui", "/search"})
 
 
 class ApiKeys:

@@ -1,42 +1,14 @@
-"use strict";
 // Asks the server for a search as a stream and shows what comes: candidates, rounds, votes, the answer.
 (() => {
+  "use strict";
+  const { element, shown, candidate, voteRows } = client;
   const options = JSON.parse(document.getElementById("data").textContent);
   const ids = ["ask", "question", "method", "key", "plain", "go", "stop", "wrong", "news", "outcome", "state", "chosen"];
   ids.push("answer", "text", "why", "open", "save", "votes", "votes-rows", "rounds", "rounds-rows");
   ids.push("candidates", "candidates-rows");
   const at = Object.fromEntries(ids.map((id) => [id, document.getElementById(id)]));
-  const svg = "http://www.w3.org/2000/svg";
-  const SHOWN = 160; // characters of a candidate in its row
   let search = null; // the one that runs, or the last one
   let saved = null; // address of its page
-
-  function element(tag, name, ...content) {
-    const made = document.createElement(tag);
-    if (name) made.className = name;
-    made.append(...content);
-    return made;
-  }
-
-  function shown(score) {
-    if (typeof score !== "number") return "";
-    return Number.isInteger(score) ? String(score) : score.toFixed(3);
-  }
-
-  function bar(share) {
-    const made = document.createElementNS(svg, "svg");
-    made.setAttribute("viewBox", "0 0 100 8");
-    made.setAttribute("preserveAspectRatio", "none");
-    made.setAttribute("aria-hidden", "true");
-    for (const [name, width] of [["back", 100], ["front", 100 * share]]) {
-      const rect = document.createElementNS(svg, "rect");
-      rect.setAttribute("class", name);
-      rect.setAttribute("width", width);
-      rect.setAttribute("height", 8);
-      made.append(rect);
-    }
-    return made;
-  }
 
   // --- the form ---------------------------------------------------------------------------------------------------
 
@@ -54,7 +26,7 @@
   }
 
   function request() {
-    const body = { stream: true, stream_options: { include_usage: true } };
+    const body = {};
     if (document.getElementById("model")) body.model = given("model");
     if (at.plain.checked) body.prompt = at.question.value;
     else body.messages = [{ role: "user", content: at.question.value }];
@@ -62,20 +34,6 @@
     body.search = { method: at.method.value, candidates: true, page: true };
     for (const name of ["budget", "extract", "beam_width", "max_steps"]) body.search[name] = given(name);
     return body;
-  }
-
-  function headers() {
-    const found = { "content-type": "application/json" };
-    if (at.key && at.key.value) found.authorization = "Bearer " + at.key.value;
-    return found;
-  }
-
-  async function refusal(answer) {
-    try {
-      return (await answer.json()).error.message;
-    } catch {
-      return "The server answered " + answer.status + ".";
-    }
   }
 
   // --- a search ---------------------------------------------------------------------------------------------------
@@ -96,25 +54,11 @@
 
     async run() {
       const path = this.body.messages ? "/v1/chat/completions" : "/v1/completions";
-      const sent = { method: "POST", headers: headers(), body: JSON.stringify(this.body), signal: this.stopper.signal };
-      const answer = await fetch(path, sent);
-      if (!answer.ok) throw new Error(await refusal(answer));
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      let text = "";
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) break;
-        const lines = (text + value).split("\n");
-        text = lines.pop();
-        for (const line of lines) if (line.startsWith("data: ")) this.take(line.slice(6));
-      }
+      for await (const chunk of client.stream(path, this.body, this.stopper.signal)) this.take(chunk);
       if (!this.result) throw new Error("The stream ended before the answer came.");
     }
 
-    take(line) {
-      if (line === "[DONE]") return;
-      const chunk = JSON.parse(line);
-      if (chunk.error) throw new Error(chunk.error.message);
+    take(chunk) {
       if (chunk.usage) this.usage = chunk.usage;
       for (const choice of chunk.choices) {
         const found = choice.search;
@@ -129,16 +73,11 @@
     }
 
     candidate(event) {
-      const details = element("details");
-      const flat = event.text.slice(0, 4 * SHOWN).replace(/\s+/g, " ").trim();
-      const preview = flat.length > SHOWN ? flat.slice(0, SHOWN - 1) + "…" : flat || "(empty)";
-      details.append(element("summary", "", element("span", "preview", preview)));
-      details.append(element("pre", "text", event.text || "(empty)"));
       const number = element("th", "n", String(event.index));
       number.scope = "row";
       const row = element("tr", "", number, element("td", "n", shown(event.score)));
       row.append(element("td", "n wide", event.tokens.toLocaleString("en")), element("td", "wide", event.fate));
-      row.append(element("td", "t", details));
+      row.append(element("td", "t", candidate(event.text)));
       this.rows.set(event.index, row);
       this.count += 1;
       this.tokens += event.tokens;
@@ -171,19 +110,7 @@
     }
 
     vote(votes) {
-      const total = Object.values(votes).reduce((sum, weight) => sum + weight, 0) || 1;
-      const counts = new Map();
-      for (const answer of this.answers.values()) counts.set(answer, (counts.get(answer) || 0) + 1);
-      // An object lists keys that are whole numbers first: the order is the weights'.
-      const sorted = Object.entries(votes).sort((a, b) => b[1] - a[1]);
-      const rows = sorted.map(([answer, weight], i) => {
-        const name = element("th", "", answer.slice(0, 200));
-        name.scope = "row";
-        const row = element("tr", i ? "" : "best", name, element("td", "n", String(counts.get(answer) || "")));
-        row.append(element("td", "n", String(Number(weight.toPrecision(4)))), element("td", "bar", bar(weight / total)));
-        row.append(element("td", "n", ((100 * weight) / total).toFixed(1) + " %"));
-        return row;
-      });
+      const rows = voteRows(votes, this.answers.values());
       at["votes-rows"].replaceChildren(...rows);
       at.votes.hidden = !rows.length;
     }
@@ -211,6 +138,7 @@
       at.answer.hidden = !votes;
       at.answer.textContent = report.answer === null ? "No candidate has an answer." : report.answer;
       at.text.textContent = best.text || "(empty)";
+      rich.upgrade(at.text);
       let why = "Candidate " + report.best_index + ", score " + shown(report.scores[report.best_index]);
       if (votes) {
         const same = report.answers.filter((answer) => answer !== null && answer === report.answer).length;
@@ -274,5 +202,6 @@
   at.question.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !at.go.disabled) at.ask.requestSubmit();
   });
+  rich.upgradeOpened(at.candidates);
   chooseMethod();
 })();

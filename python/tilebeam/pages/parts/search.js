@@ -1,7 +1,7 @@
-"use strict";
 // The tree of steps: a row for each node that is in sight. Without this script the page has all but the tree.
 // A node has p (its parent's number), t (text), s (score), b (the chosen one passes), n (what became of beams there).
 (() => {
+  "use strict";
   const FEW = 60; // a tree of so many steps is shown whole
   const results = JSON.parse(document.getElementById("data").textContent);
 
@@ -180,6 +180,9 @@
     const which = Number(host.dataset.result);
     new Tree(host, results[which], "q" + which + "-c");
   }
+
+  for (const pre of document.querySelectorAll(".card > pre.text")) rich.upgrade(pre);
+  rich.upgradeOpened(document.body);
 
   // A link to a candidate opens it.
   function openTarget() {

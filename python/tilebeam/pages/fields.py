@@ -1,0 +1,39 @@
+"""Controls of forms, each with its label."""
+
+from __future__ import annotations
+
+from tilebeam.pages.markup import Html, tag
+
+# What the server's extractors take as a candidate's answer.
+EXTRACTORS = {
+    "last-number": "its last number",
+    "text": "all of it",
+    "choice": "a letter, as of a choice",
+    "boxed": "what stands in \\boxed{}",
+}
+
+
+def field(name: str, label: str, control: Html, methods: str | None = None) -> Html:
+    """Make a control with its label; one of some methods is shown with them only."""
+    return tag("div", tag("label", label, for_=name), control, class_="field", data_methods=methods)
+
+
+def select(name: str, choices: dict[str, str]) -> Html:
+    """Make a choice of values, each with what it is called."""
+    return tag("select", [tag("option", label, value=value) for value, label in choices.items()], id=name)
+
+
+def number_input(name: str, value: object, least: int, most: int, step: object = 1, hint: str | None = None) -> Html:
+    """Make a field for a number."""
+    return tag("input", id=name, type="number", value=value, min=least, max=most, step=step, placeholder=hint)
+
+
+def key_field() -> Html:
+    """Make the field for an API key, which no page keeps."""
+    key = tag("input", id="key", type="password", autocomplete="off", spellcheck="false")
+    return field("key", "API key, kept until this page is closed", key)
+
+
+def model_field(models: list[str]) -> Html | None:
+    """Make a choice of models where there are several."""
+    return field("model", "Model", select("model", {m: m for m in models})) if models else None
