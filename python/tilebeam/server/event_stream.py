@@ -1,4 +1,4 @@
-"""A streamed answer: server-sent events, ended when the client goes away."""
+"""A streamed answer: server-sent events or lines of JSON, ended when the client goes away."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.answer_events import Event
 from tilebeam.server.errors import ApiError
+from tilebeam.server.logs import note
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.writing import StreamedAnswer
@@ -63,13 +64,13 @@ class EventStream(Response):
                 finally:
                     watcher.cancel()
         except ClientGone:
-            scope["tilebeam.status"] = 499
+            note(status=499)
         except ApiError as found:
             error = self.as_sent(found)
-            scope["tilebeam.status"] = error.status
             if self._answer is None:
-                await error.response()(scope, receive, send)
+                await error.response(scope.get("path", ""))(scope, receive, send)
             else:
+                error.note()
                 body = self._answer.failed(error)
                 await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -82,7 +83,7 @@ class EventStream(Response):
 
     async def _begin(self, answer: StreamedAnswer, send: Send) -> None:
         """Send what goes before all events."""
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [(b"content-type", answer.media_type.encode()), (b"cache-control", b"no-cache")]
         headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._answer = answer

@@ -26,6 +26,8 @@ class Answer(ABC):
 class StreamedAnswer(Answer):
     """An answer that may be streamed."""
 
+    media_type = "text/event-stream; charset=utf-8"
+
     def begin(self) -> bytes:
         """Return what goes before all events."""
         return b""
