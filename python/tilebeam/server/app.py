@@ -35,6 +35,8 @@ from tilebeam.server.openai.responses import add_response_routes
 from tilebeam.server.other.adapter_routes import add_adapter_routes
 from tilebeam.server.other.api_page import add_api_page
 from tilebeam.server.other.infill import InfillAnswer, InfillRequest
+from tilebeam.server.other.messages import add_message_routes
+from tilebeam.server.other.ollama import add_ollama_routes
 from tilebeam.server.other.rerank import add_rerank_routes
 from tilebeam.server.other.scores import add_score_routes
 from tilebeam.server.other.tokens import add_token_routes
@@ -72,6 +74,8 @@ def create_app(models: Models) -> FastAPI:
     _routes(app, models)
     add_token_routes(app, models)
     add_response_routes(app, models)
+    add_message_routes(app, models)
+    add_ollama_routes(app, models)
     add_embedding_routes(app, models)
     add_rerank_routes(app, models)
     add_score_routes(app, models)

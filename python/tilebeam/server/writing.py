@@ -93,6 +93,7 @@ def dumped_in_parts(data: Any, depth: int = _PART_DEPTH) -> bytes:
     return dumped(data)
 
 
-def server_sent(data: Json | str) -> bytes:
-    """Write one server-sent event."""
-    return b"data: " + (data.encode() if isinstance(data, str) else dumped(data)) + b"\n\n"
+def server_sent(data: Json | str, kind: str = "") -> bytes:
+    """Write one server-sent event, of a kind where its form has any."""
+    head = f"event: {kind}\n".encode() if kind else b""
+    return head + b"data: " + (data.encode() if isinstance(data, str) else dumped(data)) + b"\n\n"
