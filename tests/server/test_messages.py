@@ -211,7 +211,11 @@ WRONG: list[tuple[Any, int, str]] = [
     (BODY | {"messages": LONG}, 400, "context holds"),
     (BODY | {"model": "claude-9"}, 404, "'claude-9' is not served here; this server serves 'tiny'"),
     (BODY | {"temprature": 1}, 400, "temprature"),
-    (BODY | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "'image'"),
+    (
+        BODY | {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        400,
+        "messages[0].content[0].type: Input should be 'text', 'thinking'",
+    ),
     (
         BODY | {"messages": [*USER, {"role": "user", "content": [RESULT]}]},
         400,
@@ -222,8 +226,9 @@ WRONG: list[tuple[Any, int, str]] = [
         400,
         "tools[0].input_schema",
     ),
+    (BODY | {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]}, 400, "has id, input, name"),
     (BODY | {"tools": [TOOL, TOOL]}, 400, "two functions are named"),
-    (BODY | {"tool_choice": {"type": "tool"}}, 400, "name goes with type"),
+    (BODY | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, 400, "no function 'f'"),
     (
         BODY | {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
         400,

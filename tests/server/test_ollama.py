@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from tools_kit import HERMES, NAMED, THINKS, TOOLS  # noqa: E402
 USER: Any = [{"role": "user", "content": "how many"}]
 
 SAME = {"temperature": 0.6, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 3, "repeat_penalty": 1.1}
-OPTIONS: dict[str, Any] = SAME | {"num_predict": 12, "num_ctx": 4096, "num_thread": 2, "mirostat": 0}
+OPTIONS: dict[str, Any] = SAME | {"num_predict": 12, "num_ctx": 4096, "num_thread": 2}
 
 
 def told(server: Running, path: str, body: Any) -> dict[str, Any]:
@@ -127,7 +128,8 @@ def test_calls_are_told_when_they_are_complete(lm: LM) -> None:
     ]
     assert [message.get("tool_calls") for message in messages[-2:]] == [calls, None]
     assert json.loads(lines[-1])["done_reason"] == "stop"
-    whole = OllamaAnswer(True, plan, lm.spelling).whole([Started(0), *events, Ended(Usage(), 1)])
+    grown = replace(events[-1], parts=[part for event in events for part in event.parts])
+    whole = OllamaAnswer(True, plan, lm.spelling).whole([Started(0), grown, Ended(Usage(), 1)])
     assert (whole["message"]["content"], whole["message"]["tool_calls"]) == ("See.", calls)
 
 

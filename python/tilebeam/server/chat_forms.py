@@ -4,10 +4,9 @@ with the fields that the client sent."""
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
@@ -28,28 +27,22 @@ _IN_CALL = re.compile(r"\.tool_calls\[(\d+)\](?:\.function)?")
 
 @dataclass
 class FormTurn:
-    """A message of the chat.
-
-    Attributes:
-        own: the field that it is made of.
-        message: as /v1/chat/completions takes it.
-        calls: the fields of its calls.
-    """
+    """A message of the chat, and the field that it and each of its calls are made of."""
 
     own: str
     message: Json
     calls: list[str] = field(default_factory=list)
 
-    def add_call(self, own: str, function: Json, name: str = "") -> None:
-        """Add a call of a function, made of the field `own`, with its id."""
+    def add_call(self, own: str, id_: str, name: str, arguments: str) -> None:
+        """Add a call, made of the field `own`."""
         self.calls.append(own)
-        self.message.setdefault("tool_calls", []).append({"id": name, "type": "function", "function": function})
+        call = {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self.message.setdefault("tool_calls", []).append(call)
 
     def of(self, part: str) -> str:
         """Return the field that a part of the message is made of."""
-        if call := _IN_CALL.match(part):
-            return self.calls[int(call[1])] + part[call.end() :]
-        return self.own + part.replace(".tool_calls", "")
+        call = _IN_CALL.match(part) if self.calls else None
+        return self.own + part if call is None else self.calls[int(call[1])] + part[call.end() :]
 
 
 class ChatForm(Strict):
@@ -63,24 +56,24 @@ class ChatForm(Strict):
 
     model: Text | None = None
 
-    @abstractmethod
     def turns(self) -> list[FormTurn]:
-        """Return the messages."""
+        """Return the chat's messages."""
+        raise NotImplementedError
 
-    @abstractmethod
     def fields(self) -> Json:
         """Return the other fields of the chat."""
+        raise NotImplementedError
 
     def chat(self) -> ChatRequest:
-        """Return the same as a request of /v1/chat/completions.
-
-        Raises:
-            ApiError: what does not fit together.
-        """
+        """Return the same as a request of /v1/chat/completions; ApiError: what does not fit together."""
         return self.made(ChatRequest, self.fields() | {"messages": [turn.message for turn in self.turns()]})
 
-    def made(self, kind: type[AsGeneration], fields: Json) -> AsGeneration:
-        """Return a request of another kind, of the same model; raises what `chat` does."""
+    def asked(self) -> ChatRequest | CompletionRequest:
+        """Return what it asks for, if that may be something else than a chat."""
+        return self.chat()
+
+    def made(self, kind: type[AsGeneration], fields: dict[str, Any]) -> AsGeneration:
+        """Return a request of a kind; raises what `chat` does."""
         try:
             return kind.model_validate(fields | {"model": self.model})
         except ValidationError as error:
@@ -96,31 +89,18 @@ class ChatForm(Strict):
                 text = re.sub(pattern, own, text)
             return text
 
-        param = None if error.param is None else renamed(error.param)
-        again = error.retry_after
+        param, again = error.param and renamed(error.param), error.retry_after
         return ApiError(error.status, renamed(error.message), code=error.code, param=param, retry_after=again)
 
 
-async def answered(
-    models: Models, body: ChatForm, request: Request, answer: AnswerMaker, asked: Generation | None = None
-) -> Response:
-    """Answer a chat in another form.
-
-    Args:
-        answer: makes the writer of the answer.
-        asked: what the body asks for, None: its chat.
-
-    Raises:
-        ApiError: what is wrong, with the names of the body's fields.
-    """
-    asked = asked or body.chat()
-    service = models.of(asked.model)
+async def answered(models: Models, body: ChatForm, request: Request, answer: AnswerMaker) -> Response:
+    """Answer a chat in another form; ApiError: what is wrong, with the names of the body's fields."""
+    asked, service = body.asked(), models.of(body.model)
     try:
-        if isinstance(asked, CompletionRequest):
-            found = await service.complete(asked, request, answer)
-        else:
-            assert isinstance(asked, ChatRequest)
+        if isinstance(asked, ChatRequest):
             found = await service.chat(asked, request, answer)
+        else:
+            found = await service.complete(asked, request, answer)
     except ApiError as error:
         raise body.as_sent(error) from error
     if isinstance(found, EventStream):

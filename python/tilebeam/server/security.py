@@ -26,7 +26,7 @@ MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 # Pages that a browser loads before anybody can give it a key. They hold nothing but the form, and what paths there are.
-PUBLIC_PAGES = frozenset({"/", "/ui", "/docs", "/v1", "/v1/"})
+PUBLIC_PAGES = frozenset({"/", "/ui", "/docs", "/v1"})
 # What curl -d and programs that say nothing send JSON as.
 _UNTYPED = ("", "application/x-www-form-urlencoded")
 

@@ -211,5 +211,5 @@ class ResponsesRequest(ChatForm, Neutral):
             elif isinstance(item, CallItem):
                 if not found or found[-1].message["role"] != "assistant":
                     found.append(FormTurn(own, {"role": "assistant", "content": None}))
-                found[-1].add_call(own, {"name": item.name, "arguments": item.arguments}, item.call_id)
+                found[-1].add_call(own, item.call_id, item.name, item.arguments)
         return found

@@ -5,110 +5,89 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tilebeam.server.answer_events import Json
 from tilebeam.server.chat_forms import ChatForm, FormTurn, function
-from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, Number, Strict, Text, joined
+from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, Number, Strict, Text
+
+# What the kinds of a message's pieces hold; a result's content may be left out.
+_HELD = {
+    "text": {"text"},
+    "thinking": {"thinking"},
+    "tool_use": {"id", "name", "input"},
+    "tool_result": {"tool_use_id", "content"},
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class _Block(Strict):
-    """A piece of a message. All prompts are cached, whatever `cache_control` says."""
-
-    cache_control: dict[str, Any] | None = None
-
-
-class TextBlock(_Block):
-    """Text."""
-
-    type: Literal["text"]
-    text: Text
-    citations: list[Any] | None = Field(None, max_length=0)
-
-
-class ThinkingBlock(_Block):
-    """Thoughts of an earlier answer."""
-
-    type: Literal["thinking"]
-    thinking: Text
-    signature: str | None = None
-
-
-class ToolUseBlock(_Block):
-    """A call in an earlier answer."""
-
-    type: Literal["tool_use"]
-    id: Text
-    name: FunctionName
-    input: dict[str, Any]
-
-
-def _blocks(value: object) -> object:
+def _pieces(value: object) -> object:
     """Return a content that is a text as its only piece."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-Texts = Annotated[list[TextBlock], BeforeValidator(_blocks)]
+class _Piece(Strict):
+    type: Literal["text", "thinking", "tool_use", "tool_result"]
+    text: Text = ""
+    thinking: Text = ""
+    id: Text = ""
+    name: FunctionName = "_"
+    input: dict[str, Any] = Field(default_factory=dict)
+    tool_use_id: Text = ""
+    content: Annotated[list[_Piece], BeforeValidator(_pieces)] = Field(default_factory=list)
+    # Without effect: all prompts are cached, nobody checks thoughts, and a result's text says what went wrong.
+    cache_control: dict[str, Any] | None = None
+    signature: str | None = None
+    is_error: bool | None = None
+    citations: list[Any] | None = Field(None, max_length=0)
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> _Piece:
+        held, found = _HELD[self.type], self.model_fields_set & set().union(*_HELD.values())
+        if found != held and found != held - {"content"}:
+            raise ValueError(f"a piece of type {self.type} has {', '.join(sorted(held))}")
+        return self
 
 
-class ToolResultBlock(_Block):
-    """What a call gave."""
-
-    type: Literal["tool_result"]
-    tool_use_id: Text
-    content: Texts | None = None
-    is_error: bool | None = None  # the model learns it of the content
+_Content = Annotated[list[_Piece], BeforeValidator(_pieces)]
 
 
-AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
-
-
-class TurnMessage(Strict):
-    """One turn of a conversation."""
-
+class _Turn(Strict):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[AnyBlock], BeforeValidator(_blocks), Field(min_length=1)]
+    content: Annotated[_Content, Field(min_length=1)]
 
 
-class ClientTool(_Block):
-    """A function that the model may call; the client runs it."""
-
+class _Tool(Strict):
     type: Literal["custom"] | None = None
     name: FunctionName
     description: Text | None = None
     input_schema: dict[str, Any]
+    # Without effect:
     strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None
 
 
-class ToolChoiceField(Strict):
-    """Whether the model calls functions."""
-
+class _ToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
 
-class ThinkingField(Strict):
-    """Whether the model thinks. There is no budget for thoughts."""
-
+class _Thinking(Strict):
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None
+    budget_tokens: int | None = None  # without effect
     display: str | None = None
 
 
-class OutputFormat(Strict):
-    """The schema that the text must follow."""
-
+class _Format(Strict):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputField(Strict):
-    """How much the model thinks, and what the text must look like."""
-
+class _Output(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: OutputFormat | None = None
+    format: _Format | None = None
 
 
 class CountRequest(ChatForm):
@@ -125,42 +104,33 @@ class CountRequest(ChatForm):
         (r"\bset tool_choice to none\b", 'set tool_choice to {"type": "none"}'),
     )
 
-    messages: list[TurnMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    system: Texts | None = None
-    tools: list[ClientTool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: ToolChoiceField | None = None
-    thinking: ThinkingField | None = None
-    output_config: OutputField | None = None
-    # Without effect: what they would save is saved anyway, or they clear what need not be cleared.
+    messages: list[_Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: _Content = Field(default_factory=list)
+    tools: list[_Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: _ToolChoice | None = None
+    thinking: _Thinking | None = None
+    output_config: _Output = Field(default_factory=_Output)
+    # Without effect:
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _named(cls, value: ToolChoiceField | None) -> ToolChoiceField | None:
-        if value is not None and (value.type == "tool") != (value.name is not None):
-            raise ValueError('name goes with type "tool" and only with it')
-        return value
-
     def fields(self) -> Json:
         """Return the chat's."""
-        fields: Json = {}
+        fields: Json = {"reasoning_effort": self.output_config.effort}
+        if fields["reasoning_effort"] == "max":
+            fields["reasoning_effort"] = "xhigh"
         if self.tools:
             fields["tools"] = [function(tool.name, tool.description, tool.input_schema) for tool in self.tools]
         if (choice := self.tool_choice) is not None:
-            kinds = {"auto": "auto", "any": "required", "none": "none"}
-            fields["tool_choice"] = kinds.get(choice.type) or function(choice.name)
+            fields["tool_choice"] = _CHOICES.get(choice.type) or function(choice.name or "")
             fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-        if (output := self.output_config) is not None:
-            fields["reasoning_effort"] = "xhigh" if output.effort == "max" else output.effort
-            if output.format is not None:
-                fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": output.format.schema_}}
+        if (form := self.output_config.format) is not None:
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
         if self.thinking is not None and self.thinking.type == "disabled":
             fields["reasoning_effort"] = "none"
         elif self.thinking is not None:
             fields["chat_template_kwargs"] = {"enable_thinking": True}
-        last = self.messages[-1]
-        if last.role == "assistant" and not any(isinstance(block, ToolUseBlock) for block in last.content):
+        if self.messages[-1].role == "assistant" and self.messages[-1].content[-1].type != "tool_use":
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         return fields
 
@@ -168,25 +138,23 @@ class CountRequest(ChatForm):
         """Return the messages: one for each of theirs, and one for each result of a call."""
         found: list[FormTurn] = []
         if self.system:
-            found.append(FormTurn("system", {"role": "system", "content": joined(self.system)}))
+            found.append(FormTurn("system", {"role": "system", "content": _text(self.system)}))
         for i, message in enumerate(self.messages):
             turn: FormTurn | None = None
-            for j, block in enumerate(message.content):
+            for j, piece in enumerate(message.content):
                 own = f"messages[{i}].content[{j}]"
-                if isinstance(block, ToolResultBlock):
-                    told = {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content)}
-                    found.append(FormTurn(own, told))
+                if piece.type == "tool_result":
+                    result = {"role": "tool", "tool_call_id": piece.tool_use_id, "content": _text(piece.content)}
+                    found.append(FormTurn(own, result))
                     turn = None
                     continue
                 if turn is None:
-                    turn = FormTurn(f"messages[{i}]", {"role": message.role, "content": ""})
+                    turn = FormTurn(f"messages[{i}]", {"role": message.role, "content": "", "reasoning_content": ""})
                     found.append(turn)
-                if isinstance(block, TextBlock):
-                    turn.message["content"] += block.text
-                elif isinstance(block, ThinkingBlock):
-                    turn.message["reasoning_content"] = turn.message.get("reasoning_content", "") + block.thinking
-                else:
-                    turn.add_call(own, {"name": block.name, "arguments": json.dumps(block.input)}, block.id)
+                turn.message["content"] += piece.text
+                turn.message["reasoning_content"] += piece.thinking
+                if piece.type == "tool_use":
+                    turn.add_call(own, piece.id, piece.name, json.dumps(piece.input))
         return found
 
 
@@ -196,14 +164,19 @@ class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1)
     stop_sequences: list[Text] | None = None
     stream: bool = False
-    temperature: Number | None = Field(None, ge=0, le=100)
-    top_k: int | None = Field(None, ge=0, lt=2**31)
-    top_p: Number | None = Field(None, gt=0, le=1)
+    temperature: Number | None = None
+    top_k: int | None = None
+    top_p: Number | None = None
+    seed: int | None = None  # an extension, as for chats
+    # Without effect:
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    seed: int | None = None  # an extension, as for chats
 
     def fields(self) -> Json:
         """Return the chat's."""
         same = ("max_tokens", "stream", "temperature", "top_k", "top_p", "seed")
         return super().fields() | {name: getattr(self, name) for name in same} | {"stop": self.stop_sequences}
+
+
+def _text(pieces: list[_Piece]) -> str:
+    return "".join(piece.text for piece in pieces)

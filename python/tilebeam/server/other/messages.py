@@ -58,19 +58,15 @@ class MessageAnswer(StreamedAnswer):
 
     def whole(self, events: Iterable[Event]) -> Json:
         """Return the JSON of the message."""
-        blocks: list[Json] = []
-        answer = self._head | {"content": blocks}
-        for event in events:
-            if isinstance(event, Grown):
-                self._end(event)
-                if thoughts := reasoning_in(event.parts):
-                    blocks.append(_thoughts(thoughts))
-                if text := text_in(event.parts):
-                    blocks.append(_text(text))
-                blocks += [_call(c.id, c.name, json.loads(c.arguments or "{}")) for c in calls_in(event.parts)]
-            elif isinstance(event, Ended):
-                answer |= {**self._reason, "usage": _usage(event.usage), "tilebeam": extras(event)}
-        return answer
+        _, grown, ended = events
+        assert isinstance(grown, Grown)
+        assert isinstance(ended, Ended)
+        self._end(grown)
+        thoughts, text = reasoning_in(grown.parts), text_in(grown.parts)
+        blocks = [*([_thoughts(thoughts)] if thoughts else ()), *([_text(text)] if text else ())]
+        blocks += [_call(call.id, call.name, json.loads(call.arguments or "{}")) for call in calls_in(grown.parts)]
+        told = {"usage": _usage(ended.usage), "tilebeam": extras(ended)}
+        return {**self._head, "content": blocks, **self._reason, **told}
 
     def add(self, event: Event) -> bytes:
         """Return the events of the Messages API that an event adds."""
@@ -108,14 +104,13 @@ class MessageAnswer(StreamedAnswer):
             yield self._at("delta", delta={"type": "thinking_delta", "thinking": part.text})
         else:
             if part.name is not None:
-                yield from self._close()
-                yield from self._begin(_call(part.id or "", part.name, {}))
+                yield from self._begin(_call(part.id or "", part.name, {}), anew=True)
             if part.arguments:
                 yield self._at("delta", delta={"type": "input_json_delta", "partial_json": part.arguments})
 
-    def _begin(self, block: Json) -> Iterator[Json]:
+    def _begin(self, block: Json, anew: bool = False) -> Iterator[Json]:
         """Begin a block, unless one of its type may grow."""
-        if self._open != block["type"]:
+        if self._open != block["type"] or anew:
             yield from self._close()
             self._open = block["type"]
             self._blocks += 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import Field, field_validator, model_validator
@@ -20,31 +20,23 @@ from tilebeam.server.chat_forms import ChatForm, FormTurn, answered
 from tilebeam.server.errors import ApiError
 from tilebeam.server.models import Models
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.requests import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    CompletionRequest,
-    FunctionName,
-    Generation,
-    Label,
-    Number,
-    Strict,
-    Text,
-    ToolField,
-)
+from tilebeam.server.requests import ChatRequest, CompletionRequest, Number, Strict, Text
 from tilebeam.server.service import Service
 from tilebeam.server.writing import StreamedAnswer, dumped
 
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+
 # A model's name may have a tag; every file has this one.
 _TAG = ":latest"
-# Options that the server's own have decided, when it was started.
+# Options that were decided when the server was started.
 _DECIDED = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap", "use_mlock", "numa")
+# What a chat calls a message's fields.
+_FIELDS = {"thinking": "reasoning_content", "tool_name": "name"}
 
 
-class OllamaOptions(Strict):
-    """How to draw. What samples in another way than Tilebeam's is not there, unless it is off."""
-
-    num_predict: int | None = Field(None, ge=-2)
+class _Options(Strict):
+    num_predict: int | None = None
     temperature: Number | None = None
     top_k: int | None = None
     top_p: Number | None = None
@@ -54,9 +46,6 @@ class OllamaOptions(Strict):
     repeat_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    mirostat: Literal[0] | None = None
-    typical_p: Literal[1, 1.0] | None = None
-    tfs_z: Literal[1, 1.0] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -65,17 +54,16 @@ class OllamaOptions(Strict):
 
 
 class _OllamaForm(ChatForm):
-    """What both kinds of requests share."""
-
     own_names = (
         (r"\bn_predict\b", "options.num_predict"),
-        (r"\b(temperature|top_k|top_p|min_p|seed|stop|repeat_penalty|\w+_penalty)\b", r"options.\1"),
+        (r"\b(temperature|top_k|top_p|min_p|seed|stop|\w+_penalty)\b", r"options.\1"),
         (r"\bjson_schema\b|\bresponse_format\b", "format"),
+        (r"\breasoning_content\b", "thinking"),
     )
 
     model: Text
     stream: bool = True
-    options: OllamaOptions = Field(default_factory=OllamaOptions)
+    options: _Options = Field(default_factory=_Options)
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: float | str | None = None  # --idle-unload of the server holds
@@ -86,18 +74,16 @@ class _OllamaForm(ChatForm):
         return value.removesuffix(_TAG)
 
     def drawing(self) -> Json:
-        """Return the fields of a request of either kind."""
-        fields: Json = self.options.model_dump(exclude={"num_predict", "mirostat", "typical_p", "tfs_z"})
-        most = self.options.num_predict
-        fields |= {"stream": self.stream, "n_predict": None if most is None else max(most, -1)}
+        fields: Json = self.options.model_dump(exclude_none=True)
+        if "num_predict" in fields:
+            fields["n_predict"] = max(fields.pop("num_predict"), -1)  # -2 fills the context, too
         if isinstance(self.format, dict):
             fields["json_schema"] = self.format
         elif self.format:
             fields["response_format"] = {"type": "json_object"}
-        return fields
+        return fields | {"stream": self.stream}
 
     def fields(self) -> Json:
-        """Return the chat's."""
         fields = self.drawing()
         if self.think is True:
             fields["chat_template_kwargs"] = {"enable_thinking": True}
@@ -106,82 +92,55 @@ class _OllamaForm(ChatForm):
         return fields
 
 
-class OllamaFunction(Strict):
-    """A call in an earlier turn: its function."""
-
-    name: FunctionName
-    arguments: dict[str, Any]
-    index: int | None = None
-
-
-class OllamaCall(Strict):
-    """A call in an earlier turn."""
-
-    function: OllamaFunction
-    type: Literal["function"] | None = None
-    id: Text = ""
-
-
-class OllamaMessage(Strict):
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: Text = ""
-    thinking: Text | None = None
-    tool_calls: list[OllamaCall] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_name: Label | None = None
-    tool_call_id: Label | None = None
-    images: list[Any] | None = Field(None, max_length=0)
-
-
 class OllamaChat(_OllamaForm):
-    """POST /api/chat."""
+    """POST /api/chat. A chat has the same messages, but for some names and the JSON of arguments."""
 
-    messages: list[OllamaMessage] = Field(default_factory=list, max_length=MAX_MESSAGES)
-    tools: list[ToolField] | None = None
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
 
     def fields(self) -> Json:
         """Return the chat's."""
-        return super().fields() | {"tools": self.model_dump()["tools"]}
+        return super().fields() | {"tools": self.tools}
 
     def turns(self) -> list[FormTurn]:
         """Return the messages."""
-        found = []
-        for i, message in enumerate(self.messages):
-            said = {"role": message.role, "content": message.content, "reasoning_content": message.thinking}
-            turn = FormTurn(f"messages[{i}]", said | {"name": message.tool_name, "tool_call_id": message.tool_call_id})
-            for j, call in enumerate(message.tool_calls):
-                called = {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}
-                turn.add_call(f"messages[{i}].tool_calls[{j}].function", called, call.id)
-            found.append(turn)
-        return found
+        turns = [{"content": ""} | {_FIELDS.get(k, k): v for k, v in message.items()} for message in self.messages]
+        for turn in turns:
+            if isinstance(calls := turn.get("tool_calls"), list):
+                turn["tool_calls"] = [_call(call) for call in calls]
+        return [FormTurn(f"messages[{i}]", turn) for i, turn in enumerate(turns)]
+
+
+def _call(call: Any) -> Any:
+    """Return a call with its arguments as a text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        return call
+    return call | {"function": function | {"arguments": json.dumps(function["arguments"])}}
 
 
 class OllamaGenerate(_OllamaForm):
     """POST /api/generate: a chat of one message; with `raw` or `suffix` a completion."""
 
     prompt: Text = ""
-    suffix: Text = ""
+    suffix: Text | None = None
     system: Text = ""
     raw: bool = False
-    images: list[Any] | None = Field(None, max_length=0)
 
     def turns(self) -> list[FormTurn]:
         """Return the message, behind the system's."""
         system = [FormTurn("system", {"role": "system", "content": self.system})] if self.system else []
         return [*system, FormTurn("prompt", {"role": "user", "content": self.prompt})]
 
-    def asked(self) -> Generation:
+    def asked(self) -> ChatRequest | CompletionRequest:
         """Return what it asks for."""
         if not (self.raw or self.suffix):
             return self.chat()
-        fields = {"n_predict": -1} | {name: value for name, value in self.drawing().items() if value is not None}
-        return self.made(CompletionRequest, fields | {"prompt": self.prompt, "suffix": self.suffix or None})
+        fields = {"n_predict": -1, "prompt": self.prompt, "suffix": self.suffix or None}
+        return self.made(CompletionRequest, fields | self.drawing())
 
 
-class ShowRequest(Strict):
-    """POST /api/show."""
-
+class _Show(Strict):
     model: Text
     verbose: bool | None = None
 
@@ -200,7 +159,7 @@ def add_ollama_routes(app: FastAPI, models: Models) -> None:
     async def ollama_generate(body: OllamaGenerate, request: Request) -> Response | Json:
         """Answer a text, in Ollama's form; without a prompt the model is loaded."""
         if body.prompt or body.suffix:
-            return await answered(models, body, request, partial(OllamaAnswer, False), body.asked())
+            return await answered(models, body, request, partial(OllamaAnswer, False))
         return await loaded(request, body.model, {"response": ""})
 
     async def loaded(request: Request, name: str, said: Json) -> Json:
@@ -213,20 +172,18 @@ def add_ollama_routes(app: FastAPI, models: Models) -> None:
         return {"models": [_entry(service) for service in models.services]}
 
     @app.post("/api/show")
-    async def ollama_show(body: ShowRequest, request: Request) -> Json:
+    async def ollama_show(body: _Show, request: Request) -> Json:
         """Tell of a model, in Ollama's form."""
         service = models.of(body.model.removesuffix(_TAG))
-        lm = await service.run_quick(request, lambda lm: lm)
-        name = lm.info.architecture
-        told = {
-            "general.architecture": name,
-            "general.parameter_count": lm.n_params,
-            f"{name}.context_length": lm.n_ctx,
-        }
-        can = ["completion", "tools"] if lm.info.generates else ["embedding"]
-        template = service.settings.chat_template or lm.chat_template or ""
-        shown = {"template": template, "parameters": "", "modelfile": "", "capabilities": can}
-        return shown | {"details": _entry(service)["details"], "model_info": told}
+
+        def shown(lm: LM) -> Json:
+            name, own = lm.info.architecture, service.settings.chat_template or lm.chat_template or ""
+            sizes = {"general.parameter_count": lm.n_params, f"{name}.context_length": lm.n_ctx}
+            can = ["completion", "tools"] if lm.info.generates else ["embedding"]
+            told = {"template": own, "parameters": "", "modelfile": "", "capabilities": can}
+            return told | {**_entry(service), "model_info": {"general.architecture": name, **sizes}}
+
+        return await service.run_quick(request, shown)
 
     @app.get("/api/version")
     async def ollama_version() -> Json:
@@ -244,49 +201,45 @@ class OllamaAnswer(StreamedAnswer):
     media_type = "application/x-ndjson"
 
     def __init__(self, chat: bool, plan: AnswerPlan, _spelling: TokenBytes) -> None:
-        self._chat = chat
+        self._text = "content" if chat else "response"
         self._model = plan.model
         self._began = time.monotonic_ns()
-        self._calls: list[Part] = []
+        self._parts: list[Part] = []
         self._reason = "stop"
 
     def whole(self, events: Iterable[Event]) -> Json:
         """Return the one line."""
-        parts: list[Part] = []
-        answer: Json = {}
-        for event in events:
-            if isinstance(event, Grown):
-                parts += event.parts
-                self._reason = "length" if event.finish == "length" else "stop"
-            elif isinstance(event, Ended):
-                answer = self._line(parts, parts) | self._end(event)
-        return answer
+        _, grown, ended = events
+        assert isinstance(grown, Grown)
+        assert isinstance(ended, Ended)
+        return self._line(self._said(grown, grown.parts)) | self._end(ended)
 
     def add(self, event: Event) -> bytes:
-        """Return the lines that an event adds; calls are told when all of them are complete."""
+        """Return the line that an event adds; calls are told when all of them are complete."""
         if isinstance(event, Grown):
-            self._calls += event.parts
-            done = event.finish is not None
-            self._reason = "length" if event.finish == "length" else "stop"
-            line = self._line(event.parts, self._calls if done else ())
-            told = line.get("message", line)
-            return b"" if not (told.keys() & {"thinking", "tool_calls"} or text_in(event.parts)) else _written(line)
-        return _written(self._line((), ()) | self._end(event)) if isinstance(event, Ended) else b""
+            self._parts += event.parts
+            said = self._said(event, self._parts if event.finish is not None else ())
+            return dumped(self._line(said)) + b"\n" if any(said.values()) else b""
+        return dumped(self._line({self._text: ""}) | self._end(event)) + b"\n" if isinstance(event, Ended) else b""
 
     def failed(self, error: ApiError) -> bytes:
         """Return the line that tells of an error."""
-        return _written(error.body("/api/"))
+        return dumped(error.body("/api/")) + b"\n"
 
-    def _line(self, parts: Iterable[Part], calls: Iterable[Part]) -> Json:
-        parts, made = list(parts), calls_in(list(calls))
-        said: Json = {"content" if self._chat else "response": text_in(parts)}
-        if thoughts := reasoning_in(parts):
+    def _said(self, grown: Grown, called: Sequence[Part]) -> Json:
+        """Write what an answer grew by, and the calls that these parts make up."""
+        self._reason = "length" if grown.finish == "length" else "stop"
+        said: Json = {self._text: text_in(grown.parts)}
+        if thoughts := reasoning_in(grown.parts):
             said["thinking"] = thoughts
-        if made:
-            functions = [{"name": call.name, "arguments": json.loads(call.arguments or "{}")} for call in made]
+        if calls := calls_in(called):
+            functions = [{"name": call.name, "arguments": json.loads(call.arguments or "{}")} for call in calls]
             said["tool_calls"] = [{"function": function} for function in functions]
-        head = {"model": self._model, "created_at": _now()}
-        return head | ({"message": {"role": "assistant"} | said} if self._chat else said) | {"done": False}
+        return said
+
+    def _line(self, said: Json) -> Json:
+        told = {"message": {"role": "assistant"} | said} if self._text == "content" else said
+        return {"model": self._model, "created_at": _now(), **told, "done": False}
 
     def _end(self, ended: Ended) -> Json:
         usage = ended.usage
@@ -302,10 +255,6 @@ class OllamaAnswer(StreamedAnswer):
         }
 
 
-def _written(line: Json) -> bytes:
-    return dumped(line) + b"\n"
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
@@ -313,9 +262,7 @@ def _now() -> str:
 def _entry(service: Service) -> Json:
     """Tell of a model what is known: of one that is not loaded its name."""
     lm = service.host.newest
-    family = "" if lm is None else lm.info.architecture
-    size = "" if lm is None else f"{lm.n_params / 1e9:.1f}B"
-    details = {"parent_model": "", "format": "gguf", "family": family, "families": [family] if family else []}
-    details |= {"parameter_size": size, "quantization_level": ""}
-    told = {"name": service.name, "model": service.name, "modified_at": _now(), "digest": ""}
-    return told | {"size": 0 if lm is None else lm.n_bytes, "details": details}
+    family, size, params = ("", 0, 0) if lm is None else (lm.info.architecture, lm.n_bytes, lm.n_params)
+    told = {"name": service.name, "model": service.name, "modified_at": _now(), "digest": "", "size": size}
+    details = {"format": "gguf", "family": family, "parameter_size": f"{params / 1e9:.1f}B" if params else ""}
+    return told | {"details": details}

@@ -28,6 +28,8 @@ log = logging.getLogger("tilebeam.server")
 
 # Seconds that a replica has to tell how it is.
 _PATIENCE = 5.0
+# What an answer is that begins before its end is known.
+_STREAMED = (b"text/event-stream", b"application/x-ndjson")
 _SCOPE = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
 
 
@@ -158,7 +160,7 @@ class _Reply:
         if message["type"] == "http.response.start":
             headers = [*message["headers"], (b"x-tilebeam-replica", self.replica.encode())]
             message = {**message, "headers": headers}
-            self._streams = any(k == b"content-type" and v.startswith(b"text/event-stream") for k, v in headers)
+            self._streams = any(k == b"content-type" and v.startswith(_STREAMED) for k, v in headers)
         else:
             self._events += message.get("body", b"").count(b"\n\n")
             self.complete = not message.get("more_body", False)
@@ -176,7 +178,7 @@ class _Reply:
         if self._streams:
             await self._send({"type": "http.response.body", "body": self._told(error), "more_body": False})
             return
-        body = dumped(error.body())
+        body = dumped(error.body(self._path))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(name.encode(), value.encode()) for name, value in error.headers().items()]
         await self._send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -184,10 +186,15 @@ class _Reply:
 
     def _told(self, error: ApiError) -> bytes:
         """Return the error as an event of this stream."""
+        body = error.body(self._path)
+        if self._path.startswith("/api/"):
+            return dumped(body) + b"\n"
+        if self._path.startswith("/v1/messages"):
+            return server_sent(body, "error")
         if self._path not in ("/v1/responses", "/responses"):
-            return server_sent(error.body())
+            return server_sent(body)
         told = {"type": "error", "code": error.code, "message": error.message, "param": None}
-        return b"event: error\n" + server_sent(told | {"sequence_number": self._events})
+        return server_sent(told | {"sequence_number": self._events}, "error")
 
 
 async def _left(receive: Receive) -> None:
