@@ -127,9 +127,7 @@ class CountRequest(ChatForm):
         if (form := self.output_config.format) is not None:
             fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
         if self.thinking is not None and self.thinking.type == "disabled":
-            fields["reasoning_effort"] = "none"
-        elif self.thinking is not None:
-            fields["chat_template_kwargs"] = {"enable_thinking": True}
+            fields["reasoning_effort"] = "none"  # otherwise the model's and the server's default holds
         if self.messages[-1].role == "assistant" and self.messages[-1].content[-1].type != "tool_use":
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         return fields

@@ -84,12 +84,9 @@ class _OllamaForm(ChatForm):
         return fields | {"stream": self.stream}
 
     def fields(self) -> Json:
-        fields = self.drawing()
-        if self.think is True:
-            fields["chat_template_kwargs"] = {"enable_thinking": True}
-        elif self.think is not None:
-            fields["reasoning_effort"] = self.think or "none"
-        return fields
+        # True: the model's and the server's default holds.
+        effort = None if self.think in (None, True) else self.think or "none"
+        return self.drawing() | {"reasoning_effort": effort}
 
 
 class OllamaChat(_OllamaForm):
