@@ -57,4 +57,5 @@ def test_json_without_its_content_type(server: Running) -> None:
         assert sent(server, TEXT, body, **headers).status_code == 200
         # A web page would be spared asking for permission.
         assert sent(server, TEXT, body, origin="http://a.example", **headers).status_code == 400
+        assert sent(server, TEXT, body, **headers | {"sec-fetch-site": "cross-site"}).status_code == 400
     assert sent(server, TEXT, body, **{"content-type": "text/plain"}).status_code == 400

@@ -66,6 +66,9 @@ def test_a_line_for_each_request(server: Running, lines: Lines) -> None:
     told = lines.of(streamed.headers["x-request-id"])
     assert 0 <= told["first_token_seconds"] <= told["seconds"]
     assert re.fullmatch(r"req_[0-9a-f]{16}", told["id"])
+    proxied = server.post("/tokenize", {"content": SECRET}, headers={"x-forwarded-for": "10.0.0.7"})
+    told = lines.of(proxied.headers["x-request-id"])
+    assert (told["client"], told["model"]) == ("10.0.0.7", "tiny")
     read = server.post("/v1/embeddings", {"input": SECRET})
     assert lines.of(read.headers["x-request-id"])["tokens_in"] == read.json()["usage"]["prompt_tokens"]
     assert f" path={CHAT} status=200 " in lines.text[0]

@@ -227,6 +227,7 @@ WRONG: list[tuple[Any, int, str]] = [
         "tools[0].input_schema",
     ),
     (BODY | {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]}, 400, "has id, input, name"),
+    (BODY | {"stop_sequences": ["x"] * 17}, 400, "stop_sequences: at most 16"),
     (BODY | {"tools": [TOOL, TOOL]}, 400, "two functions are named"),
     (BODY | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, 400, "no function 'f'"),
     (

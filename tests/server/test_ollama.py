@@ -162,6 +162,8 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/api/chat", {"messages": USER, "options": {"mirostat": 2}}, 400, "options.mirostat"),
     ("/api/chat", {"messages": USER, "options": {"top_p": 2}}, 400, "options.top_p"),
     ("/api/chat", {"messages": USER, "options": {"num_predict": 0}}, 400, "options.num_predict"),
+    ("/api/chat", {"messages": USER, "options": {"stop": ["x"] * 17}}, 400, "options.stop: at most 16 stop strings"),
+    ("/api/chat", {"messages": USER, "format": "json", "tools": TOOLS}, 400, "format with tools: leave out one"),
     ("/api/chat", {"messages": USER, "format": {"not": {}}}, 400, "format cannot be turned into a grammar"),
     ("/api/chat", {"messages": [{"role": "user", "images": ["x"]}]}, 400, "messages[0].images"),
     (

@@ -353,16 +353,16 @@ def serve(
         from tilebeam.sandbox import need_confinement
 
         need_confinement()
-    log_to_stderr(logs.log_format, logs.level)
     spec, shared = reward_model.read(), models.shared()
     groups = (chat, limits, access, defaults)
     settings = Settings(
         **vars(address), **{name: value for group in groups for name, value in group.settings().items()}
     )
-    if not settings.api_keys and not is_loopback(settings.host):
-        log.warning("anyone who can reach %s can send requests: no --api-key is set", settings.host)
     states, named, own, stop = cache.states(), models.named(), models.own(), unescaped(step_stop)
     served = [ServedModel(names, path, shared, spec, stop, own, cache.cache_prompt, states) for names, path in named]
+    log_to_stderr(logs.log_format, logs.level)
+    if not settings.api_keys and not is_loopback(settings.host):
+        log.warning("anyone who can reach %s can send requests: no --api-key is set", settings.host)
     if cluster.ray is not None:
         if logs != LogOptions():
             raise TilebeamError("--log-format, -q and -v: replicas write into Ray's own log files; leave them out.")

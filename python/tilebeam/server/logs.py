@@ -60,15 +60,9 @@ class LogLines(logging.Formatter):
 
 
 def log_to_stderr(form: LogFormat, level: int) -> None:
-    """Have the server's own lines, and what uvicorn has to say, written to stderr.
-
-    Args:
-        form: of lines.
-        level: of the server's own; uvicorn's are warnings and errors.
-    """
+    """Have what is logged written to stderr: the server's own from a level on, of others warnings and errors."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogLines(form))
-    for logger, least in ((log, level), (logging.getLogger("uvicorn"), logging.WARNING)):
-        logger.setLevel(least)
-        logger.handlers = [handler]
-        logger.propagate = False
+    root = logging.getLogger()
+    root.handlers = [*(old for old in root.handlers if not isinstance(old.formatter, LogLines)), handler]
+    log.setLevel(level)

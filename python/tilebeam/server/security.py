@@ -105,8 +105,8 @@ class Guard:
         if error is not None:
             await error.response(scope["path"])(scope, receive, send)
             return
-        # Not from web pages, whose browser says where they are from: they would be spared asking for permission (CORS).
-        if headers.get("content-type", "") in _UNTYPED and "origin" not in headers:
+        # Not from web pages, of which browsers tell: they would be spared asking for permission (CORS).
+        if headers.get("content-type", "") in _UNTYPED and not {"origin", "sec-fetch-site"} & {*headers.keys()}:
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         self._inside += 1
         try:

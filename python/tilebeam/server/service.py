@@ -240,6 +240,8 @@ class Service:
             ApiError: what is wrong.
         """
 
+        note(model=self.name)
+
         async def run() -> T:
             async with self.host.using() as loaded:
                 pool = self._chats if chat else None

@@ -101,6 +101,7 @@ class CountRequest(ChatForm):
         (r"\b(content\[\d+\])\.arguments\b", r"\1.input"),
         (r"\b(content\[\d+\])\.tool_call_id\b", r"\1.tool_use_id"),
         (r"\bcontinue_final_message\b", "a last message of the assistant's"),
+        (r"^stop\b", "stop_sequences"),
         (r"\bset tool_choice to none\b", 'set tool_choice to {"type": "none"}'),
     )
 

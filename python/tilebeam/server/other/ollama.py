@@ -55,10 +55,11 @@ class _Options(Strict):
 
 class _OllamaForm(ChatForm):
     own_names = (
-        (r"\bn_predict\b", "options.num_predict"),
-        (r"\b(temperature|top_k|top_p|min_p|seed|stop|\w+_penalty)\b", r"options.\1"),
-        (r"\bjson_schema\b|\bresponse_format\b", "format"),
+        (r"^n_predict\b", "options.num_predict"),
+        (r"^(temperature|top_k|top_p|min_p|seed|stop|\w+_penalty)\b", r"options.\1"),
+        (r"^json_schema\b|^response_format\b", "format"),
         (r"\breasoning_content\b", "thinking"),
+        (r": set tool_choice to none\b", ": leave out one of them"),
     )
 
     model: Text
