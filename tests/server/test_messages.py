@@ -155,6 +155,17 @@ def test_functions(caller: Running) -> None:
     assert told > caller.post(f"{WHERE}/count_tokens", {"messages": USER}).json()["input_tokens"]
 
 
+def test_half_a_call_is_none(caller: Running) -> None:
+    forced = BODY | {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    for most in (1, 5, 9, 20, 40, 55, 70, 85, 100):
+        whole = caller.post(WHERE, forced | {"max_tokens": most})
+        assert whole.status_code == 200, whole.text
+        for block in whole.json()["content"]:
+            jsonschema.validate(block["input"], WEATHER)
+        *_, delta, last = events(caller.post(WHERE, forced | {"max_tokens": most, "stream": True}))
+        assert (delta["delta"]["stop_reason"], last["type"]) == (whole.json()["stop_reason"], "message_stop")
+
+
 def test_results_are_the_chats(caller: Running) -> None:
     first: Any = [
         {"type": "text", "text": "Let me see."},

@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 from server_kit import CHAT, PATIENCE, TEXT, Running, running  # noqa: E402
 from tilebeam.chat.answer_reader import AnswerReader  # noqa: E402
 from tilebeam.chat.tools import tool_use, tools_of  # noqa: E402
-from tilebeam.outputs import Delta, Usage  # noqa: E402
+from tilebeam.outputs import Delta, ToolCallDelta, Usage  # noqa: E402
 from tilebeam.sampling_params import SamplingParams  # noqa: E402
 from tilebeam.server.answer_events import Ended, SampleEvents, Started  # noqa: E402
 from tilebeam.server.other.ollama import OllamaAnswer, OllamaChat  # noqa: E402
@@ -131,6 +131,9 @@ def test_calls_are_told_when_they_are_complete(lm: LM) -> None:
     grown = replace(events[-1], parts=[part for event in events for part in event.parts])
     whole = OllamaAnswer(True, plan, lm.spelling).whole([Started(0), grown, Ended(Usage(), 1)])
     assert (whole["message"]["content"], whole["message"]["tool_calls"]) == ("See.", calls)
+    half = replace(grown, parts=[*grown.parts, ToolCallDelta(2, '{"days', "weather", "x")], finish="length")
+    cut = OllamaAnswer(True, plan, lm.spelling).whole([Started(0), half, Ended(Usage(), 1)])
+    assert (cut["message"]["tool_calls"], cut["done_reason"]) == (calls, "length")
 
 
 def test_thoughts(lm: LM) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from tilebeam.outputs import Usage
+from tilebeam.chat.answer_parts import Part, calls_in
+from tilebeam.outputs import ToolCall, Usage
 from tilebeam.server.answer_events import Ended, Event, Json
 from tilebeam.server.errors import ApiError
 
@@ -39,6 +41,13 @@ class StreamedAnswer(Answer):
     @abstractmethod
     def failed(self, error: ApiError) -> bytes:
         """Return what tells that nothing more comes."""
+
+
+def complete_calls(parts: Sequence[Part]) -> Iterator[tuple[ToolCall, Json]]:
+    """Yield the calls that parts make up, with their arguments; one that `max_tokens` cut is none."""
+    for call in calls_in(parts):
+        with suppress(ValueError):
+            yield call, json.loads(call.arguments or "{}")
 
 
 def usage_of(usage: Usage) -> Json:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Iterator
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from tilebeam.chat.answer_parts import Part, Reasoning, Text, calls_in, reasoning_in, text_in
+from tilebeam.chat.answer_parts import Part, Reasoning, Text, reasoning_in, text_in
 from tilebeam.outputs import Usage
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, Started, TokenBytes
 from tilebeam.server.chat_forms import answered
@@ -18,7 +17,7 @@ from tilebeam.server.models import Models
 from tilebeam.server.openai import chat_completions
 from tilebeam.server.other.message_requests import CountRequest, MessagesRequest
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.writing import StreamedAnswer, extras, server_sent
+from tilebeam.server.writing import StreamedAnswer, complete_calls, extras, server_sent
 
 _PATH = "/v1/messages"
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -64,7 +63,7 @@ class MessageAnswer(StreamedAnswer):
         self._end(grown)
         thoughts, text = reasoning_in(grown.parts), text_in(grown.parts)
         blocks = [*([_thoughts(thoughts)] if thoughts else ()), *([_text(text)] if text else ())]
-        blocks += [_call(call.id, call.name, json.loads(call.arguments or "{}")) for call in calls_in(grown.parts)]
+        blocks += [_call(call.id, call.name, arguments) for call, arguments in complete_calls(grown.parts)]
         told = {"usage": _usage(ended.usage), "tilebeam": extras(ended)}
         return {**self._head, "content": blocks, **self._reason, **told}
 

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from starlette.responses import Response
 
 from tilebeam._version import __version__
-from tilebeam.chat.answer_parts import Part, calls_in, reasoning_in, text_in
+from tilebeam.chat.answer_parts import Part, reasoning_in, text_in
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
 from tilebeam.server.chat_forms import ChatForm, FormTurn, answered
 from tilebeam.server.errors import ApiError
@@ -22,7 +22,7 @@ from tilebeam.server.models import Models
 from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Number, Strict, Text
 from tilebeam.server.service import Service
-from tilebeam.server.writing import StreamedAnswer, dumped
+from tilebeam.server.writing import StreamedAnswer, complete_calls, dumped
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -230,9 +230,8 @@ class OllamaAnswer(StreamedAnswer):
         said: Json = {self._text: text_in(grown.parts)}
         if thoughts := reasoning_in(grown.parts):
             said["thinking"] = thoughts
-        if calls := calls_in(called):
-            functions = [{"name": call.name, "arguments": json.loads(call.arguments or "{}")} for call in calls]
-            said["tool_calls"] = [{"function": function} for function in functions]
+        if calls := [{"name": call.name, "arguments": arguments} for call, arguments in complete_calls(called)]:
+            said["tool_calls"] = [{"function": function} for function in calls]
         return said
 
     def _line(self, said: Json) -> Json:
