@@ -217,6 +217,8 @@ def test_thoughts(lm: LM) -> None:
 
 LONG: Any = [{"role": "user", "content": "very " * 2000}]
 RESULT: Any = {"type": "tool_result", "tool_use_id": "a\0", "content": "x"}
+DEEP: Any = {"type": "tool_use", "id": "a", "name": "f", "input": json.loads('{"a":' * 80 + "1" + "}" * 80)}
+NESTED: Any = RESULT | {"tool_use_id": "a", "content": [RESULT]}
 WRONG: list[tuple[Any, int, str]] = [
     ({"messages": USER}, 400, "max_tokens"),
     (BODY | {"messages": LONG}, 400, "context holds"),
@@ -238,6 +240,12 @@ WRONG: list[tuple[Any, int, str]] = [
         "tools[0].input_schema",
     ),
     (BODY | {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]}, 400, "has id, input, name"),
+    (
+        BODY | {"messages": [{"role": "user", "content": [NESTED]}]},
+        400,
+        "messages[0].content[0].content: must be a text",
+    ),
+    (BODY | {"messages": [*USER, {"role": "assistant", "content": [DEEP]}]}, 400, "content[0].input: is nested deeper"),
     (BODY | {"stop_sequences": ["x"] * 17}, 400, "stop_sequences: at most 16"),
     (BODY | {"tools": [TOOL, TOOL]}, 400, "two functions are named"),
     (BODY | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, 400, "no function 'f'"),

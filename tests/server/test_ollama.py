@@ -173,6 +173,12 @@ WRONG: list[tuple[str, Any, int, str]] = [
         "/api/chat",
         {"messages": [*USER, {"role": "assistant", "tool_calls": [DEEP]}]},
         400,
+        "messages[1]: is nested deeper",
+    ),
+    (
+        "/api/chat",
+        {"messages": [*USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}]},
+        400,
         "messages[1].tool_calls[0].function.arguments",
     ),
     ("/api/generate", {"prompt": "very " * 2000}, 400, "context holds"),

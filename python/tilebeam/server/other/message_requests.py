@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tilebeam.server.answer_events import Json
 from tilebeam.server.chat_forms import ChatForm, FormTurn, function
-from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, Number, Strict, Text
+from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Number, Strict, Text
 
 # What the kinds of a message's pieces hold; a result's content may be left out.
 _HELD = {
@@ -26,15 +26,21 @@ def _pieces(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+def _texts(pieces: list[_Piece]) -> list[_Piece]:
+    if any(piece.type != "text" for piece in pieces):
+        raise ValueError('must be a text or a list of pieces {"type": "text", "text": ..}')
+    return pieces
+
+
 class _Piece(Strict):
     type: Literal["text", "thinking", "tool_use", "tool_result"]
     text: Text = ""
     thinking: Text = ""
     id: Text = ""
     name: FunctionName = "_"
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: JsonObject = Field(default_factory=dict)
     tool_use_id: Text = ""
-    content: Annotated[list[_Piece], BeforeValidator(_pieces)] = Field(default_factory=list)
+    content: Annotated[list[_Piece], BeforeValidator(_pieces), AfterValidator(_texts)] = Field(default_factory=list)
     # Without effect: all prompts are cached, nobody checks thoughts, and a result's text says what went wrong.
     cache_control: dict[str, Any] | None = None
     signature: str | None = None
@@ -106,7 +112,7 @@ class CountRequest(ChatForm):
     )
 
     messages: list[_Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
-    system: _Content = Field(default_factory=list)
+    system: Annotated[_Content, AfterValidator(_texts)] = Field(default_factory=list)
     tools: list[_Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: _ToolChoice | None = None
     thinking: _Thinking | None = None

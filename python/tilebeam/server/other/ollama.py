@@ -20,7 +20,7 @@ from tilebeam.server.chat_forms import ChatForm, FormTurn, answered
 from tilebeam.server.errors import ApiError
 from tilebeam.server.models import Models
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.requests import ChatRequest, CompletionRequest, Number, Strict, Text
+from tilebeam.server.requests import ChatRequest, CompletionRequest, JsonObject, Number, Strict, Text
 from tilebeam.server.service import Service
 from tilebeam.server.writing import StreamedAnswer, complete_calls, dumped
 
@@ -93,8 +93,8 @@ class _OllamaForm(ChatForm):
 class OllamaChat(_OllamaForm):
     """POST /api/chat. A chat has the same messages, but for some names and the JSON of arguments."""
 
-    messages: list[dict[str, Any]] = Field(default_factory=list)
-    tools: list[dict[str, Any]] | None = None
+    messages: list[JsonObject] = Field(default_factory=list)
+    tools: list[JsonObject] | None = None
 
     def fields(self) -> Json:
         """Return the chat's."""
