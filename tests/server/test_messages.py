@@ -246,6 +246,7 @@ WRONG: list[tuple[Any, int, str]] = [
         "messages[0].content[0].content: must be a text",
     ),
     (BODY | {"messages": [*USER, {"role": "assistant", "content": [DEEP]}]}, 400, "content[0].input: is nested deeper"),
+    (BODY | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "messages[9].x"}}, 400, "'messages[9].x'"),
     (BODY | {"stop_sequences": ["x"] * 17}, 400, "stop_sequences: at most 16"),
     (BODY | {"tools": [TOOL, TOOL]}, 400, "two functions are named"),
     (BODY | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, 400, "no function 'f'"),

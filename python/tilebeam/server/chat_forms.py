@@ -41,8 +41,10 @@ class FormTurn:
 
     def of(self, part: str) -> str:
         """Return the field that a part of the message is made of."""
-        call = _IN_CALL.match(part) if self.calls else None
-        return self.own + part if call is None else self.calls[int(call[1])] + part[call.end() :]
+        call = _IN_CALL.match(part)
+        if call is None or int(call[1]) >= len(self.calls):
+            return self.own + part
+        return self.calls[int(call[1])] + part[call.end() :]
 
 
 class ChatForm(Strict):
@@ -81,10 +83,11 @@ class ChatForm(Strict):
 
     def as_sent(self, error: ApiError) -> ApiError:
         """Return an error of the chat, which names the fields of this request."""
-        turns = self.turns()
+        turns = {str(i): turn for i, turn in enumerate(self.turns())}
 
         def renamed(text: str) -> str:
-            text = _IN_MESSAGE.sub(lambda found: turns[int(found[1])].of(found[2]), text)
+            # A name that the client sent may look like a field that is not there.
+            text = _IN_MESSAGE.sub(lambda found: turns[found[1]].of(found[2]) if found[1] in turns else found[0], text)
             for pattern, own in self.own_names:
                 text = re.sub(pattern, own, text)
             return text
