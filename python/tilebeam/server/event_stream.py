@@ -17,7 +17,7 @@ from tilebeam.server.errors import ApiError
 from tilebeam.server.logs import note
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.writing import StreamedAnswer
+from tilebeam.server.writing import StreamedAnswer, last_event
 
 WithModel = Callable[[Job, Callable[[LoadedModel], Coroutine[Any, Any, None]], bool], Coroutine[Any, Any, None]]
 Events = Callable[[LoadedModel, AnswerPlan, float], AsyncGenerator[list[Event]]]
@@ -50,6 +50,7 @@ class EventStream(Response):
         self._began = time.monotonic()
         self._answer: StreamedAnswer | None = None  # from the first event on
         self._sending: float | None = None  # since when
+        self._count = 0  # events so far
         self.as_sent: Callable[[ApiError], ApiError] = lambda error: error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +72,7 @@ class EventStream(Response):
                 await error.response(scope.get("path", ""))(scope, receive, send)
             else:
                 error.note()
-                body = self._answer.failed(error)
+                body = last_event(error, scope.get("path", ""), self._count)
                 await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _watch(self, job: Job) -> None:
@@ -92,6 +93,7 @@ class EventStream(Response):
     async def _put(self, text: bytes, send: Send) -> None:
         """Send events, while `_watch` sees whether the client takes them."""
         if text:
+            self._count += text.count(b"\n\n")
             self._sending = time.monotonic()
             await send({"type": "http.response.body", "body": text, "more_body": True})
             self._sending = None

@@ -38,10 +38,6 @@ class StreamedAnswer(Answer):
     def add(self, event: Event) -> bytes:
         """Return what an event adds."""
 
-    @abstractmethod
-    def failed(self, error: ApiError) -> bytes:
-        """Return what tells that nothing more comes."""
-
 
 def complete_calls(parts: Sequence[Part]) -> Iterator[tuple[ToolCall, Json]]:
     """Yield the calls that parts make up, with their arguments; one that `max_tokens` cut is none."""
@@ -106,3 +102,20 @@ def server_sent(data: Json | str, kind: str = "") -> bytes:
     """Write one server-sent event, of a kind where its form has any."""
     head = f"event: {kind}\n".encode() if kind else b""
     return head + b"data: " + (data.encode() if isinstance(data, str) else dumped(data)) + b"\n\n"
+
+
+def last_event(error: ApiError, path: str, number: int) -> bytes:
+    """Write what tells that nothing more comes, in the form of a path.
+
+    Args:
+        number: of events before it.
+    """
+    body = error.body(path)
+    if path.startswith("/api/"):
+        return dumped(body) + b"\n"
+    if path.startswith("/v1/messages"):
+        return server_sent(body, "error")
+    if path not in ("/v1/responses", "/responses"):
+        return server_sent(body)
+    told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return server_sent(told | {"sequence_number": number}, "error")

@@ -17,7 +17,6 @@ from tilebeam.outputs import ToolCallDelta, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
 from tilebeam.server.chat_forms import answered
-from tilebeam.server.errors import ApiError
 from tilebeam.server.models import Models
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.plan import AnswerPlan
@@ -72,10 +71,6 @@ class ResponsesAnswer(StreamedAnswer):
     def add(self, event: Event) -> bytes:
         """Return the events of the Responses API that an event adds."""
         return self._written(self._told(event))
-
-    def failed(self, error: ApiError) -> bytes:
-        """Return the event that tells of an error."""
-        return self._written([{"type": "error", "code": error.code, "message": error.message, "param": error.param}])
 
     def _written(self, events: Iterable[Json]) -> bytes:
         text = b""

@@ -71,10 +71,6 @@ class MessageAnswer(StreamedAnswer):
         """Return the events of the Messages API that an event adds."""
         return b"".join(server_sent(told, told["type"]) for told in self._told(event))
 
-    def failed(self, error: ApiError) -> bytes:
-        """Return the event that tells of an error."""
-        return server_sent(error.body(_PATH), "error")
-
     def _end(self, grown: Grown) -> None:
         if grown.finish is not None:
             reason = "stop_sequence" if grown.stop is not None else _REASONS.get(grown.finish, "end_turn")

@@ -17,7 +17,6 @@ from tilebeam._version import __version__
 from tilebeam.chat.answer_parts import Part, reasoning_in, text_in
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
 from tilebeam.server.chat_forms import ChatForm, FormTurn, answered
-from tilebeam.server.errors import ApiError
 from tilebeam.server.models import Models
 from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.requests import ChatRequest, CompletionRequest, JsonObject, Number, Strict, Text
@@ -219,10 +218,6 @@ class OllamaAnswer(StreamedAnswer):
             said = self._said(event, self._parts if event.finish is not None else ())
             return dumped(self._line(said)) + b"\n" if any(said.values()) else b""
         return dumped(self._line({self._text: ""}) | self._end(event)) + b"\n" if isinstance(event, Ended) else b""
-
-    def failed(self, error: ApiError) -> bytes:
-        """Return the line that tells of an error."""
-        return dumped(error.body("/api/")) + b"\n"
 
     def _said(self, grown: Grown, called: Sequence[Part]) -> Json:
         """Write what an answer grew by, and the calls that these parts make up."""

@@ -22,7 +22,7 @@ from tilebeam.server.app import add_access_rules, add_error_handlers
 from tilebeam.server.errors import ApiError, bad_request, unavailable
 from tilebeam.server.replicas.routing import Ticket, ticket_for
 from tilebeam.server.settings import Settings
-from tilebeam.server.writing import dumped, server_sent
+from tilebeam.server.writing import dumped, last_event
 
 log = logging.getLogger("tilebeam.server")
 
@@ -176,25 +176,15 @@ class _Reply:
             return
         self.complete = True
         if self._streams:
-            await self._send({"type": "http.response.body", "body": self._told(error), "more_body": False})
+            await self._send(
+                {"type": "http.response.body", "body": last_event(error, self._path, self._events), "more_body": False}
+            )
             return
         body = dumped(error.body(self._path))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(name.encode(), value.encode()) for name, value in error.headers().items()]
         await self._send({"type": "http.response.start", "status": error.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
-
-    def _told(self, error: ApiError) -> bytes:
-        """Return the error as an event of this stream."""
-        body = error.body(self._path)
-        if self._path.startswith("/api/"):
-            return dumped(body) + b"\n"
-        if self._path.startswith("/v1/messages"):
-            return server_sent(body, "error")
-        if self._path not in ("/v1/responses", "/responses"):
-            return server_sent(body)
-        told = {"type": "error", "code": error.code, "message": error.message, "param": None}
-        return server_sent(told | {"sequence_number": self._events}, "error")
 
 
 async def _left(receive: Receive) -> None:
