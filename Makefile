@@ -37,7 +37,7 @@ DATA ?=
 REAL_ARGS ?=
 
 # Tests that say more where the extra clients is installed.
-CLIENT_TESTS := $(addprefix tests/,$(addprefix server/test_,frameworks.py tools.py echo.py fuzz.py other_libraries.py) evaluation/test_harness.py)
+CLIENT_TESTS := $(addprefix tests/,$(addprefix server/test_,frameworks.py tools.py echo.py fuzz.py other_libraries.py messages.py ollama.py) evaluation/test_harness.py)
 
 # For the Hexagon build and its emulator, the fuzz target, and the aarch64 kernels. Without them those tests are skipped
 # and say which package they miss.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -51,8 +52,8 @@ class Process:
             self.process = subprocess.Popen(
                 command, stdout=file, stderr=file, env=os.environ | environment, restore_signals=True
             )
-        until(lambda: "listening on" in self.log() or self.process.poll() is not None)
-        found = re.search(r"listening on (http://\S+)/v1", self.log())
+        until(lambda: "/v1" in self.log() or self.process.poll() is not None)
+        found = re.search(r"(?:API: |\"api\": \")(http://\S+)/v1", self.log())
         assert found, self.log()
         self.url = found[1]
 
@@ -106,6 +107,8 @@ def test_a_signal_lets_requests_end(start: Callable[..., Process], number: int) 
         assert one.end(number) == 0, one.log()
         assert answer.result().status_code == 200
         assert answer.result().json()["usage"]["completion_tokens"] == 2000
+    assert "INFO waiting for 1 request, at most 30 s" in one.log()
+    assert one.log().splitlines()[-1].endswith("INFO stopped")
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{one.url}/health")
 
@@ -278,6 +281,33 @@ def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path)
         client.completions.create(model="first", prompt="a" * 1000)
     assert caught.value.status_code == 413
     assert "four" not in one.log()
+
+
+def test_every_line_of_the_log_is_an_object(start: Callable[..., Process], path: Path) -> None:
+    one = start("--device", "cpu", "-m", f"second={path}", "--models-max", "1", "--log-format", "json")
+    for model in ("tiny", "second"):
+        one.client().completions.create(model=model, prompt="a", max_tokens=2)
+    httpx.get(f"{one.url}/health", timeout=60)
+    assert one.end(signal.SIGTERM) == 0, one.log()
+    lines = [json.loads(line) for line in one.log().splitlines()]
+    told = [(line["message"], line.get("model", line.get("models"))) for line in lines]
+    assert told[:2] == [("listening", ["tiny", "second"]), ("loading", "tiny")]
+    assert [event for event in told if event[1] == "second"] == [
+        ("loading", "second"),
+        ("loaded", "second"),
+        ("request", "second"),
+    ]
+    assert ("unloaded", "tiny") in told
+    assert [line["message"] for line in lines[-2:]] == ["stopping", "stopped"]
+    assert all(line["seconds"] >= 0 for line in lines if line["message"] in ("loaded", "unloaded", "request"))
+
+
+def test_a_quiet_server(start: Callable[..., Process]) -> None:
+    one = start("--device", "cpu", "-q")
+    one.client().completions.create(model="tiny", prompt="a", max_tokens=2)
+    assert one.end(signal.SIGTERM) == 0
+    assert "INFO" not in one.log()
+    assert one.log().splitlines()[-1].startswith("page: http://127.0.0.1:")
 
 
 def test_a_reward_model_from_the_command_line(start: Callable[..., Process], path: Path) -> None:

@@ -31,3 +31,9 @@ HERMES = (
 )
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS][").replace("</tool_call>", "]")
 LLAMA = HERMES.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
+# A template that opens thoughts unless it is told not to.
+THINKS = (
+    "{% for m in messages %}<s>{{ m.role }}: {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>a:"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}{% endif %}"
+)

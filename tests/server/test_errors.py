@@ -253,7 +253,9 @@ def test_what_is_no_request(server: Running) -> None:
     )
     assert surrogate.status_code == 400
     form = httpx.post(f"{url}{TEXT}", data={"prompt": "a"})
-    assert (form.status_code, "application/json" in said(form)) == (400, True)
+    assert (form.status_code, "not valid JSON" in said(form)) == (400, True)
+    plain = httpx.post(f"{url}{TEXT}", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+    assert (plain.status_code, "application/json" in said(plain)) == (400, True)
     listed = server.post(TEXT, ["a"])
     assert (listed.status_code, "JSON object" in said(listed)) == (400, True)
     large = server.post(TEXT, {"prompt": "a" * (1 << 16)})

@@ -105,8 +105,8 @@ def fleet(cluster: str, path: Path, tmp_path_factory: pytest.TempPathFactory) ->
             restore_signals=True,
         )
     try:
-        until(lambda: "listening on" in log.read_text() or process.poll() is not None)
-        found = re.search(r"listening on (http://\S+)/v1", log.read_text())
+        until(lambda: "API: " in log.read_text() or process.poll() is not None)
+        found = re.search(r"API: (http://\S+)/v1", log.read_text())
         assert found, log.read_text()
         yield Fleet(found[1], process)
     finally:

@@ -220,7 +220,7 @@ def test_errors_before_and_within_a_stream(server: Running) -> None:
     plan = AnswerPlan(body.chat(), make, False, SamplingParams(), 1, "tiny", lambda _, params: Ready([], params))
     service = server.service
     stream = EventStream(service.gate, plan, service.with_model, broken)
-    asyncio.run(stream({}, receive, send))
+    asyncio.run(stream({"path": ANSWER}, receive, send))
     kinds = [
         line for message in sent[1:] for line in message["body"].decode().split("\n") if line.startswith("event: ")
     ]

@@ -145,12 +145,13 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
         exec(code.replace("max_tokens=512,", ""), names)
     assert len(names["answer"].choices) == 4
     assert str(names["found"].tilebeam["scored_tokens"]) in capsys.readouterr().out
-    every = re.findall(r"curl localhost:8080(/\S+) -H '(.*?): (.*?)'[\s\\]* -d '(.*?)'", manual, re.DOTALL)
-    asked = [example for example in every if '"lora"' not in example[3]]  # test_lora.py has adapters
-    assert [where for where, _, _, _ in asked] == [TEXT, "/v1/embeddings", "/v1/rerank", "/v1/score", CHAT, CHAT]
-    for where, header, value, body in asked:
+    every = re.findall(r"curl localhost:8080(/\S+)[\s\\]* -d '(.*?)'", manual, re.DOTALL)
+    asked = [example for example in every if '"lora"' not in example[1]]  # test_lora.py has adapters
+    assert [where for where, _ in asked] == [TEXT, "/v1/embeddings", "/v1/rerank", "/v1/score", CHAT, CHAT]
+    typed = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d says
+    for where, body in asked:
         limited = json.dumps(json.loads(body) | ({"max_tokens": 5} if where in (TEXT, CHAT) else {}))
-        answer = httpx.post(server.url + where, content=limited, headers={header: value}, timeout=60)
+        answer = httpx.post(server.url + where, content=limited, headers=typed, timeout=60)
         if where == "/v1/rerank":
             assert answer.json()["error"]["code"] == "no_rerank_model"  # but the request is fine
         else:

@@ -30,6 +30,9 @@ from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions as chat
 from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.openai.completions import CompletionAnswer
+from tilebeam.server.openai.response_requests import ResponsesRequest
+from tilebeam.server.other.message_requests import CountRequest
+from tilebeam.server.other.ollama import OllamaChat
 from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
@@ -65,6 +68,15 @@ def turns(*contents: str) -> ChatRequest:
     return ChatRequest.model_validate({"messages": messages})
 
 
+# The same conversation in the other forms that ask for chats.
+DOORS: dict[str, Any] = {
+    "/v1/chat/completions": ChatRequest.model_validate,
+    "/v1/responses": lambda talk: ResponsesRequest.model_validate({"input": talk["messages"]}).chat(),
+    "/v1/messages": lambda talk: CountRequest.model_validate(talk).chat(),
+    "/api/chat": lambda talk: OllamaChat.model_validate(talk | {"model": "m"}).chat(),
+}
+
+
 def prompt(lm: LM, body: ChatRequest, template: str | None) -> tuple[str, list[int]]:
     made = chat.prompt_of(lm, body, template)
     return made.text, made.ids
@@ -89,12 +101,22 @@ def controls(lm: LM, ids: list[int]) -> list[int]:
 
 
 @settings(deadline=None, max_examples=150)
-@given(contents=st.lists(CONTENT, min_size=1, max_size=3), template=st.sampled_from([TEMPLATE, OWN]))
-def test_messages_hold_no_control_tokens(lm: LM, contents: list[str], template: str) -> None:
-    """Whatever messages say, the prompt's control tokens are the template's own."""
-    harmless = ["the number"] * len(contents)
-    text, ids = prompt(lm, turns(*contents), template)
-    _, plain = prompt(lm, turns(*harmless), template)
+@given(
+    contents=st.lists(CONTENT, min_size=1, max_size=3),
+    template=st.sampled_from([TEMPLATE, OWN]),
+    door=st.sampled_from(sorted(DOORS)),
+)
+def test_messages_hold_no_control_tokens(lm: LM, contents: list[str], template: str, door: str) -> None:
+    """Whatever messages say, at whichever door, the prompt's control tokens are the template's own."""
+
+    def at_door(*contents: str) -> ChatRequest:
+        talk = [{"role": m.role, "content": m.text} for m in turns(*contents).messages]
+        found: ChatRequest = DOORS[door]({"messages": talk})
+        return found.model_copy(update={"continue_final_message": None})
+
+    text, ids = prompt(lm, at_door(*contents), template)
+    assert text == prompt(lm, turns(*contents), template)[0]
+    _, plain = prompt(lm, at_door(*["the number"] * len(contents)), template)
     assert controls(lm, ids) == controls(lm, plain)
     # Nothing of what was said is lost: with control tokens spelled out, tokens and text are the same.
     spelled = "".join({lm.bos: "<s>", lm.eos: "</s>"}.get(t) or "\0" for t in ids if lm.is_control(t))

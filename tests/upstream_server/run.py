@@ -5,7 +5,7 @@
 The tests lie in llama.cpp's tools/server/tests. They start a program with llama-server's options, which here is
 `serve.py` beside this file: it starts `tilebeam serve` with what both have in common. The models that they would
 download are random ones of the same kind, so tests that compare texts or token counts of those models fail;
-docs/server.md lists what fails and why. Printed is each file's count; FOLDER keeps what pytest said. The exit status is
+README.md lists what fails and why. Printed is each file's count; FOLDER keeps what pytest said. The exit status is
 0 if it ran. Needs the packages requests, aiohttp, filelock and openai.
 """
 
@@ -30,7 +30,7 @@ from bench.lib.synth import preset, write_model  # noqa: E402
 
 # Where the paths that they ask are served; others ask /completion in its own form, slots, vision, built-in tools.
 FILES = ("tokenize", "chat_completion", "tool_call", "compat_oai_responses", "embedding", "rerank", "infill", "lora")
-FILES += ("template", "security", "basic", "ignore_eos", "stream")
+FILES += ("compat_anthropic", "template", "security", "basic", "ignore_eos", "stream")
 
 
 def prepare(folder: Path) -> None:

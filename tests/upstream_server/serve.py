@@ -29,6 +29,8 @@ def main() -> None:
     command = [sys.executable, "-m", "tilebeam", "serve", "-m", str(model), "-t", "1"]
     for option in BOTH:
         value = given[option.lstrip("-").replace("-", "_")]
+        if option == "--alias":
+            value = f"{value or 'tiny'},test"  # as tests of Anthropic's form call it
         if value is not None:
             command += [OURS.get(option, option), value]
     if given["chat_template_file"]:

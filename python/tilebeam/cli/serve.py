@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions, default_threads
 from tilebeam.ray_cluster import package
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.server.logs import LogFormat
 from tilebeam.server.settings import ReasoningFormat, Settings
 from tilebeam.text_files import read_text, unescaped
 
@@ -39,8 +41,11 @@ if TYPE_CHECKING:
     from tilebeam.server.models import Models
     from tilebeam.server.served_model import ServedModel, States
 
+log = logging.getLogger("tilebeam.server")
+
 _limit = partial(typer.Option, rich_help_panel="Queue and limits")
 _access = partial(typer.Option, rich_help_panel="Who may ask")
+_logs = partial(typer.Option, rich_help_panel="Logs")
 _cluster = partial(typer.Option, rich_help_panel="Several machines")
 _KEY_VARIABLE = "TILEBEAM_API_KEY"
 _CTX_SIZE = 8192  # conversations of several clients share the cells: more than for one program's own calls
@@ -296,6 +301,22 @@ class ClusterOptions:
     replicas: Annotated[int | None, _cluster("--replicas", min=1, help="Processes on it, each with the models.")] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """What the server writes to stderr while it runs."""
+
+    log_format: Annotated[
+        LogFormat, _logs("--log-format", help="A line for each request, as text or as a JSON object.")
+    ] = "text"
+    quiet: Annotated[bool, _logs("-q", "--quiet", help="Log warnings and errors only.")] = False
+    verbose: Annotated[bool, _logs("-v", "--verbose", help="Log requests of /health and /metrics, too.")] = False
+
+    @property
+    def level(self) -> int:
+        """The least level that is logged."""
+        return logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO
+
+
 @grouped
 def serve(
     *,
@@ -309,7 +330,7 @@ def serve(
     reward_model: RewardModelOptions,
     step_stop: StepStop = STEP_STOP_TEXT,
     cluster: ClusterOptions,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log every request (not with --ray).")] = False,
+    logs: LogOptions,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, with searches as an extension.
 
@@ -324,6 +345,7 @@ def serve(
 
     check_packages()
     from tilebeam.server import main as process
+    from tilebeam.server.logs import log_to_stderr
     from tilebeam.server.security import is_loopback
     from tilebeam.server.served_model import ServedModel
 
@@ -336,20 +358,19 @@ def serve(
     settings = Settings(
         **vars(address), **{name: value for group in groups for name, value in group.settings().items()}
     )
-    if not settings.api_keys and not is_loopback(settings.host):
-        console.err().print(
-            f"warning: anyone who can reach {settings.host} can send requests: no --api-key is set", style="yellow"
-        )
     states, named, own, stop = cache.states(), models.named(), models.own(), unescaped(step_stop)
     served = [ServedModel(names, path, shared, spec, stop, own, cache.cache_prompt, states) for names, path in named]
+    log_to_stderr(logs.log_format, logs.level)
+    if not settings.api_keys and not is_loopback(settings.host):
+        log.warning("anyone who can reach %s can send requests: no --api-key is set", settings.host)
     if cluster.ray is not None:
-        if verbose:
-            raise TilebeamError("--verbose: replicas write into Ray's own log files; leave it out with --ray.")
+        if logs != LogOptions():
+            raise TilebeamError("--log-format, -q and -v: replicas write into Ray's own log files; leave them out.")
         _serve_on_cluster(cluster.ray, served, settings, cluster.replicas or 1)
         return
     if cluster.replicas is not None:
         raise TilebeamError("--replicas are processes on a Ray cluster: give its address with --ray.")
-    process.serve(served, settings, ready=_say_ready, verbose=verbose)
+    process.serve(served, settings, ready=_say_ready if logs.log_format == "text" else _log_ready)
 
 
 def _variables(text: str) -> dict[str, Any]:
@@ -374,7 +395,7 @@ def _serve_on_cluster(address: str, served: Sequence[ServedModel], settings: Set
     def ready(url: str) -> None:
         names = ", ".join(one.names[0] for one in served)
         console.err().print(f"replicas: {replicas}; models: {names}", style="dim", highlight=False)
-        console.err().print(f"listening on {url}", highlight=False)
+        _say_address(url)
 
     serve_replicas(served, settings, size, address, ready=ready)
 
@@ -402,4 +423,15 @@ def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:
         err.print(console.about(loaded.lm), style="dim", highlight=False)
         if loaded.scorer is not None:
             err.print(console.about_reward(loaded.scorer), style="dim", highlight=False)
-    err.print(f"listening on {url}", highlight=False)
+    _say_address(url)
+
+
+def _say_address(url: str) -> None:
+    console.err().print(f"page: {url}/   API: {url}/v1", highlight=False)
+
+
+def _log_ready(models: Models, _: LoadedModel | None, url: str) -> None:
+    from tilebeam.server.logs import tell
+
+    names = [service.name for service in models.services]
+    tell("listening", page=f"{url}/", api=f"{url}/v1", models=names)

@@ -1,4 +1,5 @@
-"""`tilebeam serve`: an HTTP server that speaks OpenAI's API, on FastAPI and uvicorn (the extra `server`).
+"""`tilebeam serve`: an HTTP server that speaks the APIs of OpenAI, Anthropic and Ollama, on FastAPI and uvicorn (extra
+`server`).
 
 Requests of all clients that ask for a model share its batches:
 
@@ -8,10 +9,11 @@ Requests of all clients that ask for a model share its batches:
     plan                       a request between body and answer; requests, prompts, grammar, errors: what bodies ask
     answering, search_answers  work with the model, and what comes of it as answer_events
     writing, event_stream      how answers are written and sent; the forms are in these two:
-    openai/                    completions, chat_completions, responses (a chat in another form), embedding_routes
-    other/                     infill, tokens (and /props), rerank, scores, adapter_routes
-    pages                      the page to ask on, and the pages of searches
-    security, metrics          keys and limits, Prometheus
+    openai/                    completions, chat_completions, responses, embedding_routes
+    other/                     messages (Anthropic's), ollama, infill, tokens, rerank, scores, adapter_routes
+    chat_forms                 chats in another form than chat_completions: responses, messages, ollama
+    pages                      the page to ask on, and the pages of searches; other/api_page is /docs
+    security, metrics, logs    keys and limits, Prometheus, a line for each request
     settings, main             options, the process
     served_model               what is loaded: the model and its reward model
 

@@ -103,6 +103,11 @@ class Gate:
         """Samples that run or wait."""
         return sum(job.samples for job in self._jobs)
 
+    @property
+    def requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self._jobs)
+
     @contextmanager
     def enter(self, samples: int) -> Iterator[Job]:
         """Let in a request of so many samples, and give its job.

@@ -97,10 +97,12 @@ class Started:
     Attributes:
         index: of the choice.
         echo: the prompt that it begins with, None: it does not.
+        prompt_tokens: that the model reads for it, where that is known.
     """
 
     index: int
     echo: Echo | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True)

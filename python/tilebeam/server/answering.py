@@ -73,7 +73,8 @@ async def streamed(
     async with AsyncExitStack() as stack:
         drawn = [] if plan.body.draws_nothing else ready.prompts
         streams = [await stack.enter_async_context(lm.astream(p, ready.params)) for p in drawn]
-        yield [Started(i * n + j, before) for i, before in enumerate(echoes) for j in range(n)]
+        lengths = [len(prompt.ids) for prompt in ready.prompts]
+        yield [Started(i * n + j, before, lengths[i]) for i, before in enumerate(echoes) for j in range(n)]
         samples = dict[int, SampleEvents]()
         stopped = False
         async for deltas in merged(streams):

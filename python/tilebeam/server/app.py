@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,12 +18,14 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.errors import ApiError, from_exception, from_validation
+from tilebeam.server.logs import begin_notes, note
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.models import Models
 from tilebeam.server.openai.chat_completions import ChatAnswer
@@ -28,7 +33,10 @@ from tilebeam.server.openai.completions import CompletionAnswer
 from tilebeam.server.openai.embedding_routes import add_embedding_routes
 from tilebeam.server.openai.responses import add_response_routes
 from tilebeam.server.other.adapter_routes import add_adapter_routes
+from tilebeam.server.other.api_page import add_api_page
 from tilebeam.server.other.infill import InfillAnswer, InfillRequest
+from tilebeam.server.other.messages import add_message_routes
+from tilebeam.server.other.ollama import add_ollama_routes
 from tilebeam.server.other.rerank import add_rerank_routes
 from tilebeam.server.other.scores import add_score_routes
 from tilebeam.server.other.tokens import add_token_routes
@@ -41,6 +49,12 @@ log = logging.getLogger("tilebeam.server")
 
 # nginx's status for a client that did not wait for its answer. It is never sent.
 _CLIENT_CLOSED_REQUEST = 499
+# A request's name in the log and in its answer; a client's own is taken.
+_ID_HEADER = "x-request-id"
+_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+# What is asked every few seconds is logged with --verbose only.
+_PROBES = frozenset({"/health", "/v1/health", "/metrics"})
+_MOST_PATH = 200  # characters of a path in the log
 
 
 def create_app(models: Models) -> FastAPI:
@@ -54,17 +68,20 @@ def create_app(models: Models) -> FastAPI:
         finally:
             await models.close()
 
-    # No pages that load scripts from elsewhere: the schema is at /openapi.json.
+    # FastAPI's own pages load scripts from elsewhere.
     app = FastAPI(title="Tilebeam", lifespan=life, docs_url=None, redoc_url=None)
     app.state.models = models
     _routes(app, models)
     add_token_routes(app, models)
     add_response_routes(app, models)
+    add_message_routes(app, models)
+    add_ollama_routes(app, models)
     add_embedding_routes(app, models)
     add_rerank_routes(app, models)
     add_score_routes(app, models)
     add_page_routes(app, models)
     add_adapter_routes(app, models)
+    add_api_page(app)
     add_error_handlers(app)
     add_access_rules(app, models.settings)
     app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
@@ -130,16 +147,16 @@ def _routes(app: FastAPI, models: Models) -> None:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Have an application put all errors as OpenAI puts them."""
+    """Have an application put all errors in the form of the API that was asked."""
 
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return error.response()
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return error.response(request.url.path)
 
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError | ValidationError) -> Response:
-        return from_validation(error).response()
+    async def invalid(request: Request, error: RequestValidationError | ValidationError) -> Response:
+        return from_validation(error).response(request.url.path)
 
     @app.exception_handler(ClientGone)
     async def gone(_request: Request, _error: ClientGone) -> Response:
@@ -147,17 +164,26 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        said = {404: f"Unknown path {request.url.path}.", 405: f"{request.url.path} does not take {request.method}."}
+        path = request.url.path
+        said = {404: f"Unknown path {path}.", 405: f"{path} does not take {request.method}."}
         code = "request_timeout" if error.status_code == 408 else None
-        return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), code=code).response()
+        return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), code=code).response(path)
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> Response:
-        return from_exception(error).response()  # the traceback goes to the log
+    async def unexpected(request: Request, error: Exception) -> Response:
+        answer = from_exception(error).response(request.url.path)  # the traceback goes to the log
+        answer.headers[_ID_HEADER] = request.scope.get("tilebeam.request_id", "-")  # no middleware sees this answer
+        return answer
 
 
 class _Measured:
-    """Middleware that counts and times every request."""
+    """Middleware that names, counts, times and logs every request.
+
+    Args:
+        app: what answers.
+        metrics: where requests are counted.
+        paths: those that are counted by name.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]) -> None:
         self._app = app
@@ -170,19 +196,26 @@ class _Measured:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 500
+        given = Headers(scope=scope).get(_ID_HEADER, "")
+        name = scope["tilebeam.request_id"] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(8)}"
+        noted = begin_notes()
+        note(status=500)
 
         async def watched(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                note(status=message["status"])
+                MutableHeaders(scope=message)[_ID_HEADER] = name
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
         finally:
+            seconds, status = time.monotonic() - began, noted.pop("status")
             path = scope["path"] if scope["path"] in self._paths else "other"
-            status = scope.get("tilebeam.status", status)
             self._metrics.requests.labels(path, str(status)).inc()
-            self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
-            log.info("%s %s %d %.3f s", scope["method"], path, status, time.monotonic() - began)
+            self._metrics.request_seconds.labels(path).observe(seconds)
+            level = logging.WARNING if status >= 500 else logging.DEBUG if path in _PROBES else logging.INFO
+            place = {"method": scope["method"], "path": quote(scope["path"])[:_MOST_PATH], "status": status}
+            client = (scope.get("client") or ("-",))[0]
+            told = {**place, "seconds": round(seconds, 3), "client": client, **noted, "id": name}
+            log.log(level, "request", extra={"fields": told})

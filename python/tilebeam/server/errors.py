@@ -1,4 +1,5 @@
-"""What goes wrong, in the shape that clients of OpenAI's API know: {"error": {"message", "type", "param", "code"}}."""
+"""What goes wrong, in the shape that clients of OpenAI's API know: {"error": {"message", "type", "param", "code"}}; on
+the paths of Anthropic's and Ollama's APIs in theirs."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from tilebeam.chat.chat_template import MessagesRefused, NoTemplate
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
+from tilebeam.server.logs import note
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -29,7 +31,8 @@ _TYPES = {
     429: "rate_limit_error",
     503: "unavailable_error",
 }
-
+# As Anthropic names those that it names otherwise.
+_MESSAGES_TYPES = {413: "request_too_large", 503: "overloaded_error"}
 
 # What fields of several types take.
 _UNIONS = {
@@ -70,9 +73,14 @@ class ApiError(Exception):
         self.param = param
         self.retry_after = retry_after
 
-    def body(self) -> dict[str, Any]:
-        """Return the JSON of the answer."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """Return the JSON of the answer, in the form of the API that a path is part of; without one OpenAI's."""
+        if path.startswith("/api/"):
+            return {"error": self.message}
         kind = _TYPES.get(self.status, "server_error")
+        if path.startswith("/v1/messages"):
+            kind = _MESSAGES_TYPES.get(self.status, kind if self.status < 500 else "api_error")
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
@@ -86,9 +94,16 @@ class ApiError(Exception):
             headers["www-authenticate"] = "Bearer"
         return headers
 
-    def response(self) -> JSONResponse:
-        """Return the answer."""
-        return JSONResponse(self.body(), self.status, self.headers())
+    def response(self, path: str = "") -> JSONResponse:
+        """Return the answer to a request of this path, whose log tells of it, too."""
+        self.note()
+        return JSONResponse(self.body(path), self.status, self.headers())
+
+    def note(self) -> None:
+        """Tell the log. Messages about a client's mistake may hold what it sent."""
+        note(status=self.status, error=self.code or _TYPES.get(self.status, "server_error"))
+        if self.status >= 500:
+            note(message=self.message)
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:

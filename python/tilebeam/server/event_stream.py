@@ -1,4 +1,4 @@
-"""A streamed answer: server-sent events, ended when the client goes away."""
+"""A streamed answer: server-sent events or lines of JSON, ended when the client goes away."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.answer_events import Event
 from tilebeam.server.errors import ApiError
+from tilebeam.server.logs import note
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.writing import StreamedAnswer
+from tilebeam.server.writing import StreamedAnswer, last_event
 
 WithModel = Callable[[Job, Callable[[LoadedModel], Coroutine[Any, Any, None]], bool], Coroutine[Any, Any, None]]
 Events = Callable[[LoadedModel, AnswerPlan, float], AsyncGenerator[list[Event]]]
@@ -49,6 +50,7 @@ class EventStream(Response):
         self._began = time.monotonic()
         self._answer: StreamedAnswer | None = None  # from the first event on
         self._sending: float | None = None  # since when
+        self._count = 0  # events so far
         self.as_sent: Callable[[ApiError], ApiError] = lambda error: error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,14 +65,14 @@ class EventStream(Response):
                 finally:
                     watcher.cancel()
         except ClientGone:
-            scope["tilebeam.status"] = 499
+            note(status=499)
         except ApiError as found:
             error = self.as_sent(found)
-            scope["tilebeam.status"] = error.status
             if self._answer is None:
-                await error.response()(scope, receive, send)
+                await error.response(scope.get("path", ""))(scope, receive, send)
             else:
-                body = self._answer.failed(error)
+                error.note()
+                body = last_event(error, scope.get("path", ""), self._count)
                 await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _watch(self, job: Job) -> None:
@@ -82,7 +84,7 @@ class EventStream(Response):
 
     async def _begin(self, answer: StreamedAnswer, send: Send) -> None:
         """Send what goes before all events."""
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [(b"content-type", answer.media_type.encode()), (b"cache-control", b"no-cache")]
         headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._answer = answer
@@ -91,6 +93,7 @@ class EventStream(Response):
     async def _put(self, text: bytes, send: Send) -> None:
         """Send events, while `_watch` sees whether the client takes them."""
         if text:
+            self._count += text.count(b"\n\n")
             self._sending = time.monotonic()
             await send({"type": "http.response.body", "body": text, "more_body": True})
             self._sending = None

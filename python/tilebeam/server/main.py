@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import logging
 import socket
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -14,12 +13,11 @@ from fastapi import FastAPI
 
 from tilebeam.errors import TilebeamError
 from tilebeam.server.app import create_app
+from tilebeam.server.logs import tell
 from tilebeam.server.model_host import LoadedModel, decoding_first
 from tilebeam.server.models import Models
 from tilebeam.server.served_model import ServedModel, models_of
 from tilebeam.server.settings import Settings
-
-log = logging.getLogger("tilebeam.server")
 
 # After the deadline of running requests, seconds until their connections are cut.
 _LAST_WORDS = 5
@@ -37,14 +35,14 @@ class Server(uvicorn.Server):
         alone: the process is there for nothing else: it ends some time after a signal, whatever its threads do.
     """
 
-    def __init__(self, app: FastAPI, *, log_level: str = "warning", alone: bool = False) -> None:
+    def __init__(self, app: FastAPI, *, alone: bool = False) -> None:
         self._models: Models = app.state.models
         self._settings = settings = self._models.settings
         config = uvicorn.Config(
             app,
             http="httptools",
             ws="none",
-            log_level=log_level,
+            log_config=None,
             access_log=False,
             timeout_graceful_shutdown=int(settings.shutdown_seconds) + _LAST_WORDS,
             server_header=False,
@@ -83,6 +81,9 @@ class Server(uvicorn.Server):
         return self._settings.shutdown_seconds if self._signals == 1 else 0.0
 
     def _drain(self) -> None:
+        count = self._models.requests
+        waits = f"waiting for {count} request{'s' * (count != 1)}, at most {self._settings.shutdown_seconds:g} s"
+        tell("stopping" if not count else waits if self._signals == 1 else "ending the requests", requests=count)
         self._models.shut()
         self._draining = asyncio.ensure_future(self._models.drain(self._patience))
 
@@ -114,36 +115,25 @@ def serve(
     settings: Settings,
     *,
     ready: Callable[[Models, LoadedModel | None, str], None],
-    verbose: bool = False,
 ) -> None:
     """Serve until a signal comes. A single model is loaded first; of several each when it is asked for.
 
     Args:
         served: the models.
         settings: how to serve.
-        ready: called with the models, the one that is loaded (None: there are several) and the API's URL, once requests
-            are accepted.
-        verbose: log a line for every request.
+        ready: called with the models, the one that is loaded (None: there are several) and the server's URL, without a
+            path, once requests are accepted.
 
     Raises:
         TilebeamError: the model cannot be loaded, or nobody can listen there.
     """
     listener = listen(settings.host, settings.port)  # before the model is loaded, which takes longer
     with listener:
-        _log_to_stderr(verbose)
         models, loaded = models_of(served, settings)
         app = create_app(models)
         listener.listen(_BACKLOG)  # before `ready`: who is told the URL may ask at once
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"
-        ready(models, loaded, f"http://{where}:{listener.getsockname()[1]}/v1")
+        ready(models, loaded, f"http://{where}:{listener.getsockname()[1]}")
         decoding_first()
         Server(app, alone=True).run(sockets=[listener])
-
-
-def _log_to_stderr(verbose: bool) -> None:
-    log.setLevel(logging.INFO if verbose else logging.WARNING)
-    if not log.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
+        tell("stopped")

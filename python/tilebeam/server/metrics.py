@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +12,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tilebeam.server.logs import note
+
 if TYPE_CHECKING:
     from tilebeam.outputs import EngineFigures, Usage
 
 # From a request of a few tokens on a small model to a search that takes minutes.
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _SECONDS_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_CREATED = re.compile(rb"(?m)^(?:# \w+ )?\w+_created\b.*\n")
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -87,8 +91,8 @@ class Metrics:
         self.registry.register(_Gauges(look, self._labelled))
 
     def text(self) -> bytes:
-        """Prometheus' text format."""
-        return generate_latest(self.registry)
+        """Prometheus' text format, without the times at which its client began to count each figure."""
+        return _CREATED.sub(b"", generate_latest(self.registry))
 
     def _counter(self, name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"tilebeam_{name}", what, labels, registry=self.registry)
@@ -116,6 +120,7 @@ class ModelMetrics:
 
     def first_token(self, seconds: float) -> None:
         """Record the seconds until a streaming request got its first token."""
+        note(first_token_seconds=round(seconds, 3))
         self._of(self._metrics.first_token_seconds).observe(seconds)
 
     def token(self, seconds: float) -> None:
@@ -124,6 +129,7 @@ class ModelMetrics:
 
     def observe(self, usage: Usage) -> None:
         """Add what a completed request cost."""
+        note(tokens_in=usage.prompt_tokens, cached=usage.cached_tokens, tokens_out=usage.completion_tokens)
         all_ = self._metrics
         self._of(all_.prompt_tokens).inc(usage.prompt_tokens)
         self._of(all_.cached_tokens).inc(usage.cached_tokens)

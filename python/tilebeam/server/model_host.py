@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import ApiError, unavailable
 from tilebeam.server.load_queue import LoadQueue
+from tilebeam.server.logs import tell
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -62,6 +63,7 @@ class ModelHost:
     Args:
         load: makes a model.
         loaded: the first one; None: it is loaded when it is asked for.
+        name: of it, for the log.
         load_queue: where models that are loaded stand; None: there is one for this model.
         idle_seconds: without requests, after which it is unloaded; None: it stays.
     """
@@ -71,11 +73,13 @@ class ModelHost:
         load: Callable[[], LoadedModel],
         loaded: LoadedModel | None = None,
         *,
+        name: str = "",
         load_queue: LoadQueue | None = None,
         idle_seconds: float | None = None,
     ) -> None:
         self._load = load
         self._loaded = loaded
+        self._name = name
         self._load_queue = load_queue or LoadQueue()
         if loaded is not None:
             self._load_queue.hold(self)
@@ -201,11 +205,9 @@ class ModelHost:
             await self._load_queue.take(self)
             self.state = "loading"
             try:
-                self._loaded = await asyncio.to_thread(self._load)
+                self._loaded = await self._load_in_thread()
             except Exception as error:
-                self.reason, known = _reason_of(error)
                 self.state = "unloaded"
-                log.error("loading failed: %s", error, exc_info=None if known else error)
                 self._load_queue.give(self)
                 raise unavailable(f"The model cannot be loaded: {self.reason}", code="model_load_failed") from error
             self.state, self.reason, self.last_used = "ready", "", time.monotonic()
@@ -215,16 +217,26 @@ class ModelHost:
             if self._loading is asyncio.current_task():
                 self._loading = None
 
+    async def _load_in_thread(self) -> LoadedModel:
+        """Load it; if that fails, the log tells why, and `reason` does."""
+        try:
+            return await asyncio.to_thread(self._load)
+        except Exception as error:
+            self.reason, known = _reason_of(error)
+            log.error("loading %s failed: %s", self._name, error, exc_info=None if known else error)
+            raise
+
     def unload(self) -> None:
         """Free an idle model; the next request loads it again."""
         self.state = "unloading"
         self._unloading = asyncio.ensure_future(self._unload())
 
     async def _unload(self) -> None:
+        began = time.monotonic()
         await self._free()
         self.state = "unloaded"
         self._load_queue.give(self)
-        log.info("a model was unloaded")
+        tell("unloaded", model=self._name, seconds=round(time.monotonic() - began, 3))
 
     async def _free(self) -> None:
         """Free what is loaded once nobody uses it."""
@@ -256,7 +268,7 @@ class ModelHost:
         if self.state != "ready" or self._loaded is None or self._loaded.failure is None:
             return
         self.reason = str(self._loaded.failure)
-        log.error("the model failed: %s", self.reason)
+        log.error("%s failed: %s", self._name, self.reason)
         now = time.monotonic()
         while self._recent and now - self._recent[0] > _RESTART_WINDOW:
             self._recent.popleft()
@@ -274,14 +286,11 @@ class ModelHost:
         for pause in _PAUSES:
             await asyncio.sleep(pause)
             try:
-                self._loaded = await asyncio.to_thread(self._load)
-            except Exception as error:
-                self.reason, known = _reason_of(error)
-                log.error("loading it again failed: %s", error, exc_info=None if known else error)
+                self._loaded = await self._load_in_thread()
+            except Exception:
                 continue
             self.restarts += 1
             self.state, self.reason = "ready", ""
-            log.warning("the model is loaded again")
             self.watch_idleness()
             self._load_queue.turn()
             return

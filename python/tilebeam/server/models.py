@@ -68,7 +68,8 @@ class Models:
         self.metrics.watch(self._snapshots)
 
     def _service(self, entry: Entry, load_queue: LoadQueue) -> Service:
-        host = ModelHost(entry.load, entry.loaded, load_queue=load_queue, idle_seconds=self.settings.idle_seconds)
+        idle = self.settings.idle_seconds
+        host = ModelHost(entry.load, entry.loaded, name=entry.names[0], load_queue=load_queue, idle_seconds=idle)
         metrics = self.metrics.of(entry.names[0])
         return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics, entry.lora)
 
@@ -129,6 +130,11 @@ class Models:
         """Count idle seconds from now on: the event loop runs."""
         for service in self.services:
             service.host.watch_idleness()
+
+    @property
+    def requests(self) -> int:
+        """Requests that were let in and are not done."""
+        return sum(service.gate.requests for service in self.services)
 
     def shut(self) -> None:
         """Let no request in from now on."""

@@ -42,6 +42,15 @@ def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
     return depth > 0 and all(_shallow(item, depth - 1) for item in inner)
 
 
+def _not_deep(value: dict[str, Any]) -> dict[str, Any]:
+    if not _shallow(value):
+        raise ValueError(f"is nested deeper than {MAX_DEPTH}")
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_not_deep)]
+
+
 def given(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an object that say something: null is a field that is left out."""
     return {name: value for name, value in fields.items() if value is not None}
@@ -364,15 +373,8 @@ class Function(Strict):
 
     name: FunctionName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
-
-    @field_validator("parameters")
-    @classmethod
-    def _not_deep(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if not _shallow(value):
-            raise ValueError(f"is nested deeper than {MAX_DEPTH}")
-        return value
 
 
 class ToolField(Strict):

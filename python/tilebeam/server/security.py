@@ -12,7 +12,7 @@ import ipaddress
 import time
 from collections.abc import Collection
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,8 +25,10 @@ _SLOWEST_BODY = 64 << 10  # bytes a second
 MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
-# A page that a browser loads before anybody can give it a key. It holds nothing but the form.
-PUBLIC_PAGES = frozenset({"/", "/ui", "/search"})
+# Pages that a browser loads before anybody can give it a key. They hold nothing but forms, and what paths there are.
+PUBLIC_PAGES = frozenset({"/", "/ui", "/search", "/docs", "/v1"})
+# What curl -d and programs that say nothing send JSON as.
+_UNTYPED = ("", "application/x-www-form-urlencoded")
 
 
 class ApiKeys:
@@ -101,8 +103,11 @@ class Guard:
         headers = Headers(scope=scope)
         error = self._refusal(scope["path"], scope["method"], headers)
         if error is not None:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
+        # Not from web pages, of which browsers tell: they would be spared asking for permission (CORS).
+        if headers.get("content-type", "") in _UNTYPED and not {"origin", "sec-fetch-site"} & {*headers.keys()}:
+            MutableHeaders(scope=scope)["content-type"] = "application/json"
         self._inside += 1
         try:
             await self._app(scope, _Body(receive, self._max_body).receive, send)

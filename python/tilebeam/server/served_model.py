@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tilebeam.errors import TilebeamError
 from tilebeam.model.loader import load
 from tilebeam.scoring.load_reward import RewardSpec
+from tilebeam.server.logs import tell
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.models import Entry, Models, check_names
 from tilebeam.server.searches import SearchPool
@@ -87,6 +89,8 @@ class ServedModel:
         Raises:
             TilebeamError: one of them cannot be loaded.
         """
+        began = time.monotonic()
+        tell("loading", model=self.names[0])
         with ExitStack() as stack:
             layer = None if self.reward is None else self.reward.hidden_layer(self.path)
             lm = stack.enter_context(load(self.path, **self.own, **self.load, hidden_layer=layer))
@@ -99,6 +103,7 @@ class ServedModel:
             if self.reward is not None:
                 scorer = self.reward.open(lm, step_stop=self.step_stop, **self.load)
                 stack.callback(scorer.close)
+            tell("loaded", model=self.names[0], seconds=round(time.monotonic() - began, 3))
             return LoadedModel(lm, scorer, stack.pop_all())
 
 

@@ -21,11 +21,12 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.limits import share_of_context
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import Gate, Job
-from tilebeam.server.answer_events import Ended, Event
+from tilebeam.server.answer_events import Ended, Event, Grown
 from tilebeam.server.answering import StreamTimes, generated, streamed
 from tilebeam.server.errors import bad_request, errors_for_client, from_exception, unavailable
 from tilebeam.server.event_stream import EventStream
 from tilebeam.server.grammar import grammar_of
+from tilebeam.server.logs import note
 from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions
@@ -204,6 +205,7 @@ class Service:
 
     async def _answer(self, plan: AnswerPlan, request: Request) -> Response:
         """Let the request in, generate, answer."""
+        note(model=plan.model)
         if plan.body.stream:
             return EventStream(self.gate, plan, self.with_model, self.streamed)
         with self.gate.enter(plan.samples) as job:
@@ -220,6 +222,7 @@ class Service:
             ApiError: what is wrong.
         """
         stopped = threading.Event()
+        note(model=self.name)
 
         async def read(loaded: LoadedModel) -> T:
             return await in_thread(self._readers, lambda: work(loaded, stopped), stopped)
@@ -237,6 +240,8 @@ class Service:
         Raises:
             ApiError: what is wrong.
         """
+
+        note(model=self.name)
 
         async def run() -> T:
             async with self.host.using() as loaded:
@@ -327,8 +332,11 @@ class Service:
                 yield events
 
     def _observe(self, events: Sequence[Event]) -> None:
-        if events and isinstance(events[-1], Ended):
-            self.metrics.observe(events[-1].usage)
+        for event in events:
+            if isinstance(event, Grown) and event.finish is not None:
+                note(finish=event.finish)
+            elif isinstance(event, Ended):
+                self.metrics.observe(event.usage)
 
 
 def _check_length(lm: LM, plan: AnswerPlan, prompt: Prompt) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from tilebeam.outputs import Usage
+from tilebeam.chat.answer_parts import Part, calls_in
+from tilebeam.outputs import ToolCall, Usage
 from tilebeam.server.answer_events import Ended, Event, Json
 from tilebeam.server.errors import ApiError
 
@@ -26,6 +28,8 @@ class Answer(ABC):
 class StreamedAnswer(Answer):
     """An answer that may be streamed."""
 
+    media_type = "text/event-stream; charset=utf-8"
+
     def begin(self) -> bytes:
         """Return what goes before all events."""
         return b""
@@ -34,9 +38,12 @@ class StreamedAnswer(Answer):
     def add(self, event: Event) -> bytes:
         """Return what an event adds."""
 
-    @abstractmethod
-    def failed(self, error: ApiError) -> bytes:
-        """Return what tells that nothing more comes."""
+
+def complete_calls(parts: Sequence[Part]) -> Iterator[tuple[ToolCall, Json]]:
+    """Yield the calls that parts make up, with their arguments; one that `max_tokens` cut is none."""
+    for call in calls_in(parts):
+        with suppress(ValueError):
+            yield call, json.loads(call.arguments or "{}")
 
 
 def usage_of(usage: Usage) -> Json:
@@ -91,6 +98,24 @@ def dumped_in_parts(data: Any, depth: int = _PART_DEPTH) -> bytes:
     return dumped(data)
 
 
-def server_sent(data: Json | str) -> bytes:
-    """Write one server-sent event."""
-    return b"data: " + (data.encode() if isinstance(data, str) else dumped(data)) + b"\n\n"
+def server_sent(data: Json | str, kind: str = "") -> bytes:
+    """Write one server-sent event, of a kind where its form has any."""
+    head = f"event: {kind}\n".encode() if kind else b""
+    return head + b"data: " + (data.encode() if isinstance(data, str) else dumped(data)) + b"\n\n"
+
+
+def last_event(error: ApiError, path: str, number: int) -> bytes:
+    """Write what tells that nothing more comes, in the form of a path.
+
+    Args:
+        number: of events before it.
+    """
+    body = error.body(path)
+    if path.startswith("/api/"):
+        return dumped(body) + b"\n"
+    if path.startswith("/v1/messages"):
+        return server_sent(body, "error")
+    if path not in ("/v1/responses", "/responses"):
+        return server_sent(body)
+    told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return server_sent(told | {"sequence_number": number}, "error")

@@ -10,7 +10,6 @@ from functools import cache
 
 from tilebeam._version import __version__
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, Shown, Started, TokenBytes
-from tilebeam.server.errors import ApiError
 from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.writing import StreamedAnswer, dumped, dumped_in_parts, extras, server_sent, usage_of
 
@@ -83,10 +82,6 @@ class ChoicesAnswer(StreamedAnswer):
                 pieces[-1] |= {"search": event.search}
             return b"".join([self._before + dumped(piece) + self._after for piece in pieces])
         return self._end(event) + _DONE
-
-    def failed(self, error: ApiError) -> bytes:
-        """Return an event that is OpenAI's error."""
-        return server_sent(error.body())
 
     def _end(self, ended: Ended) -> bytes:
         if not self._usage:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from tilebeam.server.errors import ApiError, from_validation
+from tilebeam.server.answer_events import Json
+from tilebeam.server.chat_forms import ChatForm, FormTurn, function
 from tilebeam.server.requests import (
     MAX_TOOLS,
-    ChatRequest,
     Effort,
     FunctionName,
     Neutral,
@@ -21,17 +18,6 @@ from tilebeam.server.requests import (
     Strict,
     Text,
     joined,
-)
-
-# A chat's fields in errors, and what they are made of.
-_IN_MESSAGE = re.compile(r"\bmessages\[(\d+)\]((?:\.\w+(?:\[\d+\])?)*)")
-_OWN_NAMES = (
-    (r"^messages\b", "input"),
-    (r"\bresponse_format\.json_schema\b", "text.format"),
-    (r"\bresponse_format\b", "text.format"),
-    (r"\b(tools\[\d+\])\.function\b", r"\1"),
-    (r"\btool_choice\.function\b", "tool_choice"),
-    (r"\bmax_(?:completion_)?tokens\b", "max_output_tokens"),
 )
 
 Included = Literal[
@@ -139,29 +125,19 @@ class ReasoningField(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-@dataclass
-class _Place:
-    """Where a message of the chat comes from.
-
-    Attributes:
-        own: the field.
-        calls: the fields of its calls.
-    """
-
-    own: str
-    calls: list[str] = dataclass_field(default_factory=list)
-
-    def of(self, part: str) -> str:
-        """Return the field that a part of the message is made of."""
-        if call := re.match(r"\.tool_calls\[(\d+)\](?:\.function)?", part):
-            return self.calls[int(call[1])] + part[call.end() :].replace(".id", ".call_id")
-        return self.own + part.replace(".tool_calls", "").replace(".tool_call_id", ".call_id")
-
-
-class ResponsesRequest(Neutral):
+class ResponsesRequest(ChatForm, Neutral):
     """POST /v1/responses."""
 
-    model: Text | None = None
+    own_names = (
+        (r"^messages\b", "input"),
+        (r"\bresponse_format\.json_schema\b", "text.format"),
+        (r"\bresponse_format\b", "text.format"),
+        (r"\b(tools\[\d+\])\.function\b", r"\1"),
+        (r"\btool_choice\.function\b", "tool_choice"),
+        (r"\bmax_(?:completion_)?tokens\b", "max_output_tokens"),
+        (r"\b(input\[\d+\])\.(?:tool_call_)?id\b", r"\1.call_id"),
+    )
+
     input: Text | Annotated[list[MessageItem | CallItem | ResultItem | ReasoningItem], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -197,79 +173,43 @@ class ResponsesRequest(Neutral):
             raise ValueError("stream_options go with stream: true")
         return self
 
-    def chat(self) -> ChatRequest:
-        """Return the same as a request of /v1/chat/completions.
-
-        Raises:
-            ApiError: what does not fit together.
-        """
-        same = ("model", "temperature", "top_p", "seed", "top_k", "min_p", "stream", "parallel_tool_calls")
-        fields: dict[str, Any] = {name: getattr(self, name) for name in same}
-        fields["messages"], _ = self._messages()
+    def fields(self) -> Json:
+        """Return the chat's."""
+        same = ("temperature", "top_p", "seed", "top_k", "min_p", "stream", "parallel_tool_calls")
+        fields: Json = {name: getattr(self, name) for name in same}
         fields["max_completion_tokens"] = self.max_output_tokens
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
         if self.stream:
             fields["stream_options"] = {"include_usage": True}
         if self.tools is not None:
-            fields["tools"] = [
-                {"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools
-            ]
+            fields["tools"] = [function(tool.name, tool.description, tool.parameters) for tool in self.tools]
         choice = self.tool_choice
-        if isinstance(choice, ToolChoiceFunction):
-            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-        else:
-            fields["tool_choice"] = choice
+        fields["tool_choice"] = function(choice.name) if isinstance(choice, ToolChoiceFunction) else choice
         wanted = self.text.format if self.text is not None else None
         if wanted is not None:
             schema = wanted.model_dump(include={"name", "description", "strict"})
             fields["response_format"] = {"type": wanted.type}
             if wanted.type == "json_schema":
                 fields["response_format"]["json_schema"] = schema | {"schema": wanted.schema_ or {}}
-        try:
-            return ChatRequest.model_validate(fields)
-        except ValidationError as error:
-            raise self.as_sent(from_validation(error)) from None
+        return fields
 
-    def as_sent(self, error: ApiError) -> ApiError:
-        """Return an error of the chat, which names the fields of this request."""
-        _, places = self._messages()
-
-        def renamed(text: str) -> str:
-            text = _IN_MESSAGE.sub(lambda found: places[int(found[1])].of(found[2]), text)
-            for field, own in _OWN_NAMES:
-                text = re.sub(field, own, text)
-            return text
-
-        param = None if error.param is None else renamed(error.param)
-        return ApiError(
-            error.status, renamed(error.message), code=error.code, param=param, retry_after=error.retry_after
-        )
-
-    def _messages(self) -> tuple[list[dict[str, Any]], list[_Place]]:
-        """Return the chat's messages, and where each comes from."""
-        found: list[dict[str, Any]] = []
-        places: list[_Place] = []
+    def turns(self) -> list[FormTurn]:
+        """Return the messages."""
+        found: list[FormTurn] = []
         if self.instructions is not None:
-            found.append({"role": "system", "content": self.instructions})
-            places.append(_Place("instructions"))
+            found.append(FormTurn("instructions", {"role": "system", "content": self.instructions}))
         if isinstance(self.input, str):
-            return [*found, {"role": "user", "content": self.input}], [*places, _Place("input")]
+            return [*found, FormTurn("input", {"role": "user", "content": self.input})]
         for i, item in enumerate(self.input):
-            if isinstance(item, ReasoningItem):
-                continue
-            if not isinstance(item, CallItem):
-                places.append(_Place(f"input[{i}]"))
+            own = f"input[{i}]"
             if isinstance(item, MessageItem):
-                found.append({"role": item.role, "content": joined(item.content)})
+                found.append(FormTurn(own, {"role": item.role, "content": joined(item.content)}))
             elif isinstance(item, ResultItem):
-                found.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
-            else:
-                if not found or found[-1]["role"] != "assistant":
-                    found.append({"role": "assistant", "content": None, "tool_calls": []})
-                    places.append(_Place(f"input[{i}]"))
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                found[-1].setdefault("tool_calls", []).append(call)
-                places[-1].calls.append(f"input[{i}]")
-        return found, places
+                result = {"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)}
+                found.append(FormTurn(own, result))
+            elif isinstance(item, CallItem):
+                if not found or found[-1].message["role"] != "assistant":
+                    found.append(FormTurn(own, {"role": "assistant", "content": None}))
+                found[-1].add_call(own, item.call_id, item.name, item.arguments)
+        return found

@@ -16,12 +16,11 @@ from tilebeam.chat.answer_parts import Part, Reasoning, Text
 from tilebeam.outputs import ToolCallDelta, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
-from tilebeam.server.errors import ApiError
-from tilebeam.server.event_stream import EventStream
+from tilebeam.server.chat_forms import answered
 from tilebeam.server.models import Models
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.writing import StreamedAnswer, dumped, extras, usage_of
+from tilebeam.server.writing import StreamedAnswer, extras, server_sent, usage_of
 
 
 def add_response_routes(app: FastAPI, models: Models) -> None:
@@ -31,15 +30,7 @@ def add_response_routes(app: FastAPI, models: Models) -> None:
     @app.post("/responses", response_model=None, include_in_schema=False)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation, in the form of OpenAI's Responses API."""
-        chat = body.chat()
-        service = models.of(body.model)
-        try:
-            answer = await service.chat(chat, request, partial(ResponsesAnswer, body, service.settings.sampling))
-        except ApiError as error:
-            raise body.as_sent(error) from error
-        if isinstance(answer, EventStream):
-            answer.as_sent = body.as_sent
-        return answer
+        return await answered(models, body, request, partial(ResponsesAnswer, body, models.settings.sampling))
 
 
 class ResponsesAnswer(StreamedAnswer):
@@ -81,16 +72,12 @@ class ResponsesAnswer(StreamedAnswer):
         """Return the events of the Responses API that an event adds."""
         return self._written(self._told(event))
 
-    def failed(self, error: ApiError) -> bytes:
-        """Return the event that tells of an error."""
-        return self._written([{"type": "error", "code": error.code, "message": error.message, "param": error.param}])
-
     def _written(self, events: Iterable[Json]) -> bytes:
         text = b""
         for event in events:
             told = event | {"sequence_number": self._number}
             self._number += 1
-            text += b"event: " + event["type"].encode() + b"\ndata: " + dumped(told) + b"\n\n"
+            text += server_sent(told, event["type"])
         return text
 
     def _told(self, event: Event) -> Iterator[Json]:

@@ -22,12 +22,14 @@ from tilebeam.server.app import add_access_rules, add_error_handlers
 from tilebeam.server.errors import ApiError, bad_request, unavailable
 from tilebeam.server.replicas.routing import Ticket, ticket_for
 from tilebeam.server.settings import Settings
-from tilebeam.server.writing import dumped, server_sent
+from tilebeam.server.writing import dumped, last_event
 
 log = logging.getLogger("tilebeam.server")
 
 # Seconds that a replica has to tell how it is.
 _PATIENCE = 5.0
+# What an answer is that begins before its end is known.
+_STREAMED = (b"text/event-stream", b"application/x-ndjson")
 _SCOPE = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
 
 
@@ -158,7 +160,7 @@ class _Reply:
         if message["type"] == "http.response.start":
             headers = [*message["headers"], (b"x-tilebeam-replica", self.replica.encode())]
             message = {**message, "headers": headers}
-            self._streams = any(k == b"content-type" and v.startswith(b"text/event-stream") for k, v in headers)
+            self._streams = any(k == b"content-type" and v.startswith(_STREAMED) for k, v in headers)
         else:
             self._events += message.get("body", b"").count(b"\n\n")
             self.complete = not message.get("more_body", False)
@@ -174,20 +176,15 @@ class _Reply:
             return
         self.complete = True
         if self._streams:
-            await self._send({"type": "http.response.body", "body": self._told(error), "more_body": False})
+            await self._send(
+                {"type": "http.response.body", "body": last_event(error, self._path, self._events), "more_body": False}
+            )
             return
-        body = dumped(error.body())
+        body = dumped(error.body(self._path))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(name.encode(), value.encode()) for name, value in error.headers().items()]
         await self._send({"type": "http.response.start", "status": error.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
-
-    def _told(self, error: ApiError) -> bytes:
-        """Return the error as an event of this stream."""
-        if self._path not in ("/v1/responses", "/responses"):
-            return server_sent(error.body())
-        told = {"type": "error", "code": error.code, "message": error.message, "param": None}
-        return b"event: error\n" + server_sent(told | {"sequence_number": self._events})
 
 
 async def _left(receive: Receive) -> None:

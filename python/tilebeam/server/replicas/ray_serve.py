@@ -201,7 +201,7 @@ def serve_replicas(
         except (RuntimeError, RayError, RayServeException) as error:
             raise TilebeamError(f"The replicas did not start: {_why() or last_line(error)}") from error
         _wait_for(f"http://{_bracketed(_reachable(settings.host))}:{settings.port}/health")
-        ready(f"http://{_bracketed(settings.host)}:{settings.port}/v1")
+        ready(f"http://{_bracketed(settings.host)}:{settings.port}")
         wait_for_signal()
         _drain(settings.shutdown_seconds)
 

@@ -165,7 +165,7 @@ def blocks_of(texts: Iterable[str]) -> list[int]:
 
 def _texts(given: dict[str, Any]) -> Iterator[str]:
     """Yield what a request has the model read, in the order in which the model reads it."""
-    for name in ("model", "tools", "instructions", "input_extra", "input_prefix"):
+    for name in ("model", "tools", "system", "instructions", "input_extra", "input_prefix"):
         if name in given:
             yield json.dumps(given[name])
     for name in ("messages", "input", "prompt", "content", "query"):
