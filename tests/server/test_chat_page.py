@@ -50,11 +50,8 @@ def fresh(tab: browser_kit.Tab, server: Running, **values: str) -> None:
 
 def put(tab: browser_kit.Tab, **values: str) -> None:
     for name, value in values.items():
-        tab.run(
-            f"at({name!r}).value = {json.dumps(value)}, at({name!r}).dispatchEvent(new Event('change'))".replace(
-                "at(", "document.getElementById("
-            )
-        )
+        tab.run(f"client.at[{name!r}].value = {json.dumps(value)}")
+        tab.run(f"client.at[{name!r}].dispatchEvent(new Event('change', {{ bubbles: true }}))")
 
 
 def ask(tab: browser_kit.Tab, question: str, *, wait: bool = True) -> None:

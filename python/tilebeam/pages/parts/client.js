@@ -2,6 +2,7 @@
 const client = (() => {
   "use strict";
   const SHOWN = 160; // characters of a candidate in its row
+  const at = new Proxy({}, { get: (_, id) => document.getElementById(id) }); // elements
 
   function element(tag, name, ...content) {
     const made = document.createElement(tag);
@@ -68,8 +69,7 @@ const client = (() => {
   // Yield the chunks of an answer. Error: what the server says is wrong. AbortError: the signal came.
   async function* stream(path, body, signal) {
     const headers = { "content-type": "application/json" };
-    const key = document.getElementById("key");
-    if (key && key.value) headers.authorization = "Bearer " + key.value;
+    if (at.key?.value) headers.authorization = "Bearer " + at.key.value;
     const sent = { ...body, stream: true, stream_options: { include_usage: true } };
     const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(sent), signal });
     if (!answer.ok) throw new Error(await refusal(answer));
@@ -89,5 +89,5 @@ const client = (() => {
     }
   }
 
-  return { element, shown, candidate, voteRows, stream };
+  return { at, element, shown, candidate, voteRows, stream };
 })();

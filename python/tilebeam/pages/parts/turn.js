@@ -59,7 +59,7 @@ const Turn = (() => {
       if (search) this.search(search);
     }
 
-    search({ budget, candidates, votes, answer, best, running }) {
+    search({ budget, candidates, votes, answer, best }) {
       if (!this.list) {
         this.state = element("p", "note");
         this.tally = element("tbody");
@@ -67,8 +67,8 @@ const Turn = (() => {
         this.votes.append(this.state, element("table", "", this.tally), this.list);
         rich.upgradeOpened(this.list);
       }
-      let state = candidates.length + " of " + budget + " answers" + (running ? " .." : "");
-      if (!running && answer === null) state += "; none of them has an answer to vote on";
+      let state = candidates.length + " of " + budget + " answers";
+      if (answer === null) state += "; none of them has an answer to vote on";
       this.state.textContent = state;
       const answers = candidates.map((one) => one.answer).filter((one) => typeof one === "string");
       const rows = voteRows(votes || {}, answers);
