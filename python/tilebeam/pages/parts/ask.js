@@ -22,7 +22,7 @@
 
   function request() {
     const body = {};
-    if (at.model) body.model = given("model");
+    if (at.model?.value) body.model = given("model");
     if (at.plain.checked) body.prompt = at.question.value;
     else body.messages = [{ role: "user", content: at.question.value }];
     for (const name of ["max_tokens", "temperature", "seed"]) body[name] = given(name);

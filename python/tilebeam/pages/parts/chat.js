@@ -15,7 +15,7 @@
     const sent = messages.map(({ role, content }) => ({ role, content }));
     if (at.system.value.trim()) sent.unshift({ role: "system", content: at.system.value });
     const body = { messages: sent };
-    if (at.model) body.model = at.model.value;
+    if (at.model?.value) body.model = at.model.value;
     for (const name of ["temperature", "max_tokens"]) if (at[name].value) body[name] = Number(at[name].value);
     const budget = Number(at.answers.value);
     if (budget > 1) {
