@@ -120,6 +120,13 @@ def test_a_conversation(tab: browser_kit.Tab, server: Running) -> None:
     tab.until("document.getElementById('stop').hidden && document.querySelectorAll('.turn').length === 4")
     assert tab.run("asked[0].messages.length") == 4
     assert said(tab) == before  # the model is sure at temperature 0
+    tab.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    click(tab, ".assistant .copy")
+    assert tab.run("copied") == text
+    click(tab, ".edit")
+    tab.press("Escape")
+    assert tab.run("document.getElementById('question').value") == ""
+    assert said(tab) == before
     click(tab, ".edit")
     assert tab.run("document.getElementById('question').value") == "and then"
     ask(tab, "and now")

@@ -12,14 +12,16 @@ const Turn = (() => {
 
   // Without the clipboard, which plain HTTP from another machine has not, as one would by hand.
   async function copy(text) {
-    if (navigator.clipboard) return navigator.clipboard.writeText(text);
+    if (navigator.clipboard) {
+      await navigator.clipboard.writeText(text);
+      return;
+    }
     const area = element("textarea", "unseen");
     area.value = text;
     document.body.append(area);
     area.select();
     document.execCommand("copy");
     area.remove();
-    return undefined;
   }
 
   return class Turn {
@@ -39,7 +41,6 @@ const Turn = (() => {
 
     // What can be done with it once it stands still.
     offer(actions) {
-      for (const old of this.foot.querySelectorAll("button")) old.remove();
       const copying = button("copy", "Copy", async () => {
         await copy(this.message.content);
         copying.textContent = "Copied";
