@@ -50,7 +50,9 @@
     const tokens = usage ? usage.completion_tokens : 0;
     const parts = [];
     if (tokens) parts.push(tokens.toLocaleString("en") + (tokens === 1 ? " token" : " tokens"));
-    if (tokens > 1 && seconds) parts.push((tokens / seconds).toFixed(1) + " tokens/s");
+    // The time of one answer begins with its first token; that of a search, with the question.
+    const timed = message.search ? tokens : tokens - 1;
+    if (timed > 0 && seconds) parts.push((timed / seconds).toFixed(1) + " tokens/s");
     if (message.cut) parts.push("cut: a limit of tokens was reached");
     return parts.join(", ");
   }
@@ -89,7 +91,6 @@
       for await (const chunk of client.stream("/v1/chat/completions", body, running.signal)) {
         usage = chunk.usage || usage;
         for (const choice of chunk.choices) {
-          // The time of one answer begins with its first token; a search's, with the question.
           if (!body.search && !message.content && !message.thoughts) began = performance.now();
           take(message, choice);
         }
