@@ -90,7 +90,9 @@ class MarkdownWriter:
             if self._source:
                 print(f"J/t: joules of the whole machine per token, by {self._source}")
         for path, share in self._partly.items():
-            print(f"{path}: tilebeam multiplies by {share:.0%} of the bytes of the weight matrices, the cpu by the rest")
+            print(
+                f"{path}: tilebeam multiplies by {share:.0%} of the bytes of the weight matrices, the cpu by the rest"
+            )
 
 
 class JsonWriter:

@@ -1,4 +1,4 @@
-"""What all commands of tilebeam have in common: models by name, llama.cpp's habits, and which options help shows first."""
+"""What all commands of tilebeam have in common: models by name, llama.cpp's options, and what help shows first."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HfRepo = Annotated[
     list[str] | None,
     typer.Option(
         "-hf",
-        "-hfr",
         "--hf-repo",
-        metavar="OWNER/REPO[:QUANT]",
-        help="Instead of -m: a model of Hugging Face's hub, downloaded once; QUANT is Q4_K_M, else Q8_0, by default.",
+        metavar="REPO[:QUANT]",
+        help="Instead of -m: a model of Hugging Face's hub, OWNER/NAME, downloaded once; QUANT: by default Q4_K_M, else "
+        "Q8_0.",
         show_default=False,
     ),
 ]
@@ -36,7 +36,7 @@ _FIRST = (
 )
 # Options of llama.cpp's programs that change nothing here, and those that something else stands for.
 _IGNORED = frozenset(
-    "--mlock --mmap --no-mmap --jinja --no-warmup --simple-io --no-perf -kvu --kv-unified -nkvo --no-kv-offload".split()
+    ("--mlock", "--mmap", "--no-mmap", "--jinja", "--no-warmup", "--simple-io", "--no-perf", "-kvu", "--kv-unified")
 )
 _ON, _OFF = {"on", "1", "enabled", "auto", "-1"}, {"off", "0", "disabled"}  # of -fa
 _INSTEAD = {
@@ -84,7 +84,7 @@ class Command(help_text.Command):
 
     def _translated(self, ctx: Any, args: list[str]) -> Iterator[str]:
         known = {flag for p in self.params for flag in (*p.opts, *p.secondary_opts)}
-        takes_value = {flag for p in self.params for flag in p.opts if not getattr(p, "is_flag", False)}
+        takes_value = {flag for p in self.params for flag in p.opts if not getattr(p, "is_flag", True)}
         ignored = []
         left = deque(args)
         while left:
@@ -112,8 +112,11 @@ class Command(help_text.Command):
         """Say which options were given twice: as in llama.cpp, the last one counts."""
         args = args[: args.index("--")] if "--" in args else args
         for p in self.params:
-            once = not getattr(p, "multiple", True) and not p.is_flag
-            if once and sum(args.count(flag) for flag in p.opts) > 1:
+            if (
+                not getattr(p, "multiple", True)
+                and not getattr(p, "is_flag", True)
+                and sum(args.count(flag) for flag in p.opts) > 1
+            ):
                 console.err().print(f"{p.opts[0]} is given twice: the last one counts", style="yellow")
 
 

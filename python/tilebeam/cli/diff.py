@@ -27,9 +27,7 @@ _TEXT = (
 
 def diff(
     model: Model,
-    device: Annotated[
-        str, typer.Option("--device", help="Two devices; the first is the reference.")
-    ] = "cpu,tilebeam",
+    device: Annotated[str, typer.Option("--device", help="Two devices; the first is the reference.")] = "cpu,tilebeam",
     file: Annotated[
         Path | None, typer.Option("-f", "--file", help="Text to read; default: one that is built in.")
     ] = None,

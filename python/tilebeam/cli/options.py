@@ -59,7 +59,8 @@ Threads = Annotated[
     int | None, model_option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.")
 ]
 ExecutorOption = Annotated[
-    Executor | None, model_option("--executor", help="The device as threads, as a process, or as Hexagon code in an emulator.")
+    Executor | None,
+    model_option("--executor", help="The device as threads, as a process, or as Hexagon code in an emulator."),
 ]
 Devices = Annotated[
     int | None,
@@ -106,7 +107,9 @@ Deterministic = Annotated[
         help="The same bits whatever else runs, for however many samples; slower, and guesses nothing.",
     ),
 ]
-CtxSize = Annotated[int, model_option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences; 256 or a multiple.")]
+CtxSize = Annotated[
+    int, model_option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences; 256 or a multiple.")
+]
 Sequences = Annotated[
     int, model_option("-np", "--parallel", min=1, max=MAX_SEQUENCES, help="Samples that decode together.")
 ]

@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 _task = partial(typer.Option, rich_help_panel="Task")
 _fit_option = partial(typer.Option, rich_help_panel="Fit")
 
-app = App(Command, name="reward", help="Train a reward head on a model's own hidden states, and test one.", no_args_is_help=True)
+app = App(
+    Command,
+    name="reward",
+    help="Train a reward head on a model's own hidden states, and test one.",
+    no_args_is_help=True,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

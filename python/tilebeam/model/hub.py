@@ -36,7 +36,9 @@ def missing(path: str | os.PathLike[str]) -> str:
     """Write the sentence about a model's file that does not exist; it may be a name of the hub."""
     text = os.fspath(path)
     like_a_name = _NAME.fullmatch(text) and not text.endswith(".gguf") and not os.path.isdir(text.split("/")[0])
-    return f"{text} does not exist." + (f" On Hugging Face's hub? Then -hf {text}, or hf://{text}." if like_a_name else "")
+    return f"{text} does not exist." + (
+        f" On Hugging Face's hub? Then -hf {text}, or hf://{text}." if like_a_name else ""
+    )
 
 
 def local_file(name: str, file: str | None = None) -> str:
