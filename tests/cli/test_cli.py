@@ -175,6 +175,12 @@ def test_base_model_has_no_chat_template(model: Path) -> None:
     assert "chat template" in ran.err
 
 
+def test_a_prompt_that_is_too_long_is_told_with_the_option_and_not_printed(model: Path) -> None:
+    ran = Ran("generate", "-m", model, "-p", "the cat " * 400, "-c", 256, "--display-prompt", "--device", "cpu")
+    assert (ran.code, ran.out) == (1, "")
+    assert "shorten the prompt or give more of it with -c" in ran.err
+
+
 def test_debug_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEBEAM_DEBUG", "1")
     assert isinstance(Ran("bench", "-m", tmp_path / "no.gguf").exception, TilebeamError)

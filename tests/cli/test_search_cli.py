@@ -27,7 +27,7 @@ from tilebeam import (
 from tilebeam.answers.extractors import NAMES
 from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.cli import search_view
-from tilebeam.cli.options import SamplingOptions, grouped
+from tilebeam.cli.options import SamplingOptions, TextOptions, TokenOptions, grouped
 from tilebeam.gguf import gguf_write
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.contract import Pruned
@@ -236,34 +236,26 @@ def test_the_chat_template_of_the_file_is_the_default(command: str, instruct: Pa
 @pytest.mark.parametrize(
     ("given", "chat", "samples", "prompts", "most"),
     [
-        ([], False, 4, 1, (4096 - 8) // 4),
-        ([], False, 1, 1, 4096 - 8),
-        ([], False, 16, 9, (4096 - 8) // 16),
-        ([], True, 16, 9, 1024),
-        ([], True, 2, 1, (4096 - 8) // 2),
-        (["-n", 7], True, 16, 9, 7),
-        (["-n", -1], False, 4, 1, None),
-        (["-n", -2], True, 4, 1, None),
+        (None, False, 4, 1, (4096 - 8) // 4),
+        (None, False, 1, 1, 4096 - 8),
+        (None, False, 16, 9, (4096 - 8) // 16),
+        (None, True, 16, 9, 1024),
+        (None, True, 2, 1, (4096 - 8) // 2),
+        (7, True, 16, 9, 7),
+        (-1, False, 4, 1, None),
+        (-2, True, 4, 1, None),
     ],
 )
-def test_texts_are_as_long_as_fits(given: list[Any], chat: bool, samples: int, prompts: int, most: int | None) -> None:
+def test_texts_are_as_long_as_fits(given: int | None, chat: bool, samples: int, prompts: int, most: int | None) -> None:
     class Model:
         n_ctx, n_seq_max = 4096, 16
 
         def tokenize(self, text: str) -> list[int]:
             return [*text.encode()]
 
-    found: list[int | None] = []
-    app = typer.Typer()
-
-    @app.command()
-    @grouped
-    def command(drawing: SamplingOptions) -> None:
-        asked = [Prompt("a question"[:8], list(range(8)) if chat else None)] * prompts
-        found.append(drawing.fitted(drawing.params(), Model(), asked, samples).max_tokens)  # type: ignore[arg-type]
-
-    assert CliRunner().invoke(app, [str(g) for g in given]).exit_code == 0
-    assert found == [most]
+    drawing = SamplingOptions(text=TextOptions(tokens=TokenOptions(), n_predict=given))
+    asked = [Prompt("8 tokens", list(range(8)) if chat else None)] * prompts
+    assert drawing.fitted(drawing.params(), Model(), asked, samples).max_tokens == most  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

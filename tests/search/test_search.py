@@ -36,6 +36,7 @@ from tilebeam import (
     regex,
 )
 from tilebeam.answers.voted_answer import VotedAnswer
+from tilebeam.search import algorithms
 
 
 @dataclass
@@ -167,7 +168,7 @@ def test_best_of_n_takes_what_shares_most_words_unless_told(texts: list[str], be
     assert result.best_index == best
     assert all(0 <= score <= 1 for score in result.scores)
     assert not lm.calls[0][1].logprobs
-    assert tilebeam.search.algorithms.create("best-of-n").infer(lm, "p", len(texts)).scores == result.scores
+    assert algorithms.create("best-of-n").infer(lm, "p", len(texts)).scores == result.scores
 
 
 def test_consensus_is_the_mean_of_dice_coefficients() -> None:
@@ -179,12 +180,12 @@ def test_consensus_is_the_mean_of_dice_coefficients() -> None:
 
 def test_loops_win_only_where_all_loop() -> None:
     loop = "It is blue since blue light is scattered. "
-    lm = Scripted({"p": [(loop * 6, 0), (f"{loop}So.", 0), (loop * 7, 0), ("It is red.", 0)], "q": [(loop * 6, 0)] * 2})
-    points = Verifier(lambda _, text: len(text))
-    assert BestOfN(points).infer(lm, "p", budget=4).best_index == 2  # it knows
-    points.knows = False
-    assert BestOfN(points).infer(lm, "p", budget=4).best_index == 1
-    assert BestOfN(points).infer(lm, "q", budget=2).best_index == 0
+    lm = Scripted(
+        {"p": [(loop * 6, 0), (f"{loop}So.", -2), (loop * 7, 0), ("It is red.", -3)], "q": [(loop * 6, 0)] * 2}
+    )
+    assert BestOfN(LogProb()).infer(lm, "p", budget=4).best_index == 1
+    assert BestOfN(Verifier(lambda _, text: len(text))).infer(lm, "p", budget=4).best_index == 2  # it knows
+    assert BestOfN(LogProb()).infer(lm, "q", budget=2).best_index == 0
     lm = Scripted({"p": [("7 7. " + loop * 6 + "7", 0), (loop * 6 + " 7", 0), ("8", 0)]})
     assert SelfConsistency().infer(lm, "p", budget=3).votes == {"7": 2, "8": 1}  # they went on after their loops
     lm = Scripted({"p": [(" is 7" * 30, 0), (" is 7" * 40, 0), ("8", 0)]})
@@ -312,7 +313,7 @@ def test_answers_equal_the_numbers_that_they_spell() -> None:
     assert VotedAnswer("1e999") != 1e308
 
 
-@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning])
+@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning, Majority])
 def test_extractors_go_by_name_and_wrong_ones_are_refused_at_once(kind: Any) -> None:
     assert kind("last-number") is not None
     for wrong, said in (

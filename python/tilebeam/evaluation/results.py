@@ -65,7 +65,8 @@ class Accuracy:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
-        return {name: getattr(self, name) for name in names} | ranking.without_nan(self.share.as_dict())
+        plain: dict[str, Any] = ranking.without_nan(self.share.as_dict())
+        return {name: getattr(self, name) for name in names} | plain
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
@@ -110,13 +111,13 @@ class Majority(Scorer):
     """The share of candidates with the same answer; 0 for candidates without one.
 
     Args:
-        extract: from a text to its answer, None if it holds none.
+        extract: see `tilebeam.SelfConsistency`.
         equal: whether two answers are the same; see `tilebeam.SelfConsistency`.
     """
 
-    def __init__(self, extract: Extractor = last_number, *, equal: Equal | None = None) -> None:
-        self.extract = extract
-        self.equal = equal or equality_of(extract)
+    def __init__(self, extract: Extractor | str = last_number, *, equal: Equal | None = None) -> None:
+        self.extract = as_extractor(extract)
+        self.equal = equal or equality_of(self.extract)
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
         """Votes for each candidate's answer, divided by the number of candidates."""

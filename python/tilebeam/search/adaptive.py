@@ -46,11 +46,8 @@ class AdaptiveResult(VoteResult):
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; see `SearchResult.as_dict`."""
-        return super().as_dict() | {
-            "confidence": self.confidence,
-            "settled": self.settled,
-            "give_up": self.give_up,
-        }
+        more = {"confidence": self.confidence, "settled": self.settled, "give_up": self.give_up}
+        return super().as_dict() | more
 
 
 @dataclass(eq=False)
@@ -161,12 +158,8 @@ class Adaptive(Algorithm[AdaptiveResult]):
             )
             for p in polls
         ]
-        asked = [p.task.prompt_ids for p in polls]
-        if call.events is None:
-            outputs = lm.generate(asked, params, progress=tell.call(drawn))
-        else:
-            hook = partial(_tell_ended, call.events, polls)
-            outputs = lm.generate(asked, params, progress=tell.call(drawn), on_sample=hook)
+        told = {} if call.events is None else {"on_sample": partial(_tell_ended, call.events, polls)}
+        outputs = lm.generate([p.task.prompt_ids for p in polls], params, progress=tell.call(drawn), **told)
         check_complete(outputs)
         for poll, output in zip(polls, outputs, strict=True):
             poll.task.account(output.usage)

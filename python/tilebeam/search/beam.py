@@ -121,13 +121,7 @@ class _StepSearch(Algorithm[StepResult]):
         return [self._result(search, call.budget) for search in searches]
 
     def _advance(
-        self,
-        lm: StepGenerator,
-        call: SearchCall,
-        searches: list[_Search],
-        round: int,
-        width: int,
-        tell: SearchProgress,
+        self, lm: StepGenerator, call: SearchCall, searches: list[_Search], round: int, width: int, tell: SearchProgress
     ) -> bool:
         """Do a round for all prompts. False: nothing is left to do."""
         budget = call.budget

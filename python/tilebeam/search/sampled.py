@@ -45,11 +45,11 @@ class _WholeSearch(Algorithm[Result]):
         if not call.prompts:
             return []
         hook = SearchProgress(call.progress, call.budget * len(call.prompts)).call(0)
-        teller = self._teller(call.events, len(call.prompts))
-        if teller is None:
-            outputs = lm.generate(call.prompts, params, progress=hook)
-        else:
-            outputs = lm.generate(call.prompts, params, progress=hook, on_sample=teller.ended)
+        teller = None
+        if call.events is not None:
+            teller = _Teller(call.events, [self._vote() for _ in call.prompts], self._weight)
+        told: dict[str, Any] = {} if teller is None else {"on_sample": teller.ended}
+        outputs = lm.generate(call.prompts, params, progress=hook, **told)
         check_complete(outputs)
         scores: Sequence[list[float] | None] = [None] * len(outputs)
         if self.scorer is not None:
@@ -61,9 +61,13 @@ class _WholeSearch(Algorithm[Result]):
                 teller.rated(outputs, [rating.scores for rating in ratings])
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
 
-    def _teller(self, events: EventHook | None, prompts: int) -> _Teller | None:
-        """Make the reporter of events, if they are wanted."""
-        return None if events is None else _Teller(events, [None] * prompts, lambda _: None)
+    def _vote(self) -> RunningVote | None:
+        """Make the vote that events tell, if there is one."""
+        return None
+
+    def _weight(self, candidate: CompletionOutput) -> float | None:  # noqa: ARG002
+        """Weigh a candidate, as far as it tells by itself."""
+        return None
 
     @abstractmethod
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> Result:
@@ -161,13 +165,10 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         self.scorer = as_scorer(scorer) if scorer is not None else None
         self.needs_logprobs = weighting == "logprob"
 
-    def _teller(self, events: EventHook | None, prompts: int) -> _Teller | None:
-        if events is None:
-            return None
-        return _Teller(events, [RunningVote(self.extract, self.equal) for _ in range(prompts)], self._weight)
+    def _vote(self) -> RunningVote | None:
+        return RunningVote(self.extract, self.equal)
 
     def _weight(self, candidate: CompletionOutput) -> float | None:
-        """Weigh a vote, as far as the candidate itself tells."""
         if self.weighting == "logprob":
             return math.exp(log_probability(candidate, per_token=True))
         return 1.0 if self.scorer is None else None

@@ -195,11 +195,7 @@ class StepExpander:
         return replace(params, max_tokens=limit, stop=(self.step_stop, *(params.stop or ())), **changes)
 
     def _generate(
-        self,
-        lm: StepGenerator,
-        branches: Sequence[Branch],
-        params: Sequence[SamplingParams],
-        hook: ProgressHook | None,
+        self, lm: StepGenerator, branches: Sequence[Branch], params: Sequence[SamplingParams], hook: ProgressHook | None
     ) -> list[RequestOutput]:
         """Draw one step from each beam, on the tasks' accounts."""
         outputs = lm.generate([b.task.prompt_ids + b.beam.tokens for b in branches], params, progress=hook)
