@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 
 from tilebeam.cli import console
 from tilebeam.cli.options import Json
@@ -19,7 +18,7 @@ def models(json_: Json = False) -> None:
 
     found = cached_models()
     if json_:
-        print(json.dumps([asdict(model) for model in found], indent=2))
+        print(json.dumps([model._asdict() for model in found], indent=2))
         return
     if not found:
         console.err().print("No models yet. Get one: tilebeam chat -hf Qwen/Qwen2.5-0.5B-Instruct-GGUF", soft_wrap=True)
