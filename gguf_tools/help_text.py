@@ -93,7 +93,8 @@ _given: ContextVar[dict[str, Any]] = ContextVar("given")
 
 
 def options_given() -> dict[str, Any]:
-    """Return the values of all options of the command that runs, defaults included, by their long flags."""
+    """Return the name of the command that runs under "command", and the values of all its options, defaults included,
+    under their long flags."""
     return _given.get()
 
 
@@ -108,7 +109,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        _given.set({max(p.opts, key=len): ctx.params[p.name] for p in self.params if p.name in ctx.params})
+        options = {max(p.opts, key=len): ctx.params[p.name] for p in self.params if p.name in ctx.params}
+        _given.set({"command": ctx.info_name} | options)
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -8,19 +8,14 @@ import re
 def how_to_install(extra: str) -> str:
     """Return the command that installs the packages of an extra, by their own names: it works from a checkout as from a
     wheel, and no package index has to know the name Tilebeam."""
-    found = _packages(extra)
-    return "pip install " + " ".join(f"'{name}'" for name in found or [f".[{extra}]"])
+    return "pip install " + " ".join(f"'{name}'" for name in _packages(extra) or [f".[{extra}]"])
 
 
 def _packages(extra: str) -> list[str]:
     from importlib import metadata
 
     found = []
-    try:
-        requirements = metadata.requires("tilebeam") or []
-    except metadata.PackageNotFoundError:  # a source tree on the path
-        requirements = []
-    for needed in requirements:
+    for needed in metadata.requires("tilebeam") or []:
         name, _, marker = (part.strip() for part in needed.partition(";"))
         if re.fullmatch(rf"extra\s*==\s*['\"]{extra}['\"]", marker):
             within = re.fullmatch(r"tilebeam\[(\w+)\]", name)

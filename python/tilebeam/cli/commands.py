@@ -1,4 +1,4 @@
-"""What all commands of tilebeam have in common: models by name, llama.cpp's habits, and which options help shows first."""
+"""What all commands of tilebeam have in common: models by name, llama.cpp's options, and what help shows first."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.gguf import help_text
+from tilebeam.model.hub import local_file
 
 _HfRepo = Annotated[
     list[str] | None,
     typer.Option(
         "-hf",
-        "-hfr",
         "--hf-repo",
-        metavar="OWNER/REPO[:QUANT]",
-        help="Instead of -m: a model of Hugging Face's hub, downloaded once; QUANT is Q4_K_M, else Q8_0, by default.",
+        metavar="REPO[:QUANT]",
+        help="Instead of -m: OWNER/NAME of Hugging Face's hub, downloaded once; QUANT: by default Q4_K_M, else Q8_0.",
         show_default=False,
     ),
 ]
@@ -36,36 +36,27 @@ _FIRST = (
 )
 # Options of llama.cpp's programs that change nothing here, and those that something else stands for.
 _IGNORED = frozenset(
-    "--mlock --mmap --no-mmap --jinja --no-warmup --simple-io --no-perf -kvu --kv-unified -nkvo --no-kv-offload".split()
+    ("--mlock", "--mmap", "--no-mmap", "--jinja", "--no-warmup", "--simple-io", "--no-perf", "-kvu", "--kv-unified")
 )
 _ON, _OFF = {"on", "1", "enabled", "auto", "-1"}, {"off", "0", "disabled"}  # of -fa
+_CHAT, _FETCH = "`tilebeam chat` converses", "download the file and name it with -m, or use -hf"
 _INSTEAD = {
-    "-i": "`tilebeam chat` converses",
-    "-ins": "`tilebeam chat` converses",
-    "--interactive": "`tilebeam chat` converses",
-    "-mu": "download the file and name it with -m, or use -hf",
-    "--model-url": "download the file and name it with -m, or use -hf",
-    "-hft": "set the variable HF_TOKEN, or use `hf auth login`",
-    "--hf-token": "set the variable HF_TOKEN, or use `hf auth login`",
+    **dict.fromkeys(("-i", "-ins", "--interactive"), _CHAT),
+    **dict.fromkeys(("-mu", "--model-url"), _FETCH),
+    **dict.fromkeys(("-hft", "--hf-token"), "set the variable HF_TOKEN, or use `hf auth login`"),
     "--mmproj": "Tilebeam reads text only",
     "-ngl": "--device says where a model runs",
-    "-cnv": "the model is not asked here",
-    "-no-cnv": "the model is not asked here",
     "-sys": "`tilebeam chat` takes a system prompt; with -f a line may have messages",
 }
 # What people who come from other programs type.
 _OTHER_NAMES = {
-    "run": "chat",
-    "cli": "chat",
-    "completion": "generate",
-    "complete": "generate",
+    **dict.fromkeys(("run", "cli", "conversation"), "chat"),
+    **dict.fromkeys(("complete", "completion", "pull"), "generate -hf"),
+    **dict.fromkeys(("list", "ls"), "models"),
+    "evaluate": "eval",
     "self-consistency": "vote",
     "server": "serve",
-    "list": "models",
-    "ls": "models",
-    "evaluate": "eval",
-    "pull": "generate -hf",
-    "quantize": "gguf-repack convert (a program of its own)",
+    "quantize": "the program gguf-repack",
 }
 
 
@@ -80,11 +71,20 @@ class Command(help_text.Command):
             args = list(self._translated(ctx, args))
             self._tell_repeated(args)
         rest: list[str] = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing and "hf_repo" in ctx.params:
+            named, repos, file = (ctx.params[name] for name in ("model", "hf_repo", "hf_file"))
+            count = (len(named) if isinstance(named, list) else named is not None) + len(repos or [])
+            if file is not None and len(repos or []) != 1:
+                ctx.fail("-hff names a file of one -hf repository.")
+            if not count and self.callback.needs_model:
+                ctx.fail("Missing option -m (a GGUF file) or -hf (a model of Hugging Face's hub).")
+            if count > 1 and not next(p for p in self.params if p.name == "model").multiple:
+                ctx.fail("Give one model: -m or -hf.")
         return rest
 
     def _translated(self, ctx: Any, args: list[str]) -> Iterator[str]:
         known = {flag for p in self.params for flag in (*p.opts, *p.secondary_opts)}
-        takes_value = {flag for p in self.params for flag in p.opts if not getattr(p, "is_flag", False)}
+        takes_value = {flag for p in self.params for flag in p.opts if not getattr(p, "is_flag", True)}
         ignored = []
         left = deque(args)
         while left:
@@ -112,8 +112,11 @@ class Command(help_text.Command):
         """Say which options were given twice: as in llama.cpp, the last one counts."""
         args = args[: args.index("--")] if "--" in args else args
         for p in self.params:
-            once = not getattr(p, "multiple", True) and not p.is_flag
-            if once and sum(args.count(flag) for flag in p.opts) > 1:
+            if (
+                not getattr(p, "multiple", True)
+                and not getattr(p, "is_flag", True)
+                and sum(args.count(flag) for flag in p.opts) > 1
+            ):
                 console.err().print(f"{p.opts[0]} is given twice: the last one counts", style="yellow")
 
 
@@ -149,29 +152,18 @@ def prepared(command: Callable[..., None], status: int = 1) -> Callable[..., Non
     @functools.wraps(command)
     def run(*, hf_repo: list[str] | None, hf_file: str | None, **given: Any) -> None:
         named = given["model"] if several else [given["model"]]
-        named, repos = [str(model) for model in named or [] if model is not None], hf_repo or []
-        if hf_file is not None and len(repos) != 1:
-            console.fail("-hff names a file of one -hf repository.", 2)
-        if required and not named + repos:
-            console.fail("Missing option -m (a GGUF file) or -hf (a model of Hugging Face's hub).", 2)
-        if not several and len(named + repos) > 1:
-            console.fail("Give one model: -m or -hf.", 2)
-        models = [_local(model) for model in named] + [_downloaded(repo, hf_file) for repo in repos]
+        models = [_local(str(model)) for model in named or [] if model is not None]
+        models += [local_file(repo, hf_file) for repo in hf_repo or []]
         paths: list[Any] = models if str in get_args(kind) else [Path(model) for model in models]
         command(**given | {"model": paths if several else next(iter(paths), None)})
 
+    run.needs_model = required  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in options}
     return console.sentences(run, status)
 
 
-def _downloaded(name: str, file: str | None = None) -> str:
-    from tilebeam.model.hub import local_file
-
-    return local_file(name, file)
-
-
 def _local(model: str) -> str:
     """Path of what -m names: FILE, hf://NAME, or one of them behind NAME=."""
-    start = model.find("hf:/")
-    return model[:start] + _downloaded(model[start:]) if start == 0 or model[:start].endswith("=") else model
+    name, found, rest = model.rpartition("hf:/")
+    return name + local_file(found + rest) if found and (not name or name.endswith("=")) else model

@@ -24,7 +24,7 @@ from tilebeam.cli.options import (
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.model.hub import missing
-from tilebeam.model.load_options import LoadOptions, backend, default_threads
+from tilebeam.model.load_options import BACKENDS, LoadOptions, backend, default_threads
 from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class TimingOptions:
 class PlaceOptions:
     """Where and how models run."""
 
-    device: Annotated[str, running_option("--device", help="tilebeam, cpu, or both.")] = "tilebeam"
+    device: Annotated[str, running_option("--device", help="tilebeam, cpu, or both.")] = BACKENDS[0]
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
     lookup: Annotated[

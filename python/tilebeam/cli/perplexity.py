@@ -15,7 +15,7 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import Device, LoadOptions, default_threads
+from tilebeam.model.load_options import Device, default_threads
 from tilebeam.native.npu_options import Numerics, Softmax
 from tilebeam.text_files import read_corpus
 

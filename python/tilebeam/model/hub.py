@@ -10,21 +10,28 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tilebeam.errors import TilebeamError
 from tilebeam.extras import how_to_install
 
 _NAME = re.compile(r"(?:hf:/{1,2})?(?P<repo>\w[\w.-]*/[\w.-]+?)(?::(?P<quant>[\w.-]+)|/(?P<file>.+))?")
-_PATIENCE = 10.0  # seconds until the hub counts as out of reach
 _DEFAULTS = ("Q4_K_M", "Q8_0")
 _QUANT = re.compile(r"(?<![A-Z0-9])((?:UD-)?I?Q\d[A-Z0-9_]*|B?F16|FP16|F32|MXFP4\w*|TQ\d_0)(?=[-./])", re.IGNORECASE)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_NO_MODELS = ("mmproj", "imatrix")
-_TOKEN = "give your token: `hf auth login`, or HF_TOKEN"
+_PATIENCE = 10.0  # seconds until the hub counts as out of reach
+
+
+class CachedModel(NamedTuple):
+    """A model in the cache: its name for -hf, bytes of all parts, path of the first, when it was used last."""
+
+    name: str
+    size: int
+    path: str
+    last_used: float
 
 
 def is_name(model: str | os.PathLike[str]) -> bool:
@@ -56,41 +63,70 @@ def local_file(name: str, file: str | None = None) -> str:
         raise TilebeamError(
             f"{name!r} is no model of Hugging Face's hub: write OWNER/REPO, OWNER/REPO:Q4_K_M or OWNER/REPO/FILE.gguf."
         )
-    repo, quant, file = match["repo"], match["quant"], file or match["file"]
-    _need_library()
-    from huggingface_hub import HfApi, errors, hf_hub_download
-
+    repo, wanted = match["repo"], (match["quant"], file or match["file"])
+    library = _library()
     try:
-        files = [file.rfilename for file in HfApi().model_info(repo, timeout=_PATIENCE).siblings or []]
+        info = library.HfApi().model_info(repo, timeout=_PATIENCE)
     except Exception as error:
-        refused = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
-        found = {} if refused or isinstance(error, ValueError) else _newest(repo)
+        refused = isinstance(error, library.errors.HfHubHTTPError) and error.response.status_code < 500
+        found = {} if refused else _newest(repo)
         if not found:
             raise _refusal(repo, error) from None
-        return found[_chosen(repo, _complete(found), quant, file)]
-    paths = []
-    for part in _parts(_chosen(repo, files, quant, file), files):
-        try:
-            paths.append(hf_hub_download(repo, part))
-        except Exception as error:
-            raise _refusal(repo, error) from None
-    return paths[0]
-
-
-def _need_library() -> None:
+        return found[_chosen(repo, _models(found), *wanted)]
+    models = _models(s.rfilename for s in info.siblings or [])
     try:
-        import huggingface_hub  # noqa: F401
+        return next(iter([library.hf_hub_download(repo, part) for part in models[_chosen(repo, models, *wanted)]]))
+    except TilebeamError:
+        raise
+    except Exception as error:
+        raise _refusal(repo, error) from None
+
+
+def cached_models() -> list[CachedModel]:
+    """List the complete GGUF models in the cache, those used last first.
+
+    Raises:
+        TilebeamError: huggingface_hub is missing.
+    """
+    found = []
+    for folder in Path(_library().constants.HF_HUB_CACHE).glob("models--*--*"):
+        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        models = _models(paths := _newest(repo))
+        for file, parts in models.items():
+            label, states = _label(file), [os.stat(paths[part]) for part in parts]
+            short = label != file and _chosen(repo, models, label, None) == file
+            size, used = sum(s.st_size for s in states), max(s.st_atime for s in states)
+            found.append(CachedModel(f"{repo}:{label}" if short else f"{repo}/{file}", size, paths[file], used))
+    return sorted(found, key=lambda model: -model.last_used)
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub.constants
+        import huggingface_hub.errors
     except ImportError:
         raise TilebeamError(f"Models by name need the package huggingface_hub: {how_to_install('hub')}") from None
+    return huggingface_hub
 
 
-def _chosen(repo: str, files: Iterable[str], quant: str | None, file: str | None) -> str:
+def _models(files: Iterable[str]) -> dict[str, list[str]]:
+    """Find the complete models among files: of each the file, or first part, and all its parts."""
+    names, found = sorted(f for f in files if f.endswith(".gguf")), {}
+    for name in names:
+        part = _PART.search(name)
+        parts = [f for f in names if part and f[: part.start()] == name[: part.start()] and f.endswith(part[0][6:])]
+        whole = part is None or (int(part[1]) == 1 and len(parts) == int(part[2]))
+        if whole and "mmproj" not in name.lower() and "imatrix" not in name.lower():
+            found[name] = parts or [name]
+    return found
+
+
+def _chosen(repo: str, models: Collection[str], quant: str | None, file: str | None) -> str:
     """Choose a model of a repository, or of what the cache has of it.
 
     Raises:
         TilebeamError: nothing fits; lists what there is.
     """
-    models = _models(files)
     if not models:
         raise TilebeamError(
             f"{repo} has no GGUF model. Look for a repository whose name ends in GGUF, or convert its safetensors with "
@@ -108,13 +144,7 @@ def _chosen(repo: str, files: Iterable[str], quant: str | None, file: str | None
             return fitting[0]
     if quant:
         raise TilebeamError(f"{repo} has no {quant}; it has: {', '.join(map(_label, models))}.")
-    return models[0]
-
-
-def _models(files: Iterable[str]) -> list[str]:
-    """Those of the files that are models, of split ones the first parts."""
-    names = [f for f in sorted(files) if f.endswith(".gguf") and not any(word in f.lower() for word in _NO_MODELS)]
-    return [name for name in names if (part := _PART.search(name)) is None or int(part[1]) == 1]
+    return next(iter(models))
 
 
 def _label(file: str) -> str:
@@ -123,93 +153,30 @@ def _label(file: str) -> str:
     return match[1].upper() if match else file
 
 
-def _parts(file: str, files: Iterable[str]) -> list[str]:
-    """All parts of a split model, or the one file."""
-    part = _PART.search(file)
-    if part is None:
-        return [file]
-    return sorted(f for f in files if f.startswith(file[: part.start()] + "-") and f.endswith(f"-of-{part[2]}.gguf"))
-
-
-def _complete(files: Iterable[str]) -> list[str]:
-    """Those of the files that are no parts of a model of which others are missing."""
-    files = list(files)
-    return [f for f in files if (part := _PART.search(f)) is None or len(_parts(f, files)) == int(part[2])]
+def _newest(repo: str) -> dict[str, str]:
+    """Files of a repository that the cache has, and their paths, the newest of each."""
+    folder = Path(_library().constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots"
+    found = {}
+    for snapshot in sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime):
+        found |= {str(p.relative_to(snapshot)): str(p) for p in snapshot.rglob("*.gguf") if p.exists()}
+    return found
 
 
 def _refusal(repo: str, error: Exception) -> TilebeamError:
     """Say in a sentence why a repository or file cannot be had."""
-    from huggingface_hub import constants, errors
-
-    url = f"{constants.ENDPOINT}/{repo}"
-    if isinstance(error, errors.GatedRepoError):
-        return TilebeamError(f"{repo} is gated: accept its terms at {url}, then {_TOKEN}.")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return TilebeamError(f"{url} does not exist, or is private: check the name, or {_TOKEN}.")
-    if isinstance(error, errors.HfHubHTTPError):
-        return TilebeamError(f"{constants.ENDPOINT} refused {repo}: {' '.join(str(error).split())}")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TilebeamError(f"No room for {repo} in {constants.HF_HUB_CACHE}: free some, or set HF_HOME elsewhere.")
-    if constants.HF_HUB_OFFLINE:
-        return TilebeamError(f"{repo} is not in the cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE is set.")
+    constants, errors = _library().constants, _library().errors
+    url, token = f"{constants.ENDPOINT}/{repo}", "give your token: `hf auth login`, or HF_TOKEN"
     why = " ".join(str(error).split()) or type(error).__name__
-    return TilebeamError(f"{repo} is not in the cache, and {constants.ENDPOINT} cannot be asked: {why}")
-
-
-# --- the cache --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CachedModel:
-    """A GGUF model in huggingface_hub's cache.
-
-    Attributes:
-        name: as -hf takes it.
-        size: bytes of all its parts.
-        path: of its file, or its first part.
-        last_used: seconds since 1970.
-    """
-
-    name: str
-    size: int
-    path: str
-    last_used: float
-
-
-def cached_models() -> list[CachedModel]:
-    """List the complete GGUF models in the cache, those used last first.
-
-    Raises:
-        TilebeamError: huggingface_hub is missing.
-    """
-    _need_library()
-    found = []
-    for repo in _repos():
-        paths = _newest(repo)
-        complete = _complete(paths)
-        for file in _models(complete):
-            label = _label(file)
-            short = label != file and _chosen(repo, complete, label, None) == file
-            parts = [os.stat(paths[part]) for part in _parts(file, complete)]
-            name = f"{repo}:{label}" if short else f"{repo}/{file}"
-            found.append(CachedModel(name, sum(p.st_size for p in parts), paths[file], max(p.st_atime for p in parts)))
-    return sorted(found, key=lambda model: -model.last_used)
-
-
-def _repos() -> list[str]:
-    """Repositories of models in the cache."""
-    from huggingface_hub import constants
-
-    folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
-    return sorted("/".join(folder.name.split("--")[1:]) for folder in folders)
-
-
-def _newest(repo: str) -> dict[str, str]:
-    """Files of a repository that the cache has, and their paths, the newest of each."""
-    from huggingface_hub import constants
-
-    snapshots = (Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots").glob("*")
-    found = {}
-    for snapshot in sorted(snapshots, key=lambda folder: folder.stat().st_mtime):
-        found |= {str(p.relative_to(snapshot)): str(p) for p in snapshot.rglob("*.gguf") if p.exists()}
-    return found
+    if isinstance(error, errors.GatedRepoError):
+        said = f"{repo} is gated: accept its terms at {url}, then {token}."
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        said = f"{url} does not exist, or is private: check the name, or {token}."
+    elif isinstance(error, errors.HfHubHTTPError):
+        said = f"{constants.ENDPOINT} refused {repo}: {why}"
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        said = f"No room for {repo} in {constants.HF_HUB_CACHE}: free some, or set HF_HOME elsewhere."
+    elif constants.HF_HUB_OFFLINE:
+        said = f"{repo} is not in the cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE is set."
+    else:
+        said = f"{repo} is not in the cache, and {constants.ENDPOINT} cannot be asked: {why}"
+    return TilebeamError(said)

@@ -21,6 +21,7 @@ Backend = Literal["npu", "cpu"]
 Device = Literal["auto", "tilebeam", "cpu", "npu"]
 KvType = Literal["f16", "f32", "q8_0", "q4_0"]
 Verify = Literal["once", "always", "never"]
+BACKENDS = ("tilebeam", "cpu")  # for people
 DEVICES: tuple[Device, ...] = get_args(Device)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
 MAX_SEQUENCES = 256  # llama.cpp's limit
@@ -135,7 +136,7 @@ class CheckedOptions:
 
 def backend(name: str) -> Backend | None:
     """Return the backend that people call so ("tilebeam" and "npu" are one), None if there is none."""
-    known: dict[str, Backend] = {"tilebeam": "npu", "npu": "npu", "cpu": "cpu"}
+    known: dict[str, Backend] = {BACKENDS[0]: "npu", "npu": "npu", BACKENDS[1]: "cpu"}
     return known.get(name.strip().lower())
 
 

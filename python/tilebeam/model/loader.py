@@ -78,9 +78,9 @@ def load(
     Args:
         model: a GGUF file, ordinary or written by ``gguf-repack``; of a split model any part. Or a model of Hugging
             Face's hub, "hf://owner/repo:Q4_K_M" (hub.py), which is downloaded if need be.
-        device: "tilebeam" (or "npu"); "cpu" for llama.cpp's stock CPU backend (ordinary files only); or "auto": tilebeam,
-            unless it multiplies by so few of the file's weight matrices that the CPU backend alone is faster. An option
-            that only Tilebeam has asks for it too.
+        device: "tilebeam" (or "npu"); "cpu" for llama.cpp's stock CPU backend (ordinary files only); or "auto":
+            tilebeam, unless it multiplies by so few of the file's weight matrices that the CPU backend alone is faster.
+            An option that only Tilebeam has asks for it too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
         threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per core that this
