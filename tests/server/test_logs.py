@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +104,18 @@ def test_probes_are_quiet(server: Running, lines: Lines) -> None:
     lines.of(last)
     assert [told["path"] for told in lines.told] == ["/tokenize"]
     assert "_created" not in httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+
+
+def test_figures_of_the_manual_exist(server: Running) -> None:
+    """Alerts and panels ask for names that /metrics has."""
+    text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+    families = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
+    known = {name for name, _ in families}
+    known |= {f"{name}_{end}" for name, kind in families if kind == "histogram" for end in ("bucket", "sum", "count")}
+    manual = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\btilebeam_[a-z_]+", manual))
+    assert len(named) > 12
+    assert named <= known
 
 
 def test_why_the_server_could_not_answer() -> None:
