@@ -23,14 +23,12 @@ _BODY_SECONDS = 30.0
 _SLOWEST_BODY = 64 << 10  # bytes a second
 # Requests at the same time: those that wait hold their bodies.
 MOST_REQUESTS = 1024
-# What curl -d and programs that say nothing send JSON as.
-_UNTYPED = ("", "application/x-www-form-urlencoded")
-# The same for every server: what paths there are, and where the page is.
-_API_PAGES = frozenset({"/docs", "/v1"})
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
-# A page that a browser loads before anybody can give it a key. It holds nothing but the form.
-PUBLIC_PAGES = frozenset({"/", "/ui"})
+# Pages that a browser loads before anybody can give it a key. They hold nothing but the form, and what paths there are.
+PUBLIC_PAGES = frozenset({"/", "/ui", "/docs", "/v1"})
+# What curl -d and programs that say nothing send JSON as.
+_UNTYPED = ("", "application/x-www-form-urlencoded")
 
 
 class ApiKeys:
@@ -125,7 +123,7 @@ class Guard:
                 code="host_not_allowed",
             )
         # A browser asks for permission (CORS) without the key.
-        public = path in PUBLIC_PATHS or (path in PUBLIC_PAGES | _API_PAGES and method in ("GET", "HEAD"))
+        public = path in PUBLIC_PATHS or (path in PUBLIC_PAGES and method in ("GET", "HEAD"))
         if self._keys and not public and method != "OPTIONS":
             key = given_key(headers)
             if key is None:
