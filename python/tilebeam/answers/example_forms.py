@@ -13,6 +13,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tilebeam.sandbox import Test
 
@@ -21,16 +22,19 @@ _VERBS = "be|equals?|returns?|gives?|yields?|outputs?|produces?|prints?|evaluate
 _WORDS = (
     rf"(?:is|(?:will |should |must )?(?:be equal to|{_VERBS}))\b(?: equal to)?(?: the (?:value|list|string|number))?:?"
 )
-_MEANS = re.compile(rf"[ \t]*(?:#[ \t]*)?(?:[-=]+>|~>|===?|≡|[:=]|[➞→⇒➔↦]|{_WORDS})[ \t]*")
+_MEANS = re.compile(rf"[ \t]*+(?:#[ \t]*+)?(?:[-=]+>|~>|===?|≡|[:=]|[➞→⇒➔↦]|{_WORDS})[ \t]*")
 # A full stop, a remark, the end of the docstring.
-_AFTER = re.compile(r"[ \t]*[.;,]?[ \t]*(?:\"\"\"|'''|#.*|//.*|\(.*|because\b.*|since\b.*)?[ \t]*$")
+_AFTER = re.compile(r"[ \t]*+(?:[.;,][ \t]*+)?(?:\"\"\"|'''|#.*|//.*|\(.*|because\b.*|since\b.*)?[ \t]*$")
 _NEXT = re.compile(r"[ \t]*(?:,|;|and|,[ \t]*and)[ \t]+")  # another example of the same line
 _QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "`": " ", "−": "-"})
-MOST = 2000  # characters of a call or a value: each possible end is tried
+# What is looked at, so that no text takes long: characters of a line and of a call or value, and in a line calls (or
+# values of parameters), possible ends of each, and in a doctest lines of a value.
+LINE, MOST, CALLS, ENDS, LINES = 4000, 1000, 10, 100, 50
 _SPELLED = {"true": True, "false": False, "null": None, "none": None}
 _PART = re.compile(r"(?:[-+*/%&|^~(\[{<>!]|\bnot)[ \t]*$")  # a call behind it is a part of something
 _BULLET = re.compile(r"^\s*(?:>>>|[*•-](?=\s)|\d+[.)])?\s*")
-_LEFT = re.compile(r"^(?:assert[ \t]+)?([^=]+?)[ \t]*==[ \t]*$")
+_LEFT = re.compile(r"(?:assert[ \t]++)?([^=]+)==[ \t]*")
+_TOTAL = re.compile(r"[ \t]*+(-?\d+(?:\.\d+)?)[ \t]*+[.;]?[ \t]*")
 _SPACES = re.compile(r"[ \t]+")
 _SIGN = {ast.Add: 1, ast.Sub: -1}
 
@@ -54,6 +58,7 @@ def examples_of(source: str, function: str) -> list[Test]:
         function: its name. Where no example calls it, but all that there are call another name that nothing defines,
             they are taken for its.
     """
+    source = "\n".join(line for line in source.split("\n") if len(line) <= LINE)
     found = [*_doctests(source), *_called(source, function)]
     if not found and (described := _function(source, function)):
         found = [*_given(described), *_input_output(described)]
@@ -68,7 +73,7 @@ def _function(source: str, name: str) -> _Function | None:
         return None
     text = source[heads[-1].start() :]
     # The signature ends at the first colon that closes it: annotations and defaults may hold others.
-    for end in (m.end() for m in re.finditer(r":[ \t]*(?:#.*)?\n|:", text)):
+    for end in (m.end() for m in islice(re.finditer(r":[ \t]*+(?:#.*)?\n|:", text), ENDS)):
         try:
             defined = ast.parse(text[:end] + "\n    pass").body[0]
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -103,7 +108,7 @@ def _is_comparison(call: str) -> bool:
 
 def _value(lines: list[str]) -> str:
     """Find the lines that are one value, the first line if none are."""
-    for end in range(1, len(lines) + 1):
+    for end in range(1, min(len(lines), LINES) + 1):
         text = " ".join(line.strip() for line in lines[:end])
         if _literal(text) is not None:
             return text
@@ -122,7 +127,7 @@ def _called(source: str, function: str) -> Iterator[Test]:
 
 def _calls(line: str, function: str) -> Iterator[Test]:
     end = 0
-    for begin in re.finditer(rf"(?<![\w.]){re.escape(function)}\(", line):
+    for begin in islice(re.finditer(rf"(?<![\w.]){re.escape(function)}\(", line), CALLS):
         at = begin.start()
         before = _BULLET.sub("", line[:at])
         if at < end or _PART.search(before) or not (call := _longest(line[at:], call=True)):
@@ -130,7 +135,7 @@ def _calls(line: str, function: str) -> Iterator[Test]:
         end = at + len(call)
         spaces = _SPACES if line.lstrip().startswith(">>>") else _MEANS  # `>>> f(1) [2]`
         means = _MEANS.match(line, end) or spaces.match(line, end)
-        left = _LEFT.search(before)
+        left = _LEFT.fullmatch(before)
         if means and (result := _result(line[means.end() :])):
             yield Test(call, result[0])
             end = means.end() + result[1]
@@ -145,9 +150,9 @@ def _result(text: str) -> tuple[str, int] | None:
     if value and (_AFTER.fullmatch(text, length) or _NEXT.match(text, length)):
         return _literal(value) or "", length
     # `19 - 5 - 6 = 8`: steps of a sum, and what it comes to.
-    steps = re.fullmatch(r"([-+*\d. ()]+?)[ \t]*=[ \t]*(-?\d+(?:\.\d+)?)[ \t]*[.;]?[ \t]*", text)
-    if steps and _sum(steps[1]) == float(steps[2]):
-        return steps[2], len(text)
+    steps, _, total = text[:MOST].partition("=")
+    if (found := _TOTAL.fullmatch(total)) and _sum(steps) == float(found[1]):
+        return found[1], len(text)
     return None
 
 
@@ -168,7 +173,7 @@ def _sum(text: str) -> float | None:
 
     try:
         return of(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return None
 
 
@@ -177,14 +182,14 @@ def _foreign(function: _Function) -> set[str]:
     called = re.findall(
         r"^[ \t]*(?:assert[ \t]+|>>>[ \t]*)?(\w+)\(.*\)[ \t]*(?:[-=]+>|==|➞|→)", function.text, re.MULTILINE
     )
-    return {name for name in called if not re.search(rf"\b(?:def|import|as)\s+{name}\b", function.text)}
+    return set(called).difference(re.findall(r"\b(?:def|import|as)\s+(\w+)", function.text))
 
 
 # --- values of parameters ---------------------------------------------------------------------------------------------
 
 _WHO = "function|output|result|answer|return value|program|it"
 _ANSWER = re.compile(
-    rf"[ \t]*[,;:]?[ \t]*(?:then[ \t]+)?(?:(?:the|your|its)[ \t]+)?(?:{_WHO})?[ \t]*{_MEANS.pattern}", re.IGNORECASE
+    rf"[ \t]*+(?:[,;:][ \t]*+)?(?:then[ \t]++)?(?:(?:the|your|its)[ \t]++)?(?:{_WHO})?{_MEANS.pattern}", re.IGNORECASE
 )
 _SAID = re.compile(r".*\b(?:output|result|answer)[ \t]+(?:is|should be|will be|must be)[ \t]+", re.IGNORECASE)
 _INPUT = re.compile(r"^\W*(?:sample )?inputs?(?:[ \t]*\d+)?\**[ \t]*[:=]\**[ \t]*(.*)$", re.IGNORECASE)
@@ -262,7 +267,7 @@ def _assigned(text: str, pattern: str = r"(\w+)[ \t]*={1,2}(?!=)[ \t]*") -> tupl
     """Read `x = 1, y = 2 and z = 3` at a text's begin: names with values, and how far it goes."""
     found: list[tuple[str | None, str]] = []
     end = at = 0
-    while name := re.compile(pattern).match(text, at):
+    while len(found) < CALLS and (name := re.compile(pattern).match(text, at)):
         rest = re.split(rf"(?:,|;|\band\b)[ \t]*(?={pattern})", text[name.end() :])[0]
         value = _longest(rest, call=False)
         if not value:
@@ -309,9 +314,9 @@ def _literal(text: str) -> str | None:
 def _longest(text: str, *, call: bool) -> str:
     """Find the shortest call of plain data that a text begins with, or the longest value; "" if it begins with none."""
     text = text[:MOST]
-    ends = [i + 1 for i, c in enumerate(text) if c == ")"]
+    ends = [i + 1 for i, c in enumerate(text) if c == ")"][:ENDS]
     if not call:
-        ends = [len(text), *(i for i in range(len(text) - 1, 0, -1) if text[i] in " \t.,;:#()/\"'")]
+        ends = [len(text), *[i for i in range(len(text) - 1, 0, -1) if text[i] in " \t.,;:#()/\"'"][-ENDS:]]
     for end in ends:
         part = text[:end].rstrip()
         if not call and not part.endswith((",", ".")) and _literal(part) is not None:
