@@ -311,6 +311,8 @@ def test_answers_equal_the_numbers_that_they_spell() -> None:
     )
     assert all(VotedAnswer(text) != 0 for text in ("1/0", "x", "", "1e999"))
     assert VotedAnswer("1e999") != 1e308
+    assert VotedAnswer("1e999999999999") != 1  # whose digits would fill the memory
+    assert VotedAnswer("1e5") == 100_000
 
 
 @pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning, Majority])

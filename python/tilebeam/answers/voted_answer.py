@@ -16,7 +16,8 @@ class VotedAnswer(str):
         if not isinstance(other, int | float | Fraction):
             return str.__eq__(self, other)
         try:
-            value = Fraction(self)
+            # An exponent may stand for more digits than there is memory.
+            value = Fraction(float(self)) if "e" in self.lower() else Fraction(self)
             return float(value) == other if isinstance(other, float) else value == other
         except (ValueError, ArithmeticError):  # no number, n/0, or beyond floating point
             return False
