@@ -95,6 +95,7 @@ def test_inputs_are_varied_by_their_kind(call: str) -> None:
 def test_questions_without_examples_and_without_functions() -> None:
     assert calls_of(Question("def f():\n", "f")) == []
     assert calls_of(Question('def f():\n    """f() == 1"""\n', "f")) == ["f()"]
+    assert calls_of(Question('def f(x):\n    """\ud800: f(1) == 1"""\n', "f"))[0] == "f(1)"
     scores = CodeConsensus().score("def f(x):\n", candidates("    return x\n", BROKEN, "    return 2\n"))
     assert scores[0] > scores[2] > scores[1]  # both can be loaded; the first is more probable
     with pytest.raises(TilebeamError, match="no line of the prompt begins with def"):

@@ -55,6 +55,9 @@ class CodeConsensus(Scorer):
     A candidate's agreement is the share of candidates that give the same value for a call, in the mean over about 40
     calls. Candidates that agree alike are told apart by the model's mean probability per token.
 
+    A program shares its process with what notes its values, and may write others. It wins nothing so: what the others
+    gave it does not see, and a value that it could write to agree with them it could return as well.
+
     Args:
         examples: let the examples' expected values decide first; without them only their inputs are used.
         unsafe: run programs even where they cannot be confined.
@@ -123,7 +126,8 @@ def calls_of(question: Question, count: int = INPUTS) -> list[str]:
     tests = examples_of(question.source, question.function)
     found = [call for test in tests if (call := _call(test.source, question.function))]
     calls = list(dict.fromkeys(_written(question.function, *call) for call in found))
-    rng = random.Random(hashlib.sha256(question.source.encode()).digest())  # the same calls for the same question
+    # The same calls for the same question.
+    rng = random.Random(hashlib.sha256(question.source.encode(errors="surrogatepass")).digest())
     for _ in range(4 * count if any(p or n for p, n in found) else 0):
         positional, named = rng.choice(found)
         values = [*positional, *named.values()]
