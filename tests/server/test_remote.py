@@ -44,12 +44,19 @@ def test_texts_are_those_of_the_model(remote: RemoteLM, lm: LM) -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [SelfConsistency("text"), BestOfN("logprob"), SelfConsistency("text", weighting="logprob")]
+    "algorithm",
+    [
+        SelfConsistency("text"),
+        BestOfN("logprob"),
+        SelfConsistency("text", weighting="logprob"),
+        Adaptive("text", wave=2),
+    ],
 )
 def test_searches(remote: RemoteLM, lm: LM, algorithm: Any) -> None:
     here = algorithm.infer(lm, lm.chat_prompt(HI, template="chatml"), 4, **SHORT)
     there = algorithm.infer(remote, HI, 4, **SHORT)
     assert there.text == here.text
+    assert there.usage.prompt_tokens == here.usage.prompt_tokens
     both = algorithm.infer(remote, [HI, "a text"], 2, **SHORT)
     assert both[0].text in [c.text for c in there.candidates]
 
@@ -68,11 +75,11 @@ def test_what_needs_the_model_here_says_so(remote: RemoteLM) -> None:
         lambda: LLMJudge(remote),  # type: ignore[arg-type]
         lambda: remote.generate("a", hidden=True),
         lambda: remote.generate(tilebeam.Prompt("a", [1, 2])),
-        lambda: Adaptive("text").infer(remote, HI, 4, **SHORT),
         lambda: tilebeam.BeamSearch(OwnReward.__new__(OwnReward)).infer(remote, "a", 4),
     ):
         with pytest.raises(TilebeamError):
             ask()
+    assert not hasattr(remote, "save_state")
     with pytest.raises(TilebeamError, match="save_state needs the model in this process"):
         remote.save_state("x", "y")
 
@@ -90,6 +97,9 @@ class Small(BaseHTTPRequestHandler):
 
     asked: ClassVar[list[dict[str, Any]]] = []
     status = 200
+    nonsense = b""
+    gate = threading.Event()
+    late = False
     models = ("a", "b")
 
     def do_GET(self) -> None:
@@ -98,12 +108,15 @@ class Small(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Small.asked.append(body)
+        if body["messages"][0]["content"] == "slow":
+            Small.late = not self.gate.wait(20)
         message = {"role": "assistant", "content": f"It is {body['seed'] % 2}."}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         self._say({"id": "x", "object": "chat.completion", "created": 0, "model": "a", "choices": [choice]})
 
     def _say(self, told: Any) -> None:
-        raw = json.dumps(told if self.status == 200 else {"error": {"message": "no such thing"}}).encode()
+        told = told if self.status == 200 else {"error": {"message": "no such thing"}}
+        raw = self.nonsense or json.dumps(told).encode()
         self.send_response(self.status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(raw)))
@@ -118,7 +131,7 @@ class Small(BaseHTTPRequestHandler):
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(Small, "asked", [])
     http = ThreadingHTTPServer(("127.0.0.1", 0), Small)
-    thread = threading.Thread(target=http.serve_forever)
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,))
     thread.start()
     yield f"http://127.0.0.1:{http.server_port}/v1"
     http.shutdown()
@@ -137,9 +150,70 @@ def test_a_server_that_knows_no_n_is_asked_again(small: str) -> None:
     assert "min_p" not in Small.asked[0]
 
 
+CHOICE = {"message": {"content": "hi"}, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"hello",
+        b'"\xff"',
+        b"[" * 100_000,
+        *[
+            json.dumps(told).encode()
+            for told in (
+                *(None, [], 3, *({"choices": choices} for choices in (None, "ab", [None]))),
+                *({"choices": [CHOICE | {"message": wrong}]} for wrong in (None, {"content": [1]})),
+                *({"choices": [CHOICE | {"logprobs": {"content": [{"logprob": x}]}}]} for x in (None, float("nan"))),
+                *({"choices": [CHOICE | {key: [1]}]} for key in ("finish_reason", "logprobs")),
+                {"choices": [CHOICE], "usage": "much"},
+            )
+        ],
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence(small: str, monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    monkeypatch.setattr(Small, "nonsense", answer)
+    with pytest.raises(TilebeamError, match=r"has not the form|without choices"):
+        connect(small, model="a").generate(["a", "b"], n=2)
+    with pytest.raises(TilebeamError, match="has not the form"):
+        connect(small)
+
+
+def test_what_little_a_server_tells_is_enough(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, half = ({**CHOICE, "message": {"content": text}, "logprobs": {"content": []}} for text in (None, "\ud800"))
+    told: Any = {"choices": [empty, half, CHOICE | {"finish_reason": "content_filter"}, CHOICE, CHOICE], "usage": {}}
+    monkeypatch.setattr(Small, "nonsense", json.dumps(told).encode())
+    found = connect(small, model="a").generate("a", n=4)[0]
+    assert [c.text for c in found.outputs] == ["", "?", "hi", "hi"]
+    assert [c.finish_reason for c in found.outputs] == ["stop", "stop", "length", "stop"]
+    told["choices"] = [empty, CHOICE | {"logprobs": {"content": [{"logprob": -2.0}]}}]
+    monkeypatch.setattr(Small, "nonsense", json.dumps(told).encode())
+    assert BestOfN("logprob").infer(connect(small, model="a"), "a", 2).text == "hi"  # not the one without any
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_nobody_waits_for_answers_that_nobody_wants(small: str, error: bool) -> None:
+    def stop(_: Any) -> bool:
+        if error:
+            raise RuntimeError
+        return False
+
+    Small.gate.clear()
+    lm = connect(small, model="a", max_retries=0)
+    try:
+        found = lm.generate(["slow", "a"], progress=stop)
+        assert [o.outputs[0].finish_reason for o in found] == ["aborted", "stop"]
+    except RuntimeError:
+        assert error
+    assert not Small.late
+    Small.gate.set()
+
+
 def test_errors_are_sentences(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TilebeamError, match="has a, b: connect"):
         connect(small)
+    with pytest.raises(TilebeamError, match="at_once"):
+        connect(small, model="a", at_once=0)
     lm = connect(small, model="a", max_retries=0)
     with pytest.raises(TilebeamError, match="tells no log-probabilities"):
         BestOfN("logprob").infer(lm, "a", 2)

@@ -3,19 +3,22 @@
     lm = tilebeam.connect("http://127.0.0.1:8000/v1", model="qwen")
     tilebeam.SelfConsistency("last-number").infer(lm, "Natalia sold ...", budget=16)
 
-A server gives texts and log-probabilities: best-of-n, votes and judges that write numbers work. What reads tokens,
-logits or hidden states (adaptive votes, searches by steps, reward heads) needs `tilebeam.load`, and says so.
+A server gives texts and log-probabilities: best-of-n, votes (adaptive ones, too) and judges that write numbers work.
+What reads tokens, logits or hidden states (searches by steps, reward heads) needs `tilebeam.load`, and says so.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
 from tilebeam.chat.chat_prompt import filled_text
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import (
     CompletionOutput,
@@ -36,7 +39,14 @@ _COMMON = {name: name for name in ("temperature", "top_p", "frequency_penalty", 
 _MORE = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty", "min_tokens": "min_tokens"}
 _MORE |= {"ignore_eos": "ignore_eos", "grammar": "grammar"}
 _SENT = {*_COMMON, *_MORE, "n", "stop", "seed", "logprobs", "top_logprobs", "json_schema", "speculate"}
-_FINISHES: dict[str | None, FinishReason] = {"length": "length", "tool_calls": "tool_calls"}
+# All others are "stop". What a filter cut is no more an answer than what a limit cut.
+_FINISHES: dict[str | None, FinishReason] = {"length": "length", "content_filter": "length", "tool_calls": "tool_calls"}
+T = TypeVar("T")
+_Answer = tuple[list[CompletionOutput], Usage]
+
+
+class _NotThere(TilebeamError, AttributeError):
+    """What a server does not give: for hasattr it is not there."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +76,17 @@ class RemoteLM:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise TilebeamError(
+        raise _NotThere(
             f"{name} needs the model in this process, as tilebeam.load gives it; {self.url} gives texts only."
         )
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def keep_prefixes(self) -> AbstractContextManager[None]:
+        """Do nothing: which prefixes are kept is the server's own business."""
+        return nullcontext()
 
     def chat_prompt(self, messages: Messages) -> Prompt:
         """Make the prompt of a conversation; the server has the template. Its question is what the user said last."""
@@ -116,25 +130,25 @@ class RemoteLM:
             raise TilebeamError(f"{len(asked)} prompts but {len(params)} SamplingParams.")
         calls = [_Call(self, talk, p) for talk, p in zip(asked, params, strict=True)]
         state = Progress(total=sum(p.n for p in params))
-        with ThreadPoolExecutor(self._at_once, thread_name_prefix="tilebeam-remote") as pool:
-            running: dict[Future[None], int] = {
+        pool = ThreadPoolExecutor(self._at_once, thread_name_prefix="tilebeam-remote")
+        try:
+            running: dict[Future[_Answer], int] = {
                 pool.submit(call.ask, 0, p.n): i for i, (call, p) in enumerate(zip(calls, params, strict=True))
             }
-            try:
-                while running:
-                    done = next(as_completed(running))
+            while running:
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
                     i = running.pop(done)
-                    done.result()
+                    samples = calls[i].take(done.result())
                     for place in calls[i].missing():
                         running[pool.submit(calls[i].ask, place, 1)] = i
-                    for sample in calls[i].news():
+                    for sample in samples:
                         state.finished, state.tokens = state.finished + 1, state.tokens + len(sample.token_ids)
                         if on_sample is not None:
                             on_sample(i, sample)
-                    if progress is not None and progress(state) is False:
-                        break
-            finally:
-                pool.shutdown(cancel_futures=True)
+                if progress is not None and progress(state) is False:
+                    break
+        finally:  # nobody waits for requests under way whose answers nobody wants
+            pool.shutdown(wait=False, cancel_futures=True)
         return [call.output() for call in calls]
 
     def _conversation(self, prompt: Any) -> _Conversation:
@@ -158,29 +172,36 @@ class _Call:
     def __init__(self, lm: RemoteLM, talk: _Conversation, params: SamplingParams) -> None:
         self._lm, self._talk, self._params = lm, talk, params
         self._request = _request(params)
-        self._told: set[int] = set()
         self._split = False  # the server gives one sample a request
         self.samples: dict[int, CompletionOutput] = {}
         self.usage = Usage()
 
-    def ask(self, place: int, n: int) -> None:
-        """Ask for so many samples from that index on."""
-        seed = self._params.sample_seed(place)
+    def ask(self, place: int, n: int) -> _Answer:
+        """Ask for so many samples from that index on; changes nothing, since several threads do so."""
         many = {"n": n} if n > 1 else {}
+        many["seed"] = self._params.sample_seed(place)
         client = self._lm._client.chat.completions
-        answer = _told_by(
-            lambda: client.create(
-                model=self._lm.model, messages=self._talk.messages, seed=seed, **many, **self._request
+        return _told_by(
+            lambda: self._read(
+                client.create(model=self._lm.model, messages=self._talk.messages, **many, **self._request), place, n
             )
         )
+
+    def _read(self, answer: Any, place: int, n: int) -> _Answer:
         if not answer.choices:
             raise TilebeamError(f"{self._lm.url} gave an answer without choices.")
-        for i, given in enumerate(answer.choices[:n], place):
-            self.samples[i] = _sample(i, given, self._params)
-        if answer.usage is not None:
-            self.usage += Usage(
-                prompt_tokens=answer.usage.prompt_tokens, completion_tokens=answer.usage.completion_tokens
-            )
+        samples = [_sample(i, given, self._params) for i, given in enumerate(answer.choices[:n], place)]
+        used = answer.usage
+        return samples, Usage() if used is None else Usage(
+            prompt_tokens=int(used.prompt_tokens or 0), completion_tokens=int(used.completion_tokens or 0)
+        )
+
+    def take(self, answer: _Answer) -> list[CompletionOutput]:
+        """Take an answer's samples, and return them."""
+        samples, usage = answer
+        self.samples |= {sample.index: sample for sample in samples}
+        self.usage += usage
+        return samples
 
     def missing(self) -> list[int]:
         """Return the indices of samples that a server which knows no `n` has left out; asked once."""
@@ -188,12 +209,6 @@ class _Call:
             return []
         self._split = True
         return [i for i in range(self._params.n) if i not in self.samples]
-
-    def news(self) -> list[CompletionOutput]:
-        """Return the samples that nobody was told of."""
-        new = [s for i, s in sorted(self.samples.items()) if i not in self._told]
-        self._told |= {s.index for s in new}
-        return new
 
     def output(self) -> RequestOutput:
         """Return what came; samples that did not are aborted."""
@@ -208,16 +223,19 @@ class _Call:
 def _sample(index: int, choice: Any, params: SamplingParams) -> CompletionOutput:
     """Make a sample of a choice. Token ids are not told: -1 stands for each token whose log-probability is known."""
     told = None if choice.logprobs is None else choice.logprobs.content
-    if params.logprobs and told is None:
-        raise TilebeamError("The server tells no log-probabilities, which this search needs.")
     logprobs = [float(token.logprob) for token in told or ()]
+    text = (choice.message.content or "").encode(errors="replace").decode()  # halves of surrogate pairs are no text
+    if any(map(math.isnan, logprobs)):
+        raise ValueError("a log-probability is NaN")
+    if params.logprobs and text and not logprobs:
+        raise TilebeamError("The server tells no log-probabilities, which this search needs.")
     return CompletionOutput(
         index,
-        choice.message.content or "",
+        text,
         [-1] * len(logprobs),
         _FINISHES.get(choice.finish_reason, "stop"),
         params.sample_seed(index),
-        cumulative_logprob=sum(logprobs) if params.logprobs else None,
+        cumulative_logprob=(sum(logprobs) if logprobs else -math.inf) if params.logprobs else None,
         logprobs=logprobs if params.logprobs else None,
     )
 
@@ -246,7 +264,7 @@ def _request(params: SamplingParams) -> dict[str, Any]:
     return request
 
 
-def _told_by(ask: Callable[[], Any]) -> Any:
+def _told_by(ask: Callable[[], T]) -> T:
     """Ask a server; what goes wrong becomes a sentence."""
     import openai
 
@@ -258,6 +276,8 @@ def _told_by(ask: Callable[[], Any]) -> Any:
         raise TilebeamError("The server did not answer in time: give connect a longer timeout.") from None
     except openai.APIConnectionError as error:
         raise TilebeamError(f"No server can be reached: {error.__cause__ or error}") from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # the client checks nothing
+        raise TilebeamError(f"The server's answer has not the form of OpenAI's API: {error}.") from error
 
 
 def connect(
@@ -288,10 +308,11 @@ def connect(
         import openai
     except ImportError:
         raise TilebeamError("tilebeam.connect needs the package openai: pip install openai") from None
+    checked_integer("at_once", at_once)
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=max_retries)
     if model is None:
-        found = [m.id for m in _told_by(lambda: client.models.list()).data]
+        found = _told_by(lambda: [str(m.id) for m in client.models.list().data])
         if len(found) != 1:
             raise TilebeamError(f"Which model? {url} has {', '.join(found) or 'none'}: connect(url, model=..).")
         model = found[0]

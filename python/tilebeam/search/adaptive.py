@@ -132,9 +132,11 @@ class Adaptive(Algorithm[AdaptiveResult]):
     def search(self, lm: StepGenerator, call: SearchCall) -> list[AdaptiveResult]:
         """See `Algorithm.search`."""
         budget = call.budget
-        polls = [
-            _Poll(task, number, RunningVote(self.extract, self.equal)) for number, task in enumerate(tasks_of(lm, call))
-        ]
+        if self._expander:
+            tasks = tasks_of(lm, call)
+        else:  # needs no tokens, which a server does not tell
+            tasks = [PromptTask(p, [], params) for p, params in zip(call.prompts, call.sampling, strict=True)]
+        polls = [_Poll(task, i, RunningVote(self.extract, self.equal)) for i, task in enumerate(tasks)]
         tell = SearchProgress(call.progress, budget * len(polls))
         with ExitStack() as stack:
             stack.enter_context(self._expander.session(lm) if self._expander else lm.keep_prefixes())
@@ -159,7 +161,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
             for p in polls
         ]
         told = {} if call.events is None else {"on_sample": partial(_tell_ended, call.events, polls)}
-        outputs = lm.generate([p.task.prompt_ids for p in polls], params, progress=tell.call(drawn), **told)
+        outputs = lm.generate([p.task.prompt for p in polls], params, progress=tell.call(drawn), **told)
         check_complete(outputs)
         for poll, output in zip(polls, outputs, strict=True):
             poll.task.account(output.usage)

@@ -79,25 +79,21 @@ class PromptTask:
     prompt: Prompt
     prompt_ids: list[int]
     params: SamplingParams
-    usage: Usage
+    usage: Usage = field(default_factory=Usage)
     calls: int = 0  # to the model, for this prompt
 
     def account(self, usage: Usage) -> None:
         """Add what one more call cost. The prompt counts once; what a call decoded again was decoded before."""
-        own = replace(usage, prompt_tokens=0, cached_tokens=0)
         if self.calls:
-            own.recomputed_tokens += usage.prompt_tokens - usage.cached_tokens
-        else:
-            own.cached_tokens = usage.cached_tokens
-        self.usage += own
+            again = usage.recomputed_tokens + usage.prompt_tokens - usage.cached_tokens
+            usage = replace(usage, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
+        self.usage += usage
         self.calls += 1
 
 
 def tasks_of(lm: StepGenerator, call: SearchCall) -> list[PromptTask]:
     """Return the searches of a call's prompts."""
-    ids = [prompt.tokens(lm) for prompt in call.prompts]
-    costs = [Usage(prompt_tokens=len(tokens)) for tokens in ids]
-    return [PromptTask(*facts) for facts in zip(call.prompts, ids, call.sampling, costs, strict=True)]
+    return [PromptTask(p, p.tokens(lm), params) for p, params in zip(call.prompts, call.sampling, strict=True)]
 
 
 @dataclass(frozen=True)
