@@ -121,10 +121,13 @@ class Command(TyperCommand):
         except typer.BadParameter as error:
             if type(error).__name__ == "MissingParameter":  # which typer does not export
                 known, _, _ = self.make_parser(ctx).parse_args(given)
-                missing = [p for p in self.params if p.required and known.get(p.name) is None]
-                if len(missing) > 1:
-                    error.param_hint = " and ".join(repr(p.metavar or p.opts[-1]) for p in missing)
+                if len(missing := self.missing(known)) > 1:
+                    error.param_hint = " and ".join(map(repr, missing))
             raise
+
+    def missing(self, known: dict[str, Any]) -> list[str]:
+        """Name what is required and not among the options that were given."""
+        return [p.metavar or p.opts[-1] for p in self.params if p.required and known.get(p.name) is None]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""

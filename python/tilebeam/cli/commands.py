@@ -82,6 +82,12 @@ class Command(help_text.Command):
                 ctx.fail("Give one model: -m or -hf.")
         return rest
 
+    def missing(self, known: dict[str, Any]) -> list[str]:
+        """As the base's, with the model, which two options can name."""
+        model = any(p.name == "hf_repo" for p in self.params) and getattr(self.callback, "needs_model", False)
+        named = known.get("model") or known.get("hf_repo")
+        return ["-m", *super().missing(known)] if model and not named else super().missing(known)
+
     def _translated(self, ctx: Any, args: list[str]) -> Iterator[str]:
         known = {flag for p in self.params for flag in (*p.opts, *p.secondary_opts)}
         takes_value = {flag for p in self.params for flag in p.opts if not getattr(p, "is_flag", True)}
