@@ -98,7 +98,7 @@ def options_given() -> dict[str, Any]:
     return _given.get()
 
 
-class Command(TyperCommand):
+class PlainCommand(TyperCommand):
     """A command with this help.
 
     Attributes:
@@ -134,7 +134,7 @@ class Command(TyperCommand):
         formatter.write(help_of(self, ctx) + "\n")
 
 
-class Group(TyperGroup):
+class PlainGroup(TyperGroup):
     """A group of commands with this help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -150,7 +150,9 @@ class App(typer.Typer):
         settings: typer's.
     """
 
-    def __init__(self, command_class: type[Command] = Command, cls: type[Group] = Group, **settings: Any) -> None:
+    def __init__(
+        self, command_class: type[PlainCommand] = PlainCommand, cls: type[PlainGroup] = PlainGroup, **settings: Any
+    ) -> None:
         self._command_class = command_class
         super().__init__(
             cls=cls,

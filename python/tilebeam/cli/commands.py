@@ -60,7 +60,7 @@ _OTHER_NAMES = {
 }
 
 
-class Command(help_text.Command):
+class Command(help_text.PlainCommand):
     """A command that understands llama.cpp's habits."""
 
     first = _FIRST
@@ -76,7 +76,7 @@ class Command(help_text.Command):
             count = (len(named) if isinstance(named, list) else named is not None) + len(repos or [])
             if file is not None and len(repos or []) != 1:
                 ctx.fail("-hff names a file of one -hf repository.")
-            if not count and self.callback.needs_model:
+            if not count and getattr(self.callback, "needs_model", False):
                 ctx.fail("Missing option -m (a GGUF file) or -hf (a model of Hugging Face's hub).")
             if count > 1 and not next(p for p in self.params if p.name == "model").multiple:
                 ctx.fail("Give one model: -m or -hf.")
@@ -126,7 +126,7 @@ class Command(help_text.Command):
                 console.err().print(f"{p.opts[0]} is given twice: the last one counts", style="yellow")
 
 
-class Group(help_text.Group):
+class Group(help_text.PlainGroup):
     """The program: names that others use for a command lead to it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -141,7 +141,7 @@ def prepared(command: Callable[..., None], status: int = 1) -> Callable[..., Non
     hints = get_type_hints(command, include_extras=True)
     if "model" not in hints:
         return console.sentences(command, status)
-    kind, *info = hints["model"].__origin__, *hints["model"].__metadata__
+    kind, info = hints["model"].__origin__, hints["model"].__metadata__
     several = get_args(kind)[:1] in ((str,), (Path,)) and type(None) not in get_args(kind)
     options = []
     for p in inspect.signature(command).parameters.values():

@@ -115,7 +115,7 @@ class LoadOptions:
 class CheckedOptions:
     """`LoadOptions` that can work: n_ctx a multiple of 256, defaults filled in, memory limits in bytes."""
 
-    device: Device
+    device: Backend | Literal["auto"]
     n_ctx: int
     n_seq_max: int
     threads: int
