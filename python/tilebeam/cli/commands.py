@@ -36,7 +36,7 @@ _FIRST = (
 )
 # Options of llama.cpp's programs that change nothing here, and those that something else stands for.
 _IGNORED = frozenset(
-    ("--mlock", "--mmap", "--no-mmap", "--jinja", "--no-warmup", "--simple-io", "--no-perf", "-kvu", "--kv-unified")
+    ("--mlock", "--mmap", "--no-mmap", "--jinja", "--no-warmup", "--simple-io", "--no-perf", "-kvu", "-cnv")
 )
 _ON, _OFF = {"on", "1", "enabled", "auto", "-1"}, {"off", "0", "disabled"}  # of -fa
 _CHAT, _FETCH = "`tilebeam chat` converses", "download the file and name it with -m, or use -hf"
@@ -46,6 +46,7 @@ _INSTEAD = {
     **dict.fromkeys(("-hft", "--hf-token"), "set the variable HF_TOKEN, or use `hf auth login`"),
     "--mmproj": "Tilebeam reads text only",
     "-ngl": "--device says where a model runs",
+    "-no-cnv": "`tilebeam generate --raw` continues a text",
     "-sys": "`tilebeam chat` takes a system prompt; with -f a line may have messages",
 }
 # What people who come from other programs type.
@@ -118,11 +119,8 @@ class Command(help_text.PlainCommand):
         """Say which options were given twice: as in llama.cpp, the last one counts."""
         args = args[: args.index("--")] if "--" in args else args
         for p in self.params:
-            if (
-                not getattr(p, "multiple", True)
-                and not getattr(p, "is_flag", True)
-                and sum(args.count(flag) for flag in p.opts) > 1
-            ):
+            takes_one = not (getattr(p, "multiple", True) or getattr(p, "is_flag", True))
+            if takes_one and sum(args.count(flag) for flag in p.opts) > 1:
                 console.err().print(f"{p.opts[0]} is given twice: the last one counts", style="yellow")
 
 
