@@ -39,6 +39,7 @@ from .scoring.reward_model import HeadReward as HeadReward
 from .scoring.reward_model import RewardModel as RewardModel
 from .scoring.reward_model import StepScorer as StepScorer
 from .scoring.reward_model import TokenReward as TokenReward
+from .scoring.scorers import Consensus as Consensus
 from .scoring.scorers import LogProb as LogProb
 from .scoring.scorers import Majority as Majority
 from .scoring.scorers import Rating as Rating

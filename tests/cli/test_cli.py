@@ -175,6 +175,12 @@ def test_base_model_has_no_chat_template(model: Path) -> None:
     assert "chat template" in ran.err
 
 
+def test_a_prompt_that_is_too_long_is_told_with_the_option_and_not_printed(model: Path) -> None:
+    ran = Ran("generate", "-m", model, "-p", "the cat " * 400, "-c", 256, "--display-prompt", "--device", "cpu")
+    assert (ran.code, ran.out) == (1, "")
+    assert "shorten the prompt or give more of it with -c" in ran.err
+
+
 def test_debug_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEBEAM_DEBUG", "1")
     assert isinstance(Ran("bench", "-m", tmp_path / "no.gguf").exception, TilebeamError)
@@ -266,7 +272,8 @@ def test_generate_reads_stdin_and_draws_several(model: Path) -> None:
 
 
 def test_best_of_n_chooses_the_highest_score(model: Path) -> None:
-    record = json.loads(ok("best-of-n", "-m", model, "-p", "the cat", "-n", 4, "-N", 5, "-t", 1, "--json").out)
+    flags = ["-p", "the cat", "-n", 4, "-N", 5, "-t", 1, "--scorer", "logprob", "--json"]
+    record = json.loads(ok("best-of-n", "-m", model, *flags).out)
     assert len(record["candidates"]) == len(record["scores"]) == 5
     assert record["scores"][record["best_index"]] == max(record["scores"])
     assert record["text"] == record["candidates"][record["best_index"]]["text"]

@@ -24,10 +24,10 @@ from tilebeam import (
     Usage,
     VoteResult,
 )
-from tilebeam.answers.answer import Answer
 from tilebeam.answers.extractors import NAMES
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.cli import search_view
-from tilebeam.cli.options import SamplingOptions, grouped
+from tilebeam.cli.options import SamplingOptions, TextOptions, TokenOptions, grouped
 from tilebeam.gguf import gguf_write
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.contract import Pruned
@@ -72,6 +72,23 @@ def test_search_by_steps(command: str, model: Path) -> None:
     for i, score in enumerate(found["scores"]):
         assert sum(f"{i}: {score:.3f}, " in line for line in lines) == 1
     assert text.err.count("pruned") == len(found["pruned"])
+
+
+@pytest.mark.parametrize(
+    ("looping", "told"),
+    [
+        ([[0, 0, 0]], ""),
+        ([[0, 0, 1]], "candidate 2 repeats itself\n"),
+        ([[1, 0, 1]], "candidates 0, 2 repeat themselves\n"),
+        ([[1, 0], [0, 0]], "1 of 4 candidates repeats itself\n"),
+        ([[1, 0], [1, 1]], "3 of 4 candidates repeat themselves\n"),
+    ],
+)
+def test_loops_are_told(looping: list[list[int]], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["It is blue.", "It is blue. " * 20]
+    groups = [[CompletionOutput(i, texts[loops], [1], "stop", 0) for i, loops in enumerate(g)] for g in looping]
+    search_view.tell_loops([SearchResult("p", g, [0.0] * len(g), 0, Usage(), 0, len(g), []) for g in groups])
+    assert capsys.readouterr().err == told
 
 
 def test_best_of_n_and_vote_with_a_reward_model(model: Path) -> None:
@@ -219,43 +236,35 @@ def test_the_chat_template_of_the_file_is_the_default(command: str, instruct: Pa
 @pytest.mark.parametrize(
     ("given", "chat", "samples", "prompts", "most"),
     [
-        ([], False, 4, 1, (4096 - 8) // 4),
-        ([], False, 1, 1, 4096 - 8),
-        ([], False, 16, 9, (4096 - 8) // 16),
-        ([], True, 16, 9, 1024),
-        ([], True, 2, 1, (4096 - 8) // 2),
-        (["-n", 7], True, 16, 9, 7),
-        (["-n", -1], False, 4, 1, None),
-        (["-n", -2], True, 4, 1, None),
+        (None, False, 4, 1, (4096 - 8) // 4),
+        (None, False, 1, 1, 4096 - 8),
+        (None, False, 16, 9, (4096 - 8) // 16),
+        (None, True, 16, 9, 1024),
+        (None, True, 2, 1, (4096 - 8) // 2),
+        (7, True, 16, 9, 7),
+        (-1, False, 4, 1, None),
+        (-2, True, 4, 1, None),
     ],
 )
-def test_texts_are_as_long_as_fits(given: list[Any], chat: bool, samples: int, prompts: int, most: int | None) -> None:
+def test_texts_are_as_long_as_fits(given: int | None, chat: bool, samples: int, prompts: int, most: int | None) -> None:
     class Model:
         n_ctx, n_seq_max = 4096, 16
 
         def tokenize(self, text: str) -> list[int]:
             return [*text.encode()]
 
-    found: list[int | None] = []
-    app = typer.Typer()
-
-    @app.command()
-    @grouped
-    def command(drawing: SamplingOptions) -> None:
-        asked = [Prompt("a question"[:8], list(range(8)) if chat else None)] * prompts
-        found.append(drawing.fitted(drawing.params(), Model(), asked, samples).max_tokens)  # type: ignore[arg-type]
-
-    assert CliRunner().invoke(app, [str(g) for g in given]).exit_code == 0
-    assert found == [most]
+    drawing = SamplingOptions(text=TextOptions(tokens=TokenOptions(), n_predict=given))
+    asked = [Prompt("8 tokens", list(range(8)) if chat else None)] * prompts
+    assert drawing.fitted(drawing.params(), Model(), asked, samples).max_tokens == most  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("ends", "tokens", "params", "steps", "said"),
     [
-        ("llls", 256, 256, None, "3 of 4 candidates were cut at 256 tokens; -n 512 gives them more room"),
-        ("l", 1024, 1024, None, "1 of 1 candidates were cut at 1024 tokens; -n 2048 -c 4096 gives them more room"),
-        ("l", 1990, None, None, "1 of 1 candidates were cut at 1990 tokens; -c 4096 gives them more room"),
-        ("ls", 90, 256, 40, "1 of 2 candidates were cut after 40 steps; --max-steps 80 gives them more room"),
+        ("llls", 256, 256, None, "3 of 4 candidates were cut at 256 tokens; -n 512 gives more room"),
+        ("l", 1024, 1024, None, "1 of 1 candidates was cut at 1024 tokens; -n 2048 -c 4096 gives more room"),
+        ("l", 1990, None, None, "1 of 1 candidates was cut at 1990 tokens; -c 4096 gives more room"),
+        ("ls", 90, 256, 40, "1 of 2 candidates was cut after 40 steps; --max-steps 80 gives more room"),
         ("ss", 9, 256, None, ""),
     ],
 )
@@ -362,7 +371,14 @@ def test_steps_that_candidates_share_are_one_branch() -> None:
 def test_votes_show_their_tally(capsys: pytest.CaptureFixture[str]) -> None:
     same = {"usage": Usage(), "seed": 0, "budget": 8, "trajectories": [Trajectory((t,)) for t in "xyz"]}
     vote = VoteResult(
-        "p", candidates(*"xyz"), [1.0] * 3, 1, **same, answers=[None, "7", "7"], votes={"7": 2.0}, answer=Answer("7")
+        "p",
+        candidates(*"xyz"),
+        [1.0] * 3,
+        1,
+        **same,
+        answers=[None, "7", "7"],
+        votes={"7": 2.0},
+        answer=VotedAnswer("7"),
     )
     lines = shown(vote)
     assert "weight" not in lines[2]

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from tilebeam import CompletionOutput, SearchResult, Trajectory, Usage, VoteResult
-from tilebeam.answers.answer import Answer
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.beam import StepResult
 from tilebeam.search.contract import Pruned
@@ -67,7 +67,7 @@ def vote(n: int, seed: int = 1) -> VoteResult:
         [Trajectory((t,)) for t in texts],
         answers,
         votes,
-        None if winner is None else Answer(winner),
+        None if winner is None else VotedAnswer(winner),
     )
 
 
@@ -85,7 +85,7 @@ def adaptive(n: int, seed: int = 1) -> AdaptiveResult:
             plain.candidates[i].finish_reason, plain.answers[i] = "aborted", None
     plain.votes = {a: float(plain.answers.count(a)) for a in plain.votes if a in plain.answers}
     plain.votes = dict(sorted(plain.votes.items(), key=lambda item: -item[1]))
-    plain.answer = Answer(next(iter(plain.votes)))
+    plain.answer = VotedAnswer(next(iter(plain.votes)))
     plain.best_index = plain.answers.index(plain.answer)
     fields = {k: v for k, v in vars(plain).items() if k not in ("trajectories", "scores", "budget")}
     more: dict[str, Any] = {"confidence": 0.971, "settled": True, "give_up": 0.1, "budget": 2 * n}

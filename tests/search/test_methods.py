@@ -184,7 +184,7 @@ def test_unknown_names_and_options_are_answered_with_the_known_ones() -> None:
         methods.create("beam", scorer=ScriptedPRM(), width=3)
     with pytest.raises(TilebeamError, match="best-of-n has no option 'x': it has none"):
         methods.create("best-of-n", x=1)
-    with pytest.raises(TilebeamError, match="Unknown scorer 'vibes': choose from logprob"):
+    with pytest.raises(TilebeamError, match="Unknown scorer 'vibes': choose from consensus, logprob"):
         methods.create("best-of-n", scorer="vibes")
     for name in ("beam", "dvts"):
         with pytest.raises(TilebeamError, match=f"{name} needs a process reward model"):

@@ -18,6 +18,7 @@ from tilebeam import (
     Adaptive,
     BestOfN,
     CompletionOutput,
+    Consensus,
     LogProb,
     Majority,
     Prompt,
@@ -34,7 +35,8 @@ from tilebeam import (
     normalize_answer,
     regex,
 )
-from tilebeam.answers.answer import Answer
+from tilebeam.answers.voted_answer import VotedAnswer
+from tilebeam.search import algorithms
 
 
 @dataclass
@@ -150,6 +152,46 @@ def test_majority_scores_by_share() -> None:
     assert BestOfN(Majority()).infer(lm, "p", budget=4).scores == [0.25, 0.5, 0.5, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("texts", "best"),
+    [
+        (["I cannot help.", "Blue light scatters more.", "Light that is blue scatters more.", "Blue."], 1),
+        (["blue " * 30, "Blue light scatters.", "The blue light scatters."], 1),
+        (["海是蓝色的", "天空是蓝色的", "天空是灰色的", "我不知道"], 1),
+        (["", "2", ""], 1),
+        (["only one"], 0),
+    ],
+)
+def test_best_of_n_takes_what_shares_most_words_unless_told(texts: list[str], best: int) -> None:
+    lm = Scripted({"p": [(text, -9.0 if i == best else 0.0) for i, text in enumerate(texts)]})
+    result = BestOfN().infer(lm, "p", budget=len(texts))
+    assert result.best_index == best
+    assert all(0 <= score <= 1 for score in result.scores)
+    assert not lm.calls[0][1].logprobs
+    assert algorithms.create("best-of-n").infer(lm, "p", len(texts)).scores == result.scores
+
+
+def test_consensus_is_the_mean_of_dice_coefficients() -> None:
+    texts = ["a b c", "B! C, d; e", "x"]
+    outputs = [CompletionOutput(i, text, [1], "stop", 0) for i, text in enumerate(texts)]
+    shared = 2 * 2 / (3 + 4)
+    assert Consensus().score("p", outputs) == pytest.approx([(1 + shared) / 3, (1 + shared) / 3, 1 / 3])
+
+
+def test_loops_win_only_where_all_loop() -> None:
+    loop = "It is blue since blue light is scattered. "
+    lm = Scripted(
+        {"p": [(loop * 6, 0), (f"{loop}So.", -2), (loop * 7, 0), ("It is red.", -3)], "q": [(loop * 6, 0)] * 2}
+    )
+    assert BestOfN(LogProb()).infer(lm, "p", budget=4).best_index == 1
+    assert BestOfN(Verifier(lambda _, text: len(text))).infer(lm, "p", budget=4).best_index == 2  # it knows
+    assert BestOfN(LogProb()).infer(lm, "q", budget=2).best_index == 0
+    lm = Scripted({"p": [("7 7. " + loop * 6 + "7", 0), (loop * 6 + " 7", 0), ("8", 0)]})
+    assert SelfConsistency().infer(lm, "p", budget=3).votes == {"7": 2, "8": 1}  # they went on after their loops
+    lm = Scripted({"p": [(" is 7" * 30, 0), (" is 7" * 40, 0), ("8", 0)]})
+    assert SelfConsistency().infer(lm, "p", budget=3).votes == {"8": 1}
+
+
 def test_sampling_options_are_kept_and_n_is_the_budget() -> None:
     lm = Scripted({"p": [("1", 0)] * 3})
     BestOfN(Majority()).infer(lm, "p", budget=3, sampling=SamplingParams(n=1, temperature=0.3, stop="x", seed=4))
@@ -262,12 +304,16 @@ def test_answers_equal_the_numbers_that_they_spell() -> None:
     assert answer is not None
     assert (answer != 22, answer != "21.0", {"21": 2}[answer]) == (True, True, 2)
     assert json.dumps([answer]) == '["21"]'
-    assert (Answer("1/2") == 0.5, Answer("1/3") == Fraction(1, 3), Answer("0.1") == 0.1) == (True, True, True)
-    assert all(Answer(text) != 0 for text in ("1/0", "x", "", "1e999"))
-    assert Answer("1e999") != 1e308
+    assert (VotedAnswer("1/2") == 0.5, VotedAnswer("1/3") == Fraction(1, 3), VotedAnswer("0.1") == 0.1) == (
+        True,
+        True,
+        True,
+    )
+    assert all(VotedAnswer(text) != 0 for text in ("1/0", "x", "", "1e999"))
+    assert VotedAnswer("1e999") != 1e308
 
 
-@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning])
+@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning, Majority])
 def test_extractors_go_by_name_and_wrong_ones_are_refused_at_once(kind: Any) -> None:
     assert kind("last-number") is not None
     for wrong, said in (

@@ -39,12 +39,9 @@ def extractor(name: str) -> Extractor:
             return regex(name)
     except re.error as error:
         wrong = f"that can be read ({error})"
-    near = get_close_matches(name, NAMES, 1)
-    raise TilebeamError(
-        f"{name!r}: do you mean {near[0]}?"
-        if near
-        else f"{name!r} is neither {', '.join(NAMES)}, nor a regular expression {wrong}."
-    )
+    if near := get_close_matches(name, NAMES, 1):
+        raise TilebeamError(f"{name!r}: do you mean {near[0]}?")
+    raise TilebeamError(f"{name!r} is neither {', '.join(NAMES)}, nor a regular expression {wrong}.")
 
 
 def as_extractor(given: Extractor | str) -> Extractor:

@@ -135,7 +135,8 @@ def write(
             kept = f"{before + len(spent)} of {len(questions)} results are in {batch.out}"
             console.err().print(f"Interrupted: {kept}; the same command goes on.", soft_wrap=True)
             raise typer.Exit(130) from None
-    account(spent, params.seed)
+    if spent:
+        account(spent, params.seed)
     if ends["length"]:
         console.err().print(f"{ends['length']} of {ends.total()} texts were cut; a greater -n gives them more room")
 
@@ -144,7 +145,7 @@ def _setting(lm: LM) -> dict[str, Any]:
     """Describe all that results depend on, by the names of options; files by their content."""
     from tilebeam.gguf.fingerprint import fingerprint
 
-    given = {name: value for name, value in options_given().items() if not _ASIDE.fullmatch(name)}
+    given = {name: v for name, v in options_given().items() if v not in (None, []) and not _ASIDE.fullmatch(name)}
     files = {name: fingerprint(value) for name, value in given.items() if isinstance(value, Path)}
     plain: dict[str, Any] = json.loads(json.dumps(given | files | {"--model": fingerprint(lm.info.path)}, default=str))
     return plain

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.options import ModelOptions, SamplingOptions, grouped
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.gguf.whole_file import os_error, whole_file
 from tilebeam.scoring.scoring_defaults import ScorerName
 from tilebeam.search.search_defaults import EXTRACTOR
@@ -28,13 +30,13 @@ if TYPE_CHECKING:
     from tilebeam.search.events import SearchEvent
 
 _HELP = {
-    "/think": "[N] [QUESTION]  answer N times (8) and let the answers vote; without QUESTION what was asked last",
-    "/best": "[N] [QUESTION]  answer N times (8) and take the text that is rated best",
+    "/think [N] [QUESTION]": "answer N times (8) and let the answers vote; without QUESTION what was asked last",
+    "/best [N] [QUESTION]": "answer N times (8) and take the text that is rated best",
     "/regen": "answer the last question anew",
-    "/system": "[TEXT]  set the system prompt, or take it away",
+    "/system [TEXT]": "set the system prompt, or take it away",
     "/reset": "forget the conversation, but for the system prompt",
-    "/save": "FILE  write the conversation as JSON messages",
-    "/load": "FILE  go on with a conversation",
+    "/save FILE": "write the conversation as JSON messages",
+    "/load FILE": "go on with a conversation",
     "/help": "show this",
 }
 _SAMPLES = 8
@@ -63,18 +65,22 @@ def chat(
 
     Example: tilebeam chat -m model.gguf --system "Answer in one or two sentences."
     """
-    from tilebeam.answers.extractors import extractor
+    from tilebeam.scoring.scorer_names import named_scorer
+    from tilebeam.search import algorithms
 
-    find = extractor(extract)
+    vote = algorithms.create("self-consistency", extract=extract)
     with model.load(model.parallel) as lm, lm.keep_prefixes():
         if lm.chat_template is None:
             raise TilebeamError(
                 f"{lm.info.path} has no chat template: it is a base model. tilebeam generate continues a text with it."
             )
-        talk = _Talk(lm, drawing, drawing.params(), find, scorer)
+        best = algorithms.create("best-of-n", scorer=named_scorer(scorer, lm) if scorer else None)
+        talk = _Talk(lm, drawing, drawing.params(), {"/think": vote, "/best": best})
         talk.set_system(system or "")
         if _on_terminal():
             console.err().print("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves", style="dim")
+            if first:
+                print(f"> {first}")
         failed = _converse(talk, first)
     if failed and not _on_terminal():
         raise typer.Exit(1)
@@ -118,11 +124,17 @@ def _reader() -> Callable[[], str]:
     try:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.shortcuts import CompleteStyle
     except ImportError:
         with suppress(ImportError):
             import readline  # noqa: F401 - gives input() editing and history
         return lambda: input("> ")
-    session: Any = PromptSession(completer=WordCompleter(list(_HELP), sentence=True), complete_while_typing=False)
+    session: Any = PromptSession(
+        completer=WordCompleter([usage.split()[0] for usage in _HELP], sentence=True),
+        complete_style=CompleteStyle.READLINE_LIKE,
+        complete_while_typing=False,
+        reserve_space_for_menu=0,
+    )
     return lambda: str(session.prompt("> "))
 
 
@@ -139,7 +151,7 @@ class _Talk:
 
     Attributes:
         lm, drawing, params: the model, and how answers are drawn.
-        find, scorer: what `/think` counts, and `/best` rates by.
+        searches: what chooses among several answers, by command.
         messages: what was said.
         drawn: answers so far; each has a seed of its own.
     """
@@ -147,8 +159,7 @@ class _Talk:
     lm: LM
     drawing: SamplingOptions
     params: SamplingParams
-    find: Callable[[str], str | None]
-    scorer: ScorerName | None
+    searches: Mapping[str, Algorithm[SearchResult]]
     messages: list[dict[str, Any]] = field(default_factory=list)
     drawn: int = 0
 
@@ -175,8 +186,8 @@ class _Talk:
             case "/save" | "/load":
                 self._file(name, rest)
             case "/help":
-                for command, meaning in _HELP.items():
-                    console.err().print(f"{command} {meaning}", markup=False, soft_wrap=True)
+                for usage, meaning in _HELP.items():
+                    console.err().print(f"{usage:24}{meaning}", markup=False, soft_wrap=True)
             case _:
                 raise TilebeamError(
                     f"There is no {name}; /help lists the commands. A space before it makes it a message."
@@ -240,7 +251,6 @@ class _Talk:
             TilebeamError: the context is full.
         """
         params = replace(self.params, seed=self.params.sample_seed(self.drawn))
-        self.drawn += samples
         ready = self.lm.prepare_chat(self.messages, params)
         used = len(ready.prompt.ids)
         if used + _LEAST_ROOM > self.lm.n_ctx:
@@ -248,53 +258,38 @@ class _Talk:
                 f"The conversation has {used} tokens, the context {self.lm.n_ctx}: no answer fits in. /save FILE keeps "
                 f"it, /reset begins anew, and tilebeam chat -c {2 * self.lm.n_ctx} has room for more."
             )
+        self.drawn += samples
         return ready
 
     def _stream(self) -> CompletionOutput:
-        """Answer once, and print the text as it comes; an interrupt ends it, and what there is is the answer."""
+        """Answer once, and print the text as it comes; of an answer that is stopped what there is stays."""
         ready = self._prepared(1)
         stream = self.lm.stream(ready.prompt, ready.params)
         text, thoughts = "", ""
         screen = console.out()
-        try:
-            with closing(ready.read_stream(stream)) as deltas:
-                for delta in deltas:
-                    if delta.reasoning and _on_terminal():
-                        screen.print(delta.reasoning, style="dim", end="", markup=False, soft_wrap=True)
-                    if delta.text and thoughts and not text and _on_terminal():
-                        print("\n")
-                    text, thoughts = text + delta.text, thoughts + delta.reasoning
-                    print(delta.text, end="", flush=True)
-        except KeyboardInterrupt:
-            stream.cancel()
-            with suppress(StopIteration):
-                while True:
-                    next(stream)
-            if not text:
-                raise
+        with _stopped_by_ctrl_c(stream.cancel), closing(ready.read_stream(stream)) as deltas:
+            for delta in deltas:
+                if _on_terminal() and delta.reasoning:
+                    screen.print(delta.reasoning, style="dim", end="", markup=False, soft_wrap=True)
+                if _on_terminal() and delta.text and thoughts and not text:
+                    print("\n")
+                text, thoughts = text + delta.text, thoughts + delta.reasoning
+                print(delta.text, end="", flush=True)
         print(flush=True)
         output = stream.output
+        if output.outputs[0].finish_reason == "aborted" and not text.strip():
+            raise KeyboardInterrupt
         self._account(output.usage, output.outputs[0], len(ready.prompt.ids))
         return replace(output.outputs[0], text=text, reasoning=thoughts or None)
 
     def _search(self, name: str, rest: str) -> None:
         """Answer many times, show the candidates as they end, and choose one."""
-        from tilebeam.scoring.scorer_names import named_scorer
-        from tilebeam.scoring.scorers import Majority
-        from tilebeam.search import algorithms
-
         number, _, question = rest.partition(" ")
         if not number.isdecimal():
             number, question = str(_SAMPLES), rest
         if int(number) < 1:
             raise TilebeamError(f"{name} {number}: at least one answer has to be drawn.")
-        if name == "/think":
-            algorithm = algorithms.create("self-consistency", extract=self.find)
-        else:
-            scorer = Majority(self.find) if self.scorer == "majority" else self.scorer
-            chosen = named_scorer(scorer, self.lm) if isinstance(scorer, str) else scorer
-            algorithm = algorithms.create("best-of-n", scorer=chosen)
-        self._answer(question.strip(), lambda: self._chosen(algorithm, int(number)))
+        self._answer(question.strip(), lambda: self._chosen(self.searches[name], int(number)))
 
     def _chosen(self, algorithm: Algorithm[SearchResult], samples: int) -> CompletionOutput:
         from tilebeam.cli.search_view import one_line
@@ -303,18 +298,18 @@ class _Talk:
 
         ready = self._prepared(samples)
         params = self.drawing.fitted(ready.params, self.lm, [ready.prompt], samples)
-        with _candidates(samples) as (told, hook):
-            (result,) = algorithm.run(self.lm, [ready.prompt], samples, sampling=params, progress=hook, events=told)
+        stop = threading.Event()
+        try:
+            with _stopped_by_ctrl_c(stop.set), _candidates(samples, stop) as (told, hook):
+                (result,) = algorithm.run(self.lm, [ready.prompt], samples, sampling=params, progress=hook, events=told)
+        except SearchCancelled:
+            raise KeyboardInterrupt from None
         best = RequestOutput(result.prompt, [], [result.best], result.usage, result.seed)
         answer = ready.read(best).outputs[0]
         print(answer.text, flush=True)
         if isinstance(result, VoteResult):
-            said = (
-                f"answer: {one_line(result.answer, 40)}"
-                if result.answer
-                else "no text has an answer that could vote; /best"
-            )
-            console.err().print(said, style="bold", markup=False)
+            said = one_line(result.answer or "none, so that the first text is it; try /best", 60)
+            console.err().print(f"answer: {said}", style="bold", markup=False)
         self._account(result.usage, answer, len(ready.prompt.ids))
         return answer
 
@@ -323,21 +318,38 @@ class _Talk:
         used = asked + len(answer.token_ids)
         speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
         if _on_terminal():
-            new = usage.prompt_tokens - usage.cached_tokens
-            line = (
-                f"{new} tokens read, {usage.cached_tokens} kept, {usage.completion_tokens} written, {speed:.1f} t/s; "
-            )
-            console.err().print(f"{line}context {used} of {self.lm.n_ctx}", style="dim", soft_wrap=True)
+            read = f"{usage.prompt_tokens - usage.cached_tokens} tokens read, {usage.cached_tokens} kept"
+            line = f"{read}, {usage.completion_tokens} written, {speed:.1f} t/s; context {used} of {self.lm.n_ctx}"
+            console.err().print(line, style="dim", soft_wrap=True)
         if answer.finish_reason == "length":
-            full = used >= self.lm.n_ctx
-            hint = (
-                f"the context is full; /reset, or -c {2 * self.lm.n_ctx}" if full else f"-n {2 * len(answer.token_ids)}"
-            )
+            full = f"the context is full; /reset begins anew, -c {2 * self.lm.n_ctx} has more room"
+            hint = full if used >= self.lm.n_ctx else f"-n {2 * len(answer.token_ids)} gives it more room"
             console.err().print(f"The answer was cut after {len(answer.token_ids)} tokens: {hint}.", soft_wrap=True)
 
 
 @contextmanager
-def _candidates(samples: int) -> Iterator[tuple[Callable[[SearchEvent], None], Callable[[Any], bool]]]:
+def _stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
+    """On a terminal, call this at the first Ctrl-C within the block. It may wait, so it has a thread of its own; an
+    exception would end a step of the model, and with it what the context keeps."""
+    if not _on_terminal():
+        yield
+        return
+
+    def handle(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=stop).start()
+
+    former = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+@contextmanager
+def _candidates(
+    samples: int, stop: threading.Event
+) -> Iterator[tuple[Callable[[SearchEvent], None], Callable[[Any], bool]]]:
     """Show candidates, and the votes or scores so far, as they come; yields the hooks of a search."""
     from tilebeam.cli.search_view import one_line
 
@@ -349,11 +361,8 @@ def _candidates(samples: int) -> Iterator[tuple[Callable[[SearchEvent], None], C
             nonlocal ended
             ended += event.event == "candidate"
             votes = ", ".join(f"{one_line(a, 20)} x{n:.4g}" for a, n in (event.votes or {}).items())
-            what = (
-                f"{event.fate} after {event.tokens} tokens"
-                if event.event == "candidate"
-                else f"rated {event.score:.3f}"
-            )
+            rated = "" if event.score is None else f"rated {event.score:.3f}"
+            what = f"{event.fate} after {event.tokens} tokens" if event.event == "candidate" else rated
             shown = f"answer {one_line(event.answer, 20)}" if event.answer else one_line(event.text, 60)
             parts = [f"#{event.index} {what}", shown, f"votes: {votes}" if votes else ""]
             bar.console.print("; ".join(filter(None, parts)), style="dim", markup=False, soft_wrap=True)
@@ -361,6 +370,6 @@ def _candidates(samples: int) -> Iterator[tuple[Callable[[SearchEvent], None], C
         def moved(state: Any) -> bool:
             speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
             bar.update(task, completed=ended, note=f"{state.tokens} tokens, {speed:.1f} t/s")
-            return True
+            return not stop.is_set()
 
         yield told, moved

@@ -111,7 +111,7 @@ def _sentence(error: BaseException) -> str:
         end_output(error)
         return f"{os_error(error)}."
     if isinstance(error, (TilebeamError, OSError, ValueError, ImportError)) and str(error):
-        return str(error)
+        return str(error).replace("load the model with a larger n_ctx", "give more of it with -c")
     return f"Unexpected {type(error).__name__}: {error}. TILEBEAM_DEBUG=1 shows where."
 
 

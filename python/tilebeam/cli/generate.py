@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -70,10 +72,12 @@ def generate(
 
 def _streamed(lm: LM, prompt: Prompt, params: SamplingParams, echo: bool) -> RequestOutput:
     """Print a prompt, if it is to be shown, and its one sample while that grows."""
-    if echo:
-        print(prompt.asked, end="", flush=True)
+    notes = console.err()
     with lm.stream(prompt, params) as stream:
-        for delta in stream:
+        with notes.status("reading the prompt") if notes.is_terminal else nullcontext():
+            first = next(stream, None)
+        print(prompt.asked if echo else "", end="", flush=True)
+        for delta in chain([first] if first else [], stream):
             print(delta.text, end="", flush=True)
     print(flush=True)
     return stream.output

@@ -329,12 +329,8 @@ class TextOptions:
             escape: expand escapes in stop strings.
         """
         stop = [unescaped(s) if escape else s for s in self.stop or []]
-        return self.tokens.fields() | {"max_tokens": self.most, "stop": stop}
-
-    @property
-    def most(self) -> int | None:
-        """Return the most tokens of a text, None where only the context bounds it."""
-        return self.n_predict if self.n_predict is None or self.n_predict >= 0 else None
+        most = None if self.n_predict in (-1, -2) else self.n_predict
+        return self.tokens.fields() | {"max_tokens": most, "stop": stop}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,17 +366,11 @@ class SamplingOptions:
         return SamplingParams(n=n, seed=self.seed, **self.text.fields(escape)).resolved()
 
     def fitted(self, params: SamplingParams, lm: LM, prompts: Sequence[Asked], samples: int) -> SamplingParams:
-        """Return the parameters with the length that fits, if none was given.
-
-        Args:
-            params: see `params`.
-            lm, prompts: the model, and what it is asked.
-            samples: of each prompt.
-        """
+        """Return the parameters with the length that fits `samples` of each prompt, if none was given."""
         from tilebeam.search.limits import CHAT_TOKENS, share_of_context
 
         if self.text.n_predict is not None:
             return params
-        chats = all(p.token_ids is not None for p in prompts)
-        share = share_of_context(lm, prompts, samples, CHAT_TOKENS if chats else 1)
-        return replace(params, max_tokens=share)
+        at_least = CHAT_TOKENS if all(p.token_ids is not None for p in prompts) else 1
+        ids = [p.tokens(lm) for p in prompts]
+        return replace(params, max_tokens=share_of_context(lm.n_ctx, lm.n_seq_max, ids, samples, at_least))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -180,10 +180,11 @@ def best_of_n(
         ScorerName | None,
         typer.Option(
             "--scorer",
-            help="logprob: the model's own mean log-probability (default); logprob-sum: of the whole text; majority: "
-            "the share of candidates with the same answer; examples: the share of the examples in the docstring of the "
-            "Python function that is asked for which the program passes; judge: a model is asked. Instead of a scorer: "
-            "--prm, --orm or --reward-head.",
+            help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
+            "own mean log-probability; logprob-sum: of the whole text; majority: the share of candidates with the "
+            "same answer; examples: the share of the examples in the docstring of the Python function that is asked "
+            "for which the program passes; judge: a model is asked. Instead of a scorer: --prm, --orm or "
+            "--reward-head.",
         ),
     ] = None,
     extract: Annotated[
@@ -214,7 +215,7 @@ def best_of_n(
     def chosen(search: _SearchRun) -> Scorer:
         if scorer == "judge":
             return search.judge(whole.judge)
-        return Majority(find) if scorer == "majority" else named_scorer(scorer or "logprob", unsafe_code=unsafe_code)
+        return Majority(find) if scorer == "majority" else named_scorer(scorer or "consensus", unsafe_code=unsafe_code)
 
     _run("best-of-n", options, rates, whole.step_stop, {}, chosen)
 
@@ -364,16 +365,28 @@ def _run(
     otherwise: Callable[[_SearchRun], Scorer] | None = None,
     wrapped: Callable[[LM, Question], Prompt] | None = None,
 ) -> None:
-    """Load the models, search and print.
+    """Read the prompts, load the models, search and print.
 
     Args:
         rates: the reward model, which is not opened yet.
         step_stop: ends a step, as it was typed.
         arguments: of the algorithm, but for its scorer.
         otherwise: gives the scorer where there is no reward model; None: the algorithm has none then.
-        wrapped: see `_opened`.
+        wrapped: makes a chat's prompt of what the user wrote; None: the chat template alone does.
     """
-    with _opened(name, options, rates, wrapped) as search:
+    given = options.prompts
+    asked = given.read()
+    options.to_file.check(page=options.html is not None)
+    if options.html is not None:
+        check_target(options.html)
+    params = options.drawing.params(escape=given.escape)
+    with ExitStack() as stack:
+        layer = None if rates is None else rates.hidden_layer(options.model.model)
+        lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
+        chat = given.chats(lm) or (wrapped is not None and given.chat is None)
+        prompts = [wrapped(lm, text) if wrapped and chat else wrap(lm, text, chat) for text in asked]
+        params = options.drawing.fitted(params, lm, prompts, options.budget)
+        search = _SearchRun(name, options, lm, asked, prompts, params, chat, stack)
         if rates is not None:
             arguments = arguments | {"scorer": search.reward(rates, unescaped(step_stop))}
         elif otherwise is not None:
@@ -483,6 +496,7 @@ class _SearchRun:
         search_view.account([r.usage for r in results], self.params.seed)
         texts = [c for r in results for c in r.candidates]
         search_view.tell_cut("candidates", texts, self.params, self.lm, arguments.get("max_steps"))
+        search_view.tell_loops(results)
         if self.options.json_:
             search_view.print_json(results, device=self.lm.device)
             return
@@ -496,31 +510,6 @@ class _SearchRun:
         page = search_page(method, results, [p.asked for p in self.prompts], details)
         with whole_file(file) as partial:
             partial.write_text(page, encoding="utf-8")
-
-
-@contextmanager
-def _opened(
-    name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, Question], Prompt] | None = None
-) -> Iterator[_SearchRun]:
-    """Load the model once the prompts are read.
-
-    Args:
-        rates: the reward model of the search, which is not opened yet.
-        wrapped: makes a chat's prompt of what the user wrote; None: the chat template alone does.
-    """
-    given = options.prompts
-    asked = given.read()
-    options.to_file.check(page=options.html is not None)
-    if options.html is not None:
-        check_target(options.html)
-    params = options.drawing.params(escape=given.escape)
-    with ExitStack() as stack:
-        layer = None if rates is None else rates.hidden_layer(options.model.model)
-        lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
-        chat = given.chats(lm) or (wrapped is not None and given.chat is None)
-        prompts = [wrapped(lm, text) if wrapped and chat else wrap(lm, text, chat) for text in asked]
-        params = options.drawing.fitted(params, lm, prompts, options.budget)
-        yield _SearchRun(name, options, lm, asked, prompts, params, chat, stack)
 
 
 def _extractor(name: str) -> Extractor:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from tilebeam.answers.repetition import repeats_itself
 from tilebeam.cli import console
 from tilebeam.outputs import Usage
 from tilebeam.search.adaptive import AdaptiveResult
@@ -29,14 +30,8 @@ def print_json(results: Sequence[SearchResult], **facts: Any) -> None:
 
 
 def show(result: SearchResult, question: str, *, titled: bool, verbose: bool) -> None:
-    """Print the chosen text and, of a vote, its answer on stdout; before them, the votes on stderr.
-
-    Args:
-        result: of a search.
-        question: as it was typed.
-        titled: the question stands above the text.
-        verbose: all candidates on stderr, too.
-    """
+    """Print the chosen text, under its question if it is titled, and of a vote the answer on stdout; before them on
+    stderr who voted for what, and all candidates if it is to be verbose."""
     notes, screen = console.err(), console.out()
     if verbose:
         notes.print(details(result, question))
@@ -67,15 +62,7 @@ def votes(result: VoteResult) -> str:
 def tell_cut(
     what: str, texts: Sequence[CompletionOutput], params: SamplingParams, lm: LM, max_steps: int | None = None
 ) -> None:
-    """Say on stderr how many texts were cut, and what gives them more room.
-
-    Args:
-        what: texts are called.
-        texts: all that were drawn.
-        params: as they were drawn.
-        lm: the model.
-        max_steps: of a search by steps.
-    """
+    """Say on stderr how many texts, which are called `what`, were cut, and which option gives them more room."""
     cut = [len(t.token_ids) for t in texts if t.finish_reason == "length"]
     if not cut or (len(cut) == len(texts) and not lm.chat_template):  # of a base model it is the normal end
         return
@@ -84,8 +71,19 @@ def tell_cut(
     more += [f"-c {2 * lm.n_ctx}"] if 2 * most >= lm.n_ctx else []
     if max_steps is not None and max(cut) < most:
         at, more = f"after {max_steps} steps", [f"--max-steps {2 * max_steps}"]
-    said = f"{len(cut)} of {len(texts)} {what} were cut {at}; {' '.join(more)} gives them more room"
-    console.err().print(said, soft_wrap=True)
+    said = f"{len(cut)} of {len(texts)} {what} {'was' if len(cut) == 1 else 'were'} cut {at}; {' '.join(more)}"
+    console.err().print(f"{said} gives more room", soft_wrap=True)
+
+
+def tell_loops(results: Sequence[SearchResult]) -> None:
+    """Say on stderr which candidates repeat themselves; of several prompts' only how many."""
+    found = [str(c.index) for r in results for c in r.candidates if repeats_itself(c.text)]
+    if not found:
+        return
+    which = f"candidate{'s' * (len(found) > 1)} {', '.join(found)}"
+    if len(results) > 1:
+        which = f"{len(found)} of {sum(len(r.candidates) for r in results)} candidates"
+    console.err().print(f"{which} repeat{'s itself' if len(found) == 1 else ' themselves'}", soft_wrap=True)
 
 
 def account(results: Sequence[Usage], seed: int | None) -> None:

@@ -70,6 +70,8 @@ def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) ->
     """
     if name == "majority":
         raise TilebeamError("--scorer majority is not supported: use --method self-consistency.")
+    if name == "consensus":
+        raise TilebeamError("--scorer consensus is not supported: its scores depend on which texts are compared.")
     if name in REWARDS:
         if name != reward:
             option = "reward-head" if name == OWN else name

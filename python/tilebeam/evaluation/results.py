@@ -12,6 +12,7 @@ import statistics as py_statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -64,7 +65,8 @@ class Accuracy:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
-        return {name: getattr(self, name) for name in names} | ranking.without_nan(self.share.as_dict())
+        plain: dict[str, Any] = ranking.without_nan(self.share.as_dict())
+        return {name: getattr(self, name) for name in names} | plain
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,11 @@ def _pass(samples: Sequence[Record], k: int) -> float:
     return stats.best_at_k(correct, correct, k)  # the same where there is only right and wrong
 
 
+_known_standing = lru_cache(maxsize=1 << 16)(standing)  # asked for again at every budget
+
+
 def _standing(sample: Record) -> int:
-    return standing(sample["finish"], sample["text"])
+    return _known_standing(sample["finish"], sample["text"])
 
 
 def _voted(estimate: Callable[[list[str | None], Sequence[Record], int], float]) -> Estimator:

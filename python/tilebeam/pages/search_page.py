@@ -14,6 +14,7 @@ from tilebeam.pages.methods import method_title
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.beam import StepResult
 from tilebeam.search.contract import Pruned, SearchResult, VoteResult
+from tilebeam.search.limits import standings, voters
 from tilebeam.search.tree import StepNode, step_tree, step_trees
 
 _ENDS = {"stop": "ended", "length": "cut", "aborted": "given up"}
@@ -85,7 +86,7 @@ def _answer(result: SearchResult) -> Html:
         headline = tag(
             "p", result.answer if result.answer is not None else "No candidate has an answer.", class_="answer"
         )
-        winning = sum(a is not None and a == result.answer for a in result.answers)
+        winning = sum(a is not None and a == result.answer for a in _ballots(result))
         reason = f"{winning} of {len(result.candidates)} candidates; shown is candidate {result.best_index}"
     return tag(
         "section",
@@ -127,11 +128,15 @@ def _seconds(usage: Usage) -> str:
 # --- votes ------------------------------------------------------------------------------------------------------------
 
 
+def _ballots(result: VoteResult) -> list[str | None]:
+    return voters(result.answers, standings(result.candidates))
+
+
 def _votes(result: VoteResult) -> Html:
     """List the answers, the heaviest first."""
     total = sum(w for w in result.votes.values() if math.isfinite(w)) or 1.0
     rows = []
-    counts = Counter(result.answers)
+    counts = Counter(_ballots(result))
     for answer, weight in result.votes.items():
         chosen = answer == result.answer
         count = counts[answer]
@@ -144,14 +149,13 @@ def _votes(result: VoteResult) -> Html:
             tag("td", "chosen" if chosen else ""),
         )
         rows.append(tag("tr", cells, class_="best" if chosen else None))
-    without = sum(a is None for a in result.answers)
     columns = [("Answer", ""), ("Candidates", "n"), ("Weight", "n"), ("", "bar"), ("Share", "n"), ("", "")]
-    note = f"{without} of {len(result.answers)} candidates have no answer and no vote." if without else None
+    note = f"{counts[None]} of {len(result.answers)} candidates have no vote: without an answer, or cut."
     return tag(
         "section",
         tag("h3", "Votes"),
         table("Answers with their votes", columns, [tag("tbody", rows)]) if rows else None,
-        tag("p", note, class_="note") if note else None,
+        tag("p", note, class_="note") if counts[None] else None,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.scoring.code_examples import CodeExamples
-from tilebeam.scoring.scorers import LogProb, Majority, Scorer
+from tilebeam.scoring.scorers import Consensus, LogProb, Majority, Scorer
 from tilebeam.scoring.scoring_defaults import ScorerName
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
-    """Make a scorer by name: "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`), or "judge": a model
-    asked about the candidates.
+    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`), or
+    "judge": a model asked about the candidates.
 
     Args:
         name: the scorer's.
@@ -27,6 +27,7 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
         TilebeamError: no scorer has that name, or there is no judge.
     """
     known: dict[ScorerName, Callable[[], Scorer]] = {
+        "consensus": Consensus,
         "logprob": LogProb,
         "logprob-sum": lambda: LogProb(per_token=False),
         "majority": Majority,

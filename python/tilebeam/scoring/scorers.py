@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
@@ -109,19 +111,37 @@ class Majority(Scorer):
     """The share of candidates with the same answer; 0 for candidates without one.
 
     Args:
-        extract: from a text to its answer, None if it holds none.
+        extract: see `tilebeam.SelfConsistency`.
         equal: whether two answers are the same; see `tilebeam.SelfConsistency`.
     """
 
-    def __init__(self, extract: Extractor = last_number, *, equal: Equal | None = None) -> None:
-        self.extract = extract
-        self.equal = equal or equality_of(extract)
+    def __init__(self, extract: Extractor | str = last_number, *, equal: Equal | None = None) -> None:
+        self.extract = as_extractor(extract)
+        self.equal = equal or equality_of(self.extract)
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
         """Votes for each candidate's answer, divided by the number of candidates."""
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes = Counter(a for a in answers if a is not None)
         return [votes[a] / len(candidates) if a is not None else 0.0 for a in answers]
+
+
+# Words; scripts that put no spaces between words, by the character.
+_WORD = re.compile(r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+|\w")
+
+
+class Consensus(Scorer):
+    """How much a text has in common with the other candidates: what many of them say is seldom made up, and a text that
+    is too short, off the point or loops shares little with them.
+
+    Between 0 and 1: the mean, over all candidates, of Dice's coefficient of the sets of their words. Asks for nothing
+    but the texts.
+    """
+
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
+        """Compare each text with all, itself included."""
+        words = [set(_WORD.findall(c.text.lower())) for c in candidates]
+        return [sum(2 * len(a & b) / max(1, len(a) + len(b)) for b in words) / len(words) for a in words]
 
 
 def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from tilebeam.answers.answer import Answer
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.contract import Algorithm, SearchCall, SearchProgress, StepGenerator, Trajectory, VoteResult
-from tilebeam.search.events import EventHook, Fate, RunningVote, SearchEvent, candidate_event, tally
-from tilebeam.search.limits import ENDED, voters
-from tilebeam.search.sampled import heaviest, standings, whole_trajectories
+from tilebeam.search.events import EventHook, Fate, RunningVote, candidate_event
+from tilebeam.search.limits import ENDED, standings
+from tilebeam.search.sampled import elected, whole_trajectories
 from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
@@ -46,11 +46,8 @@ class AdaptiveResult(VoteResult):
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; see `SearchResult.as_dict`."""
-        return super().as_dict() | {
-            "confidence": self.confidence,
-            "settled": self.settled,
-            "give_up": self.give_up,
-        }
+        more = {"confidence": self.confidence, "settled": self.settled, "give_up": self.give_up}
+        return super().as_dict() | more
 
 
 @dataclass(eq=False)
@@ -66,13 +63,9 @@ class _Poll:
     answers: list[str | None] = field(default_factory=list)
     settled: bool = False
 
-    def voting(self) -> list[str | None]:
-        """Return the answers that count."""
-        return voters(self.answers, standings(self.candidates))
-
-    def votes(self) -> dict[str, float]:
-        """Per answer, the most first."""
-        return tally(self.voting(), [1.0] * len(self.answers))
+    def elected(self) -> tuple[dict[str, float], VotedAnswer | None, int]:
+        """Count the votes, one each; see `tilebeam.search.sampled.elected`."""
+        return elected(self.candidates, self.answers, [1.0] * len(self.answers), self.totals)
 
 
 class Adaptive(Algorithm[AdaptiveResult]):
@@ -165,12 +158,8 @@ class Adaptive(Algorithm[AdaptiveResult]):
             )
             for p in polls
         ]
-        asked = [p.task.prompt_ids for p in polls]
-        if call.events is None:
-            outputs = lm.generate(asked, params, progress=tell.call(drawn))
-        else:
-            hook = partial(_tell_ended, call.events, polls)
-            outputs = lm.generate(asked, params, progress=tell.call(drawn), on_sample=hook)
+        told = {} if call.events is None else {"on_sample": partial(_tell_ended, call.events, polls)}
+        outputs = lm.generate([p.task.prompt_ids for p in polls], params, progress=tell.call(drawn), **told)
         check_complete(outputs)
         for poll, output in zip(polls, outputs, strict=True):
             poll.task.account(output.usage)
@@ -244,16 +233,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
                     fate = "given up"
                 elif beam.done or round == self.max_steps:
                     fate = "ended" if beam.ended else "cut"
-                step = SearchEvent(
-                    event="step",
-                    prompt=poll.number,
-                    fate=fate,
-                    round=round,
-                    text=beam.steps[-1],
-                    tokens=len(beam.tokens),
-                    score=expander.total(beam),
-                )
-                events(step)
+                expander.tell(events, poll.number, beam, fate, round)
 
     def _hopeless(self, expander: StepExpander, beam: Beam) -> bool:
         return not beam.done and expander.total(beam) < self.give_up
@@ -265,27 +245,26 @@ class Adaptive(Algorithm[AdaptiveResult]):
         ]
         poll.answers = merged(poll.answers, self.equal)
         left = budget - len(poll.candidates)
-        leader, second = _leaders(poll.votes())
-        ended = [s == ENDED for s, a in zip(standings(poll.candidates), poll.voting(), strict=True) if a is not None]
-        surely = leader > second + left and all(ended)
+        votes, _, best = poll.elected()
+        leader, second = _leaders(votes)
+        surely = leader > second + left and standings(poll.candidates)[best] == ENDED  # as all that voted
         likely = leader > second and majority_confidence(leader, second) >= self.confidence
         poll.settled = left > 0 and (surely or (likely and self.confidence < 1))
 
     def _result(self, poll: _Poll, budget: int) -> AdaptiveResult:
-        votes = poll.votes()
-        winner = next(iter(votes), None)
+        votes, winner, best = poll.elected()
         return AdaptiveResult(
             prompt=poll.task.prompt.text,
             candidates=poll.candidates,
             scores=poll.totals,
-            best_index=heaviest(poll.voting(), poll.totals, standings(poll.candidates), winner),
+            best_index=best,
             usage=poll.task.usage,
             seed=poll.task.params.seed or 0,
             budget=budget,
             trajectories=poll.trajectories,
             answers=poll.answers,
             votes=votes,
-            answer=None if winner is None else Answer(winner),
+            answer=winner,
             confidence=majority_confidence(*_leaders(votes)),
             settled=poll.settled,
             give_up=self.give_up if self._expander else None,

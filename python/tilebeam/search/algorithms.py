@@ -19,7 +19,7 @@ from tilebeam.answers.extractors import extractor
 from tilebeam.answers.normalize import Equal
 from tilebeam.errors import TilebeamError
 from tilebeam.scoring.scorer_names import named_scorer
-from tilebeam.scoring.scorers import LogProb, Scorer
+from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.adaptive import Adaptive
 from tilebeam.search.beam import DVTS, BeamSearch
 from tilebeam.search.contract import Algorithm, SearchResult
@@ -94,8 +94,8 @@ def create(
     Args:
         name: one of `names`, or an alias ("vote").
         scorer: what rates candidates or steps, or the name of a scorer (see
-            `tilebeam.scoring.scorer_names.named_scorer`). Without one, best-of-n takes the
-            log-probability; beam and dvts need a `StepScorer`.
+            `tilebeam.scoring.scorer_names.named_scorer`). best-of-n can do without one; beam and dvts need a
+            `StepScorer`.
         options: see `options`. Values may be texts, as they come from a command line; extractors go by name (see
             `tilebeam.answers.extractors.extractor`).
 
@@ -108,13 +108,10 @@ def create(
         listed = ", ".join(f"{o.name} ({o.type})" for o in _options(name)) or "none"
         raise TilebeamError(f"{name} has no option {unknown[0]!r}: it has {listed}.")
     arguments = {key: _read(name, key, value, known[key][0]) for key, value in options.items()}
-    rates = named_scorer(scorer) if isinstance(scorer, str) else scorer
-    if rates is None and name == BestOfN.name:
-        rates = LogProb()
-    if rates is None and known["scorer"][1] is inspect.Parameter.empty:
+    if scorer is None and known["scorer"][1] is inspect.Parameter.empty:
         raise TilebeamError(f"{name} needs a process reward model as its scorer.")
-    if rates is not None:
-        arguments["scorer"] = rates
+    if scorer is not None:
+        arguments["scorer"] = named_scorer(scorer) if isinstance(scorer, str) else scorer
     return _class(name)(**arguments)
 
 

@@ -17,8 +17,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.contract import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
-from tilebeam.search.events import EventHook, Fate, SearchEvent, candidate_event
-from tilebeam.search.limits import standing
+from tilebeam.search.events import EventHook, Fate, candidate_event
+from tilebeam.search.limits import standings
 from tilebeam.search.search_defaults import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
@@ -121,13 +121,7 @@ class _StepSearch(Algorithm[StepResult]):
         return [self._result(search, call.budget) for search in searches]
 
     def _advance(
-        self,
-        lm: StepGenerator,
-        call: SearchCall,
-        searches: list[_Search],
-        round: int,
-        width: int,
-        tell: SearchProgress,
+        self, lm: StepGenerator, call: SearchCall, searches: list[_Search], round: int, width: int, tell: SearchProgress
     ) -> bool:
         """Do a round for all prompts. False: nothing is left to do."""
         budget = call.budget
@@ -175,22 +169,12 @@ class _StepSearch(Algorithm[StepResult]):
         cut = [b for b in search.beams if not b.done] if last else []
         order = search.pool + cut
         for beam in children:
-            total = self._expander.total(beam)
             fate: Fate = "kept" if beam in search.beams else "dropped"
             if beam.done or last:
                 fate = "ended" if beam.ended else "cut"
-            step = SearchEvent(
-                event="step",
-                prompt=search.number,
-                fate=fate,
-                round=search.rounds,
-                text=beam.steps[-1],
-                tokens=len(beam.tokens),
-                score=total,
-            )
-            events(step)
+            self._expander.tell(events, search.number, beam, fate, search.rounds)
             if beam in order:
-                candidate = beam.candidate(order.index(beam))
+                candidate, total = beam.candidate(order.index(beam)), self._expander.total(beam)
                 events(candidate_event(search.number, candidate, round=search.rounds, score=total))
 
     def _pruned(self, search: _Search, beam: Beam) -> Pruned:
@@ -224,7 +208,7 @@ class _StepSearch(Algorithm[StepResult]):
         beams = search.pool + [b for b in search.beams if not b.done]
         totals = [self._expander.total(b) for b in beams]
         candidates = [b.candidate(i) for i, b in enumerate(beams)]
-        ends = [standing(c.finish_reason, c.text) for c in candidates]
+        ends = standings(candidates)
         return StepResult(
             prompt=search.task.prompt.text,
             candidates=candidates,

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
-from tilebeam.answers.answer import Answer
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
@@ -166,7 +166,7 @@ class VoteResult(SearchResult):
 
     answers: list[str | None]
     votes: dict[str, float]
-    answer: Answer | None
+    answer: VotedAnswer | None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; see `SearchResult.as_dict`."""

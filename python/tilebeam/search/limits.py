@@ -4,53 +4,43 @@ the evaluation and the command line."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from tilebeam.prompt import Prompt, Tokenizer
+from tilebeam.answers.repetition import repeats_itself
+from tilebeam.outputs import CompletionOutput
 
 # A chat's answer ends by itself, so that few candidates at a time are as long as this: the cells need not hold all.
 CHAT_TOKENS = 1024
-# How a text stands that ended by itself.
-ENDED = 2
+# How a text stands that ended by itself, and does not loop.
+ENDED = 3
 
 
-class Slots(Tokenizer, Protocol):
-    """What is asked of a model; `tilebeam.LM` is one."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Return how many KV cells all texts share."""
-        ...
-
-    @property
-    def n_seq_max(self) -> int:
-        """Return how many texts decode at the same time."""
-        ...
-
-
-def share_of_context(lm: Slots, prompts: Sequence[Prompt], budget: int, at_least: int = 1) -> int:
+def share_of_context(n_ctx: int, slots: int, prompts: Sequence[Sequence[int]], budget: int, at_least: int = 1) -> int:
     """Return the most tokens of a candidate where nobody says: as many as there is room for in the cache when all that
     decode at the same time are that long. Without it a model that does not stop would decode for budget times the
     context, and candidates would push each other out.
 
     Args:
-        lm: the model.
-        prompts: what is asked.
+        n_ctx, slots: cells of the cache, and texts that decode at the same time.
+        prompts: the tokens of each.
         budget: candidates of each prompt.
         at_least: as many, as far as one candidate alone has room for them.
     """
-    room = lm.n_ctx - max(len(prompt.tokens(lm)) for prompt in prompts)
-    together = min(lm.n_seq_max, budget * len(prompts))
-    return max(1, room // together, min(at_least, room))
+    room = n_ctx - max(map(len, prompts))
+    return max(1, room // min(slots, budget * len(prompts)), min(at_least, room))
 
 
-def standing(finish_reason: str, text: str) -> int:  # noqa: ARG001
-    """Return how a candidate stands by the way it ended: 2 by itself, 1 cut by a limit, 0 given up.
+def standing(finish_reason: str, text: str) -> int:
+    """Return how a candidate stands by the way it ended: 3 by itself, 2 cut by a limit, 1 in a loop, 0 given up.
 
-    Whatever scores say, one that stands higher wins, and an answer of one that stands lower has no vote. What else
-    makes a text no complete answer (one that only repeats itself) belongs here.
+    Whatever scores say, one that stands higher wins, and an answer of one that stands lower has no vote.
     """
-    return {"aborted": 0, "length": 1}.get(finish_reason, ENDED)
+    stands = {"aborted": 0, "length": 2}.get(finish_reason, ENDED)
+    return 1 if stands and repeats_itself(text) else stands
+
+
+def standings(candidates: Sequence[CompletionOutput]) -> list[int]:
+    """Return how each candidate stands."""
+    return [standing(c.finish_reason, c.text) for c in candidates]
 
 
 def voters(answers: Sequence[str | None], standings: Sequence[int]) -> list[str | None]:

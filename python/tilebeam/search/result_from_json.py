@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tilebeam.answers.answer import Answer
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.search.adaptive import AdaptiveResult
@@ -57,7 +57,7 @@ def _result(report: Mapping[str, Any]) -> SearchResult:
         raise ValueError("candidates and answers differ in number")
     common["answers"] = answers
     common["votes"] = {_text(a): _score(w) for a, w in report["votes"].items()}
-    common["answer"] = None if report["answer"] is None else Answer(_text(report["answer"]))
+    common["answer"] = None if report["answer"] is None else VotedAnswer(_text(report["answer"]))
     if "confidence" not in report:
         return VoteResult(**common)
     give_up = report.get("give_up")

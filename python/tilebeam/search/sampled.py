@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-from tilebeam.answers.answer import Answer
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
 from tilebeam.scoring.scorer_names import named_scorer
@@ -27,7 +27,7 @@ from tilebeam.search.contract import (
     VoteResult,
 )
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
-from tilebeam.search.limits import standing, voters
+from tilebeam.search.limits import standings, voters
 from tilebeam.search.search_defaults import Weighting
 
 
@@ -45,11 +45,11 @@ class _WholeSearch(Algorithm[Result]):
         if not call.prompts:
             return []
         hook = SearchProgress(call.progress, call.budget * len(call.prompts)).call(0)
-        teller = self._teller(call.events, len(call.prompts))
-        if teller is None:
-            outputs = lm.generate(call.prompts, params, progress=hook)
-        else:
-            outputs = lm.generate(call.prompts, params, progress=hook, on_sample=teller.ended)
+        teller = None
+        if call.events is not None:
+            teller = _Teller(call.events, [self._vote() for _ in call.prompts], self._weight)
+        told: dict[str, Any] = {} if teller is None else {"on_sample": teller.ended}
+        outputs = lm.generate(call.prompts, params, progress=hook, **told)
         check_complete(outputs)
         scores: Sequence[list[float] | None] = [None] * len(outputs)
         if self.scorer is not None:
@@ -61,9 +61,13 @@ class _WholeSearch(Algorithm[Result]):
                 teller.rated(outputs, [rating.scores for rating in ratings])
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
 
-    def _teller(self, events: EventHook | None, prompts: int) -> _Teller | None:
-        """Make the reporter of events, if they are wanted."""
-        return None if events is None else _Teller(events, [None] * prompts, lambda _: None)
+    def _vote(self) -> RunningVote | None:
+        """Make the vote that events tell, if there is one."""
+        return None
+
+    def _weight(self, candidate: CompletionOutput) -> float | None:  # noqa: ARG002
+        """Weigh a candidate, as far as it tells by itself."""
+        return None
 
     @abstractmethod
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> Result:
@@ -104,12 +108,12 @@ class BestOfN(_WholeSearch[SearchResult]):
     where none ended by itself, or where the scorer checks texts and rates it higher (`Scorer.knows`).
 
     Args:
-        scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name.
+        scorer: a `Scorer`, a function of prompt and text (see `Verifier`), or a scorer's name. Default: `Consensus`.
     """
 
     name: ClassVar[str] = "best-of-n"
 
-    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool] | str) -> None:
+    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool] | str = "consensus") -> None:
         self.scorer = as_scorer(scorer)
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> SearchResult:
@@ -118,16 +122,9 @@ class BestOfN(_WholeSearch[SearchResult]):
         ends = standings(output.outputs)
         first, then = (scores, ends) if self.scorer.knows else (ends, scores)
         best = max(range(len(scores)), key=lambda i: (first[i], then[i], -i))
-        return SearchResult(
-            output.prompt,
-            output.outputs,
-            scores,
-            best,
-            output.usage,
-            output.seed,
-            len(output.outputs),
-            whole_trajectories(output.outputs),
-        )
+        paths = whole_trajectories(output.outputs)
+        drawn = output.usage, output.seed, len(output.outputs)
+        return SearchResult(output.prompt, output.outputs, scores, best, *drawn, paths)
 
 
 class SelfConsistency(_WholeSearch[VoteResult]):
@@ -168,13 +165,10 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         self.scorer = as_scorer(scorer) if scorer is not None else None
         self.needs_logprobs = weighting == "logprob"
 
-    def _teller(self, events: EventHook | None, prompts: int) -> _Teller | None:
-        if events is None:
-            return None
-        return _Teller(events, [RunningVote(self.extract, self.equal) for _ in range(prompts)], self._weight)
+    def _vote(self) -> RunningVote | None:
+        return RunningVote(self.extract, self.equal)
 
     def _weight(self, candidate: CompletionOutput) -> float | None:
-        """Weigh a vote, as far as the candidate itself tells."""
         if self.weighting == "logprob":
             return math.exp(log_probability(candidate, per_token=True))
         return 1.0 if self.scorer is None else None
@@ -188,35 +182,27 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         else:
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
-        ends = standings(candidates)
-        voting = voters(answers, ends)
-        votes = tally(voting, weights)
-        winner = next(iter(votes), None)
-        return VoteResult(
-            output.prompt,
-            candidates,
-            weights,
-            heaviest(voting, weights, ends, winner),
-            output.usage,
-            output.seed,
-            len(candidates),
-            whole_trajectories(candidates),
-            answers,
-            votes,
-            None if winner is None else Answer(winner),
-        )
+        votes, winner, best = elected(candidates, answers, weights)
+        paths = whole_trajectories(candidates)
+        drawn = output.usage, output.seed, len(candidates)
+        return VoteResult(output.prompt, candidates, weights, best, *drawn, paths, answers, votes, winner)
 
 
-def standings(candidates: Sequence[CompletionOutput]) -> list[int]:
-    """Return how each candidate stands by the way it ended; see `tilebeam.search.limits.standing`."""
-    return [standing(c.finish_reason, c.text) for c in candidates]
-
-
-def heaviest(voting: Sequence[str | None], weights: Sequence[float], ends: Sequence[int], winner: str | None) -> int:
-    """Find the heaviest candidate that voted for the winning answer, of equals the first; without a winner, of all
-    those that stand highest."""
+def elected(
+    candidates: Sequence[CompletionOutput],
+    answers: Sequence[str | None],
+    weights: Sequence[float],
+    scores: Sequence[float] | None = None,
+) -> tuple[dict[str, float], VotedAnswer | None, int]:
+    """Count votes: their total weights, the answer that won, and of the candidates that voted for it (without an
+    answer, of those that stand highest) the first with the best score, which is the weight where there is none."""
+    ends = standings(candidates)
+    voting = voters(answers, ends)
+    votes = tally(voting, weights)
+    winner = next(iter(votes), None)
     eligible = [i for i, a in enumerate(voting) if winner is None or a == winner]
-    return max(eligible, key=lambda i: (ends[i], weights[i], -i))
+    best = max(eligible, key=lambda i: (ends[i], (scores or weights)[i], -i))
+    return votes, None if winner is None else VotedAnswer(winner), best
 
 
 def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:

@@ -19,6 +19,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import checked_scores, shares
 from tilebeam.search.contract import SearchCall, SearchProgress, StepGenerator, Trajectory
+from tilebeam.search.events import EventHook, Fate, SearchEvent
 
 if TYPE_CHECKING:
     from tilebeam.text_state import TextState
@@ -171,6 +172,11 @@ class StepExpander:
         """Return what the beam is worth."""
         return self.scorer.total(beam.scores)
 
+    def tell(self, events: EventHook, prompt: int, beam: Beam, fate: Fate, round: int) -> None:
+        """Report what becomes of a prompt's beam after a round."""
+        facts: dict[str, Any] = {"text": beam.steps[-1], "tokens": len(beam.tokens), "score": self.total(beam)}
+        events(SearchEvent(event="step", prompt=prompt, fate=fate, round=round, **facts))
+
     def _params(self, branch: Branch, **changes: Any) -> SamplingParams:
         """For one step, within what the whole text may have."""
         params = branch.task.params
@@ -189,11 +195,7 @@ class StepExpander:
         return replace(params, max_tokens=limit, stop=(self.step_stop, *(params.stop or ())), **changes)
 
     def _generate(
-        self,
-        lm: StepGenerator,
-        branches: Sequence[Branch],
-        params: Sequence[SamplingParams],
-        hook: ProgressHook | None,
+        self, lm: StepGenerator, branches: Sequence[Branch], params: Sequence[SamplingParams], hook: ProgressHook | None
     ) -> list[RequestOutput]:
         """Draw one step from each beam, on the tasks' accounts."""
         outputs = lm.generate([b.task.prompt_ids + b.beam.tokens for b in branches], params, progress=hook)

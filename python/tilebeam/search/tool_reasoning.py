@@ -339,7 +339,7 @@ class ToolReasoning(Algorithm[VoteResult]):
         self,
         extract: Extractor | str = marked_number,
         *,
-        scorer: Scorer | Callable[[str, str], float | bool] | None = None,
+        scorer: Scorer | Callable[[str, str], float | bool] | str | None = None,
         program_weight: float = 1.0,
         rounds: int = ROUNDS,
         equal: Equal | None = None,

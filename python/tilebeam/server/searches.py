@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 # A regular expression out of a request could keep a thread busy for ever.
 EXTRACTORS = ("last-number", "text", "choice", "boxed")
-_SCORERS = ("logprob", "logprob-sum", "majority")  # "examples" would run programs for a request
+_SCORERS = ("consensus", "logprob", "logprob-sum", "majority")  # "examples" would run programs for a request
 
 
 def runs_programs(search: Search | None) -> bool:

@@ -291,7 +291,8 @@ class Service:
                     lm.check(prompt.ids, ready.params)
                 _check_logprobs(lm, plan, ready)
                 if plan.body.search is not None and ready.params.max_tokens is None:
-                    share = share_of_context(lm, ready.prompts, plan.body.search.budget)
+                    ids = [prompt.ids for prompt in ready.prompts]
+                    share = share_of_context(lm.n_ctx, lm.n_seq_max, ids, plan.body.search.budget)
                     ready = replace(ready, params=replace(ready.params, max_tokens=share))
                 return ready
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 
-class Answer(str):
-    """A text that equals a number if it spells it: ``Answer("21") == 21``, ``Answer("1/2") == 0.5``. It hashes as the
-    text, so keys of a dict are looked up as texts."""
+class VotedAnswer(str):
+    """A text that also equals the number it spells: of "21" 21, of "1/2" 0.5. It hashes as the text, so a dict finds it
+    by its text only."""
 
     __slots__ = ()
     __hash__ = str.__hash__
