@@ -217,7 +217,9 @@ def test_a_conversation_on_a_terminal(model: Path, changes: dict[str, str]) -> N
     shown = terminal.ask("/think 3")
     assert len(re.findall(r"#\d (?:cut|ended) after", shown)) == 3
     terminal.until(PROMPT)
-    terminal.type("half\x03")
+    terminal.type("half")
+    terminal.until("half")
+    terminal.type("\x03")
     terminal.until("Ctrl-D leaves")
     assert terminal.leave() == 0
 
