@@ -123,6 +123,7 @@ class CompletionOutput:
         hidden_steps: the same where each step ended; None unless asked for.
         reasoning: of a chat's answer what the model thought, which `text` does not hold; None: nothing.
         tool_calls: of a chat's answer the calls of functions, which `text` does not hold either.
+        parsed: what ``json_schema=Class`` made of the text; None if that is incomplete, or no class was given.
     """
 
     index: int
@@ -138,10 +139,15 @@ class CompletionOutput:
     hidden_steps: list[TextState] | None = field(default=None, repr=False, compare=False)
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
+    parsed: Any = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        calls = f", tool_calls={len(self.tool_calls)}" if self.tool_calls else ""
+        return f"<sample {self.index}: {short(self.text)}, {len(self.token_ids)} tokens, {self.finish_reason}{calls}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: all but hidden states; thoughts and calls where there are any."""
-        others = ("hidden", "hidden_steps", "reasoning", "tool_calls")
+        """Return it as JSON has it: all but hidden states and `parsed`; thoughts and calls where there are any."""
+        others = ("hidden", "hidden_steps", "reasoning", "tool_calls", "parsed")
         told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in others}
         thoughts = {} if self.reasoning is None else {"reasoning": self.reasoning}
         return told | thoughts | ({"tool_calls": [c.as_dict() for c in self.tool_calls]} if self.tool_calls else {})
@@ -186,7 +192,14 @@ class Delta:
 
 @dataclass
 class RequestOutput:
-    """One prompt and its samples, in the order of their index."""
+    """One prompt and its samples, in the order of their index.
+
+    Attributes:
+        prompt, prompt_token_ids: what the model read.
+        outputs: the samples.
+        usage: tokens and seconds of all of them.
+        seed: of the first sample.
+    """
 
     prompt: str
     prompt_token_ids: list[int]
@@ -194,8 +207,18 @@ class RequestOutput:
     usage: Usage
     seed: int
 
+    @property
+    def text(self) -> str:
+        """The text of the first sample."""
+        return self.outputs[0].text
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.outputs) - 1} more" if len(self.outputs) > 1 else ""
+        first = repr(self.outputs[0]) if self.outputs else "nothing"
+        return f"<answer to {short(self.prompt)}: {first}{more}>"
+
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: all but hidden states."""
+        """Return it as JSON has it: all but hidden states."""
         return asdict(replace(self, outputs=[])) | {"outputs": [c.as_dict() for c in self.outputs]}
 
 
@@ -242,6 +265,12 @@ class Likelihood:
     def per_byte(self) -> float:
         """The sum divided by the bytes, -inf for a text without any."""
         return self.logprob / self.bytes if self.bytes else -math.inf
+
+
+def short(text: str, most: int = 60) -> str:
+    """Quote the beginning of a text, on one line."""
+    line = " ".join(text[: 4 * most].split())
+    return repr(line if len(line) <= most and len(text) <= 4 * most else line[: most - 3] + "...")
 
 
 def check_complete(outputs: Sequence[RequestOutput]) -> None:

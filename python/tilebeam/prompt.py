@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tilebeam.errors import TilebeamError
 
@@ -40,7 +40,7 @@ class Prompt:
             object.__setattr__(self, "token_ids", tuple(int(t) for t in self.token_ids))
 
     @classmethod
-    def of(cls, given: str | Prompt) -> Prompt:
+    def of(cls, given: object) -> Prompt:
         """Return a prompt as it is, or make one of a text.
 
         Raises:
@@ -49,6 +49,7 @@ class Prompt:
         if isinstance(given, str):
             return cls(given)
         if not isinstance(given, Prompt):
+            refuse_messages(given)
             raise TilebeamError(f"A prompt is a text or a tilebeam.Prompt, not {type(given).__name__}.")
         return given
 
@@ -75,3 +76,18 @@ class Prompt:
 
 # What a model can be given.
 PromptLike = str | Sequence[int] | Prompt
+# The turns of a conversation, like {"role": "user", "content": "..."}.
+Messages = Sequence[Mapping[str, Any]]
+
+
+def is_messages(given: object) -> bool:
+    """Tell whether these are the turns of one conversation."""
+    return isinstance(given, Sequence) and len(given) > 0 and all(isinstance(turn, Mapping) for turn in given)
+
+
+def refuse_messages(given: object) -> None:
+    """Raise `TilebeamError` for messages where a prompt is expected."""
+    if isinstance(given, Mapping) or is_messages(given):
+        raise TilebeamError(
+            "These are messages, not a prompt: call lm.chat(messages), or pass what lm.chat_prompt(messages) returns."
+        )

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 from tilebeam.checks import is_finite, is_integer
 from tilebeam.errors import TilebeamError
@@ -99,7 +99,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if isinstance(self.json_schema, HasSchema):
-            object.__setattr__(self, "json_schema", self.json_schema.model_json_schema())
+            object.__setattr__(self, "json_schema", ModelSchema(self.json_schema))
         for name in ("stop", "stop_tokens", "shown_tokens", "lora"):  # tuples, so that parameters can be hashed
             given = getattr(self, name)
             if given is None and name != "lora":
@@ -157,6 +157,54 @@ class SamplingParams:
 
 
 FIELDS = tuple(one.name for one in fields(SamplingParams))
+
+
+class SamplingFields(TypedDict, total=False):
+    """Fields of `SamplingParams` that a call takes by name, for type checkers and editors."""
+
+    n: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalty_last_n: int
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Sequence[str] | None
+    stop_tokens: Sequence[int]
+    seed: int | None
+    ignore_eos: bool
+    logprobs: bool
+    top_logprobs: int
+    grammar: str | None
+    json_schema: Mapping[str, Any] | bool | str | HasSchema | None
+    regex: str | None
+    logit_bias: Mapping[int, float] | None
+    lora: Sequence[float] | None
+    speculate: bool
+    hidden: bool
+    hidden_steps: str
+    hidden_prompt: bool
+    shown_tokens: Sequence[int]
+
+
+class ModelSchema(dict[str, Any]):
+    """The JSON schema of a class, and the class, which reads the texts that are valid under it."""
+
+    def __init__(self, model: HasSchema) -> None:
+        super().__init__(model.model_json_schema())
+        self.model = model
+
+    def parsed(self, text: str) -> Any:
+        """Read a text; None if the class refuses it, or has no `model_validate_json`."""
+        try:
+            read: Callable[[str], Any] = self.model.model_validate_json  # type: ignore[attr-defined]
+            return read(text)
+        except (AttributeError, ValueError):
+            return None
 
 
 def updated(

@@ -161,3 +161,72 @@ def test_calls_that_are_none_are_named(lm: LM, call: Any) -> None:
     messages = [*HI, {"role": "assistant", "tool_calls": [call]}]
     with pytest.raises(TilebeamError, match=r"messages\[1\]\.tool_calls must be like"):
         lm.chat(messages, template=HERMES)
+
+
+def test_many_conversations_streams_and_coroutines(lm: LM) -> None:
+    other: Any = [{"role": "user", "content": "and then?"}]
+    options: Any = {"template": "chatml", "max_tokens": 6, "seed": 5}
+    alone = [told(lm.chat(talk, **options).outputs[0]) for talk in (HI, other)]
+    assert [told(o.outputs[0]) for o in lm.chat([HI, other], **options)] == alone
+    assert [told(o.outputs[0]) for o in lm.chat([HI], **options)] == alone[:1]
+    assert told(streamed(lm.chat(HI, stream=True, **options))[0]) == alone[0]
+
+    async def asked() -> Any:
+        both = await lm.achat([HI, other], **options)
+        return both, await lm.achat(HI, **options), [d async for d in lm.astream_chat(HI, **options)]
+
+    both, one, deltas = asyncio.run(asked())
+    assert [told(o.outputs[0]) for o in both] == alone
+    assert told(one.outputs[0]) == told(streamed(deltas)[0]) == alone[0]
+    with pytest.raises(TilebeamError, match="stream=True has no progress"):
+        lm.chat(HI, stream=True, progress=lambda _: None, **options)  # type: ignore[call-overload]
+
+
+class Reading:
+    """What pydantic's classes have, without pydantic."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return {"type": "array", "items": {"enum": [1, 22]}, "minItems": 2, "maxItems": 2}
+
+    @classmethod
+    def model_validate_json(cls, text: str) -> Reading:
+        return cls(json.loads(text))
+
+
+def test_a_class_reads_what_is_valid_under_its_schema(lm: LM) -> None:
+    whole: Any = {"json_schema": Reading, "max_tokens": 60, "seed": 2}
+    for output in (
+        lm.generate("a", **whole)[0],
+        lm.chat(HI, template="chatml", **whole),
+        dict(lm.completed(["a"], **whole))[0],
+    ):
+        sample = output.outputs[0]
+        assert sample.parsed.value == json.loads(output.text)
+        assert set(sample.parsed.value) <= {1, 22}
+        assert "parsed" not in sample.as_dict()
+    assert lm.generate("a", **whole | {"max_tokens": 2})[0].outputs[0].parsed is None
+    assert lm.generate("a", **whole | {"json_schema": Reading.model_json_schema()})[0].outputs[0].parsed is None
+
+
+def test_results_are_short(lm: LM) -> None:
+    output = lm.generate("a b\nc" + "x" * 300, n=2, max_tokens=3, seed=1, ignore_eos=True)[0]
+    assert output.text == output.outputs[0].text
+    assert repr(output).startswith("<answer to 'a b cxxx")
+    assert repr(output).endswith("3 tokens, length> and 1 more>")
+    assert len(repr(output)) < 250
+
+
+@pytest.mark.parametrize("way", ["generate", "stream", "agenerate", "completed"])
+def test_messages_are_no_prompt(lm: LM, way: str) -> None:
+    def ask() -> None:
+        result = getattr(lm, way)(HI)
+        asyncio.run(result) if way == "agenerate" else list(result)
+
+    with pytest.raises(TilebeamError, match=r"lm.chat\(messages\)"):
+        ask()
+    with pytest.raises(TilebeamError, match=r"lm.chat\(messages\)"):
+        lm.generate([HI])

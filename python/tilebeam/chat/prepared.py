@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilebeam.chat.answer_parts import calls_in, reasoning_in, text_in
 from tilebeam.chat.answer_reader import AnswerReader
@@ -11,12 +12,12 @@ from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
 from tilebeam.chat.tool_grammar import ModelTokens, forced_grammar, held_grammar
 from tilebeam.chat.tools import ToolUse
-from tilebeam.engine.streams import Stream
+from tilebeam.engine.streams import AsyncStream, Stream
 from tilebeam.grammars.constraint import grammar_of
 from tilebeam.grammars.gbnf import spells
 from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, ToolCallDelta
 from tilebeam.prompt import Prompt
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.sampling_params import HasSchema, ModelSchema, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class PreparedChat:
         params: how to sample: with the grammar of calls, and the control tokens that have to be seen.
         use: functions that the model may call, None: none.
         thinking: how its thoughts are read, None: they are text.
+        schema: what its text is valid under, None: anything.
     """
 
     prompt: Prompt
     params: SamplingParams
     use: ToolUse | None
     thinking: Thinking | None
+    schema: Mapping[str, Any] | bool | str | HasSchema | None = None
 
     def reader(self) -> AnswerReader | None:
         """Return a reader of one answer, None: all that is written is text."""
@@ -41,7 +44,9 @@ class PreparedChat:
 
     def read(self, output: RequestOutput) -> RequestOutput:
         """Return what was generated for the prompt, with thoughts and calls told apart from the texts."""
-        return replace(output, outputs=[self._read(sample) for sample in output.outputs])
+        found = replace(output, outputs=[self._read(sample) for sample in output.outputs])
+        fill_parsed(found, self.schema)
+        return found
 
     def _read(self, sample: CompletionOutput) -> CompletionOutput:
         reader = self.reader()
@@ -62,14 +67,30 @@ class PreparedChat:
         readers: dict[int, AnswerReader | None] = {}
         with stream:
             for delta in stream:
-                reader = readers.setdefault(delta.index, self.reader())
-                if reader is None:
-                    yield delta
-                    continue
-                parts, finish = reader.take(delta.text, delta.finish_reason)
-                calls = tuple(part for part in parts if isinstance(part, ToolCallDelta))
-                text, thoughts = text_in(parts), reasoning_in(parts)
-                yield replace(delta, text=text, reasoning=thoughts, tool_calls=calls, finish_reason=finish)
+                yield self._read_delta(delta, readers)
+
+    async def aread_stream(self, stream: AsyncStream) -> AsyncIterator[Delta]:
+        """Do what `read_stream` does, for coroutines."""
+        readers: dict[int, AnswerReader | None] = {}
+        async with stream:
+            async for delta in stream:
+                yield self._read_delta(delta, readers)
+
+    def _read_delta(self, delta: Delta, readers: dict[int, AnswerReader | None]) -> Delta:
+        reader = readers.setdefault(delta.index, self.reader())
+        if reader is None:
+            return delta
+        parts, finish = reader.take(delta.text, delta.finish_reason)
+        calls = tuple(part for part in parts if isinstance(part, ToolCallDelta))
+        text, thoughts = text_in(parts), reasoning_in(parts)
+        return replace(delta, text=text, reasoning=thoughts, tool_calls=calls, finish_reason=finish)
+
+
+def fill_parsed(output: RequestOutput, schema: object) -> None:
+    """Let the class whose schema it is read the texts that are complete, into `CompletionOutput.parsed`."""
+    if isinstance(schema, ModelSchema):
+        for sample in output.outputs:
+            sample.parsed = schema.parsed(sample.text) if sample.finish_reason == "stop" else None
 
 
 def bound(params: SamplingParams, model: ModelTokens, use: ToolUse | None, marks: Marks | None) -> SamplingParams:

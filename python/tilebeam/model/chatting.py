@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Literal, Unpack, cast, overload
 
 from tilebeam.chat.prepared import PreparedChat, bound, thinking_of
 from tilebeam.chat.thoughts import marks_of
@@ -11,23 +11,68 @@ from tilebeam.chat.tools import Tool, ToolChoice, tool_use, tools_of
 from tilebeam.errors import TilebeamError
 from tilebeam.model.generating import Generating
 from tilebeam.outputs import Delta, ProgressHook, RequestOutput
-from tilebeam.sampling_params import SamplingParams, updated
+from tilebeam.prompt import Messages, is_messages
+from tilebeam.sampling_params import SamplingFields, SamplingParams, updated
+
+
+class ChatFields(SamplingFields, total=False):
+    """Options of `Chatting.prepare_chat`, and fields of `SamplingParams`, for type checkers and editors."""
+
+    tools: Sequence[Mapping[str, Any] | Tool] | None
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool
+    reasoning: Literal["apart", "text"]
+    template: str | None
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class Chatting(Generating):
     """`chat` and its kin."""
 
+    @overload
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
+        sampling: SamplingParams | None = ...,
+        *,
+        stream: Literal[False] = ...,
+        progress: ProgressHook | None = ...,
+        **options: Unpack[ChatFields],
+    ) -> RequestOutput: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        sampling: SamplingParams | None = ...,
+        *,
+        stream: Literal[False] = ...,
+        progress: ProgressHook | None = ...,
+        **options: Unpack[ChatFields],
+    ) -> list[RequestOutput]: ...
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        sampling: SamplingParams | None = ...,
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatFields],
+    ) -> Iterator[Delta]: ...
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
         sampling: SamplingParams | None = None,
         *,
+        stream: bool = False,
         progress: ProgressHook | None = None,
-        **options: Any,
-    ) -> RequestOutput:
+        **options: Unpack[ChatFields],
+    ) -> RequestOutput | list[RequestOutput] | Iterator[Delta]:
         """Answer in a conversation: the chat template, `generate`, and thoughts and calls told apart from the text.
 
-            lm.chat([{"role": "user", "content": "Hi!"}], max_tokens=64).outputs[0].text
+            lm.chat([{"role": "user", "content": "Hi!"}], max_tokens=64).text
+            for delta in lm.chat(messages, stream=True):
+                print(delta.text, end="", flush=True)
 
         Functions that the model may call:
 
@@ -38,22 +83,47 @@ class Chatting(Generating):
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
         Args:
-            messages: the turns; see `chat_prompt`.
+            messages: the turns, see `chat_prompt`; or several conversations, which are answered together.
             sampling: how to sample.
+            stream: get the answer as it grows, see `stream_chat`.
             progress: as for `generate`.
             options: those of `prepare_chat`, and fields of `SamplingParams` by name.
 
         Returns:
-            The prompt and its answers, each with `text`, `reasoning` and `tool_calls`.
+            The prompt and its answers, each with `text`, `reasoning` and `tool_calls`; a list for several
+            conversations.
 
         Raises:
             TilebeamError: as `prepare_chat` and `generate`.
         """
-        chat = self.prepare_chat(messages, sampling, **options)
-        return chat.read(self.generate([chat.prompt], chat.params, progress=progress)[0])
+        if stream:
+            if progress is not None:
+                raise TilebeamError("stream=True has no progress: each Delta tells what is new.")
+            return self.stream_chat(cast(Messages, messages), sampling, **options)
+        chats = self._prepared(messages, sampling, options)
+        found = self.generate([c.prompt for c in chats], [c.params for c in chats], progress=progress)
+        return _answers(messages, chats, found)
+
+    @overload
+    async def achat(
+        self, messages: Messages, sampling: SamplingParams | None = ..., **options: Unpack[ChatFields]
+    ) -> RequestOutput: ...
+    @overload
+    async def achat(
+        self, messages: Sequence[Messages], sampling: SamplingParams | None = ..., **options: Unpack[ChatFields]
+    ) -> list[RequestOutput]: ...
+    async def achat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling: SamplingParams | None = None,
+        **options: Unpack[ChatFields],
+    ) -> RequestOutput | list[RequestOutput]:
+        """Do what `chat` does, for coroutines; see `agenerate`."""
+        chats = self._prepared(messages, sampling, options)
+        return _answers(messages, chats, await self.agenerate([c.prompt for c in chats], [c.params for c in chats]))
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, **options: Any
+        self, messages: Messages, sampling: SamplingParams | None = None, **options: Unpack[ChatFields]
     ) -> Iterator[Delta]:
         """Answer in a conversation and get the answer as it grows; see `chat`.
 
@@ -66,9 +136,22 @@ class Chatting(Generating):
         chat = self.prepare_chat(messages, sampling, **options)
         return chat.read_stream(self.stream(chat.prompt, chat.params))
 
+    def astream_chat(
+        self, messages: Messages, sampling: SamplingParams | None = None, **options: Unpack[ChatFields]
+    ) -> AsyncIterator[Delta]:
+        """Do what `stream_chat` does, for coroutines: to be called in one, an async iterator."""
+        chat = self.prepare_chat(messages, sampling, **options)
+        return chat.aread_stream(self.astream(chat.prompt, chat.params))
+
+    def _prepared(
+        self, messages: Messages | Sequence[Messages], sampling: SamplingParams | None, options: ChatFields
+    ) -> list[PreparedChat]:
+        talks = [messages] if _is_one(messages) else messages
+        return [self.prepare_chat(cast(Messages, talk), sampling, **options) for talk in talks]
+
     def prepare_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         sampling: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any] | Tool] | None = None,
@@ -78,7 +161,7 @@ class Chatting(Generating):
         template: str | None = None,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **fields: Any,
+        **fields: Unpack[SamplingFields],
     ) -> PreparedChat:
         """Make a chat ready to be answered: what the model reads, how to sample, and how the answer is read.
 
@@ -104,6 +187,7 @@ class Chatting(Generating):
         params = updated(sampling, fields)
         if not isinstance(params, SamplingParams):
             raise TilebeamError("A chat is one prompt: it takes one SamplingParams.")
+        schema = params.json_schema
         text = template or self.chat_template or ""
         offered = tools_of(tools)
         use = tool_use(offered, tool_choice, text, several=parallel_tool_calls)
@@ -119,4 +203,16 @@ class Chatting(Generating):
         params = bound(params, self, use, marks)
         continued = (messages[-1].get("content") or "") if continue_final_message else None
         thinking = None if marks is None else thinking_of(prompt, continued, params, use, marks, separate)
-        return PreparedChat(prompt, params, use, thinking)
+        return PreparedChat(prompt, params, use, thinking, schema)
+
+
+def _is_one(messages: Messages | Sequence[Messages]) -> bool:
+    """Tell one conversation from several; an empty list is one, which the template refuses."""
+    return not messages or is_messages(messages)
+
+
+def _answers(
+    messages: Messages | Sequence[Messages], chats: Sequence[PreparedChat], outputs: Sequence[RequestOutput]
+) -> RequestOutput | list[RequestOutput]:
+    found = [chat.read(output) for chat, output in zip(chats, outputs, strict=True)]
+    return found[0] if _is_one(messages) else found

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, cast
+from typing import Unpack, cast
 
 import numpy as np
 
+from tilebeam.chat.prepared import fill_parsed
 from tilebeam.engine.dispatcher import Call
 from tilebeam.engine.request import Request, check_prompt, make_request
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async, run_each
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.model.core import Core
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
-from tilebeam.prompt import Prompt, PromptLike
-from tilebeam.sampling_params import SamplingParams, updated
+from tilebeam.prompt import Prompt, PromptLike, refuse_messages
+from tilebeam.sampling_params import SamplingFields, SamplingParams, updated
 
 # `completed` submits so many times the samples that can decode together: the next ones wait in the queue.
 _AHEAD = 2
@@ -31,7 +32,7 @@ class Generating(Core):
         *,
         progress: ProgressHook | None = None,
         on_sample: SampleHook | None = None,
-        **fields: Any,
+        **fields: Unpack[SamplingFields],
     ) -> list[RequestOutput]:
         """Generate samples for one or several prompts.
 
@@ -53,8 +54,8 @@ class Generating(Core):
                 failed; the model must be loaded again.
         """
         call = Call(watched=progress is not None or on_sample is not None)
-        self._fill(call, prompts, updated(sampling, fields))
-        return run(self._dispatcher, call, progress, on_sample)
+        params = self._fill(call, prompts, updated(sampling, fields))
+        return _parsed(run(self._dispatcher, call, progress, on_sample), params)
 
     async def agenerate(
         self,
@@ -62,22 +63,23 @@ class Generating(Core):
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: ProgressHook | None = None,
-        **fields: Any,
+        **fields: Unpack[SamplingFields],
     ) -> list[RequestOutput]:
-        """`generate` for coroutines: the event loop goes on meanwhile. Calls of different tasks share batches.
+        """Do what `generate` does, for coroutines: the event loop goes on meanwhile. Calls of different tasks share
+        batches.
 
         Cancelling the task aborts the call and frees its KV cells. `progress` is called in the event loop's thread;
         after several batches at once, if it was busy.
         """
         call = Call(watched=progress is not None)
-        self._fill(call, prompts, updated(sampling, fields))
-        return await run_async(self, self._dispatcher, call, progress)
+        params = self._fill(call, prompts, updated(sampling, fields))
+        return _parsed(await run_async(self, self._dispatcher, call, progress), params)
 
     def completed(
         self,
         prompts: Iterable[PromptLike],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        **fields: Any,
+        **fields: Unpack[SamplingFields],
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Generate samples for many prompts and get each prompt's result as soon as it is complete.
 
@@ -107,7 +109,9 @@ class Generating(Core):
             _check_count(items, chosen)
             pairs = zip(items, chosen, strict=True)
         calls = (self._numbered_call(i, *pair) for i, pair in enumerate(pairs))
-        return run_each(self._dispatcher, calls, _AHEAD * self.n_seq_max)
+        found = run_each(self._dispatcher, calls, _AHEAD * self.n_seq_max)
+        own = (lambda _: chosen) if isinstance(chosen, SamplingParams) else chosen.__getitem__
+        return ((i, _parsed([output], [own(i)])[0]) for i, output in found)
 
     def _numbered_call(self, i: int, prompt: PromptLike, params: SamplingParams) -> Call:
         call = Call(watched=True)
@@ -119,7 +123,9 @@ class Generating(Core):
             raise TilebeamError(f"Prompt {i}: {error}") from None
         return call
 
-    def stream(self, prompt: PromptLike, sampling: SamplingParams | None = None, **fields: Any) -> Stream:
+    def stream(
+        self, prompt: PromptLike, sampling: SamplingParams | None = None, **fields: Unpack[SamplingFields]
+    ) -> Stream:
         """Generate samples for one prompt and get them as they grow.
 
         Args:
@@ -137,9 +143,11 @@ class Generating(Core):
         self._dispatcher.submit(call)
         return Stream(self, self._dispatcher, call)
 
-    def astream(self, prompt: PromptLike, sampling: SamplingParams | None = None, **fields: Any) -> AsyncStream:
-        """`stream` for coroutines: to be called in one, an async iterator and context manager. The samples grow at
-        once, whether it is read or not."""
+    def astream(
+        self, prompt: PromptLike, sampling: SamplingParams | None = None, **fields: Unpack[SamplingFields]
+    ) -> AsyncStream:
+        """Do what `stream` does, for coroutines: to be called in one, an async iterator and context manager. The
+        samples grow at once, whether it is read or not."""
         call = Call(streams=True, watched=True)
         self._fill(call, [prompt], updated(sampling, fields))
         stream = AsyncStream(self, self._dispatcher, call)
@@ -151,8 +159,8 @@ class Generating(Core):
         call: Call,
         prompts: PromptLike | Sequence[PromptLike],
         sampling: SamplingParams | Sequence[SamplingParams],
-    ) -> None:
-        """Make requests of prompts, all of them checked before any is submitted."""
+    ) -> list[SamplingParams]:
+        """Make requests of prompts, all of them checked before any is submitted; return how each is sampled."""
         items = _as_list(prompts)
         if isinstance(sampling, SamplingParams):
             params = [sampling] * len(items)
@@ -161,6 +169,7 @@ class Generating(Core):
             _check_count(items, params)
         for prompt, p in zip(items, params, strict=True):
             call.add(self._request(prompt, p, call.progress))
+        return params
 
     def _request(self, prompt: PromptLike, params: SamplingParams, progress: Progress) -> Request:
         """Make a request of a prompt, checked."""
@@ -171,6 +180,7 @@ class Generating(Core):
                 asked = Prompt.of(prompt)
                 text, ids = asked.text, asked.tokens(self)
             else:
+                refuse_messages(prompt)
                 ids = [int(t) for t in prompt]
                 check_prompt(ids, self._context)
                 text = vocab.text(ids)
@@ -186,6 +196,12 @@ class Generating(Core):
             make_request(self._context, "", list(prompt), sampling, Progress())
 
 
+def _parsed(outputs: list[RequestOutput], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+    for output, own in zip(outputs, params, strict=True):
+        fill_parsed(output, own.json_schema)
+    return outputs
+
+
 def _check_count(prompts: Sequence[PromptLike], sampling: Sequence[SamplingParams]) -> None:
     if len(prompts) != len(sampling):
         raise TilebeamError(f"{len(prompts)} prompts but {len(sampling)} SamplingParams.")
@@ -194,6 +210,7 @@ def _check_count(prompts: Sequence[PromptLike], sampling: Sequence[SamplingParam
 def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     if isinstance(prompts, str | Prompt):
         return [prompts]
+    refuse_messages(prompts)
     items = list(prompts)
     if items and all(isinstance(item, (int, np.integer)) for item in items):
         return [cast(Sequence[int], items)]

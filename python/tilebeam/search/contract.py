@@ -4,7 +4,8 @@
     results = algorithm.run(lm, prompts, budget=16)                  # many, which share batches
     for i, result in algorithm.completed(lm, prompts, budget=16):    # each as soon as it is complete
 
-A prompt is a text or a `tilebeam.Prompt`. Algorithms by name, with options checked: `tilebeam.search.algorithms`.
+A prompt is a text, the messages of a chat, or a `tilebeam.Prompt`. Algorithms by name, with options checked:
+`tilebeam.search.algorithms`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, Unpack, cast, overload
 
 from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
-from tilebeam.prompt import Prompt
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage, short
+from tilebeam.prompt import Messages, Prompt, is_messages
+from tilebeam.sampling_params import SamplingFields, SamplingParams, updated
 from tilebeam.search.events import EventHook
 from tilebeam.search.search_defaults import BUDGET
 
@@ -137,8 +138,16 @@ class SearchResult:
 
     the_one = best  # its former name
 
+    @property
+    def text(self) -> str:
+        """The chosen candidate's text."""
+        return self.best.text
+
+    def __repr__(self) -> str:
+        return f"<best of {len(self.candidates)} for {short(self.prompt)}: {self.best!r}>"
+
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: all of it but the single tokens' log-probabilities."""
+        """Return it as JSON has it: all of it but the single tokens' log-probabilities."""
         return {
             "prompt": self.prompt,
             "text": self.best.text,
@@ -168,12 +177,18 @@ class VoteResult(SearchResult):
     votes: dict[str, float]
     answer: VotedAnswer | None
 
+    def __repr__(self) -> str:
+        votes = ", ".join(f"{answer} x{weight:.4g}" for answer, weight in self.votes.items())
+        return f"<answer {self.answer} ({votes}) to {short(self.prompt)}: {self.best!r}>"
+
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; see `SearchResult.as_dict`."""
+        """Return it as JSON has it; see `SearchResult.as_dict`."""
         return super().as_dict() | {"answer": self.answer, "answers": self.answers, "votes": self.votes}
 
 
 Result = TypeVar("Result", bound=SearchResult, covariant=True)
+# What a search can be asked.
+Askable = str | Prompt | Messages
 
 
 @dataclass(frozen=True)
@@ -223,21 +238,23 @@ class Algorithm(ABC, Generic[Result]):
 
     def run(
         self,
-        lm: StepGenerator,
-        prompts: Sequence[str | Prompt],
+        lm: Generator,
+        prompts: Sequence[Askable],
         budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
         events: EventHook | None = None,
+        **fields: Unpack[SamplingFields],
     ) -> list[Result]:
         """Search for all prompts.
 
         Args:
             lm: the model.
-            prompts: texts, as `LM.generate` takes them, or what `LM.chat_prompt` gives.
+            prompts: texts, as `LM.generate` takes them, what `LM.chat_prompt` gives, or messages, which it is given.
             budget: candidates per prompt.
             sampling: how to draw; for all prompts, or one per prompt.
+            fields: of `SamplingParams`, by name, in place of those of `sampling`: max_tokens=512.
             progress: called after every batch with the state of the whole search; returning False cancels it.
                 ``finished`` of ``total`` are candidates, or in searches by steps continuations.
             events: called when something happens in the search: see `tilebeam.search.events`.
@@ -250,70 +267,79 @@ class Algorithm(ABC, Generic[Result]):
             TilebeamError: a budget that does not fit, a scorer that misbehaves, or what `LM.generate` raises.
         """
         checked_integer("budget", budget)
-        asked = [Prompt.of(prompt) for prompt in prompts]
-        return self.search(lm, SearchCall(asked, budget, sampling_for(asked, sampling), progress, events))
+        params = updated(sampling, fields)
+        asked = [_prompt_of(lm, prompt) for prompt in prompts]
+        # Searches by steps ask for more; a model that lacks it says so.
+        return self.search(
+            cast(StepGenerator, lm), SearchCall(asked, budget, sampling_for(asked, params), progress, events)
+        )
 
     @overload  # a str is a Sequence[str] too: the first signature that fits counts
     def infer(  # type: ignore[overload-overlap]
         self,
-        lm: StepGenerator,
-        prompt: str | Prompt,
+        lm: Generator,
+        prompt: Askable,
         budget: int = ...,
         *,
         sampling: SamplingParams | None = ...,
         progress: ProgressHook | None = ...,
         events: EventHook | None = ...,
+        **fields: Unpack[SamplingFields],
     ) -> Result: ...
     @overload
     def infer(
         self,
-        lm: StepGenerator,
-        prompt: Sequence[str | Prompt],
+        lm: Generator,
+        prompt: Sequence[Askable],
         budget: int = ...,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = ...,
         progress: ProgressHook | None = ...,
         events: EventHook | None = ...,
         on_result: Callable[[int, Any], None] | None = ...,
+        **fields: Unpack[SamplingFields],
     ) -> list[Result]: ...
     def infer(
         self,
-        lm: StepGenerator,
-        prompt: str | Prompt | Sequence[str | Prompt],
+        lm: Generator,
+        prompt: Askable | Sequence[Askable],
         budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
         events: EventHook | None = None,
         on_result: Callable[[int, Any], None] | None = None,
+        **fields: Unpack[SamplingFields],
     ) -> Result | list[Result]:
-        """`run` for one prompt or for several: one result for one prompt, a list for a list.
+        """Search for one prompt or conversation, or for several: one result for one, a list for a list; see `run`.
 
         Args:
             on_result: called with a prompt's number and its result as soon as that is complete, as `completed` has
                 them; instead of ``progress`` and ``events``.
         """
-        prompts = [prompt] if isinstance(prompt, str | Prompt) else list(prompt)
+        one = isinstance(prompt, str | Prompt) or is_messages(prompt)
+        prompts = [cast(Askable, prompt)] if one else list(cast(Sequence[Askable], prompt))
         if on_result is None:
-            results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events)
+            results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events, **fields)
         else:
             if progress is not None or events is not None:
                 raise TilebeamError("on_result cannot be combined with progress or events.")
             found = {}
-            for i, result in self.completed(lm, prompts, budget, sampling=sampling):
+            for i, result in self.completed(lm, prompts, budget, sampling=sampling, **fields):
                 found[i] = result
                 on_result(i, result)
             results = [found[i] for i in range(len(prompts))]
-        return results[0] if isinstance(prompt, str | Prompt) else results
+        return results[0] if one else results
 
     def completed(
         self,
-        lm: StepGenerator,
-        prompts: Iterable[str | Prompt],
+        lm: Generator,
+        prompts: Iterable[Askable],
         budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         at_once: int = 8,
+        **fields: Unpack[SamplingFields],
     ) -> Iterator[tuple[int, Result]]:
         """Search for many prompts and get each one's result as soon as it is complete.
 
@@ -321,7 +347,7 @@ class Algorithm(ABC, Generic[Result]):
         may be any number of them. Leaving the loop cancels what is not finished.
 
         Args:
-            lm, budget, sampling: as for `run`.
+            lm, budget, sampling, fields: as for `run`.
             prompts: as for `run`, or an iterator of them.
             at_once: searches under way at most. Slots stay in use where this times the budget is twice their number.
                 Functions that score or extract are called from that many threads.
@@ -333,19 +359,20 @@ class Algorithm(ABC, Generic[Result]):
             TilebeamError: by the iterator: as `run`; the number of the prompt is in the error's notes.
         """
         checked_integer("at_once", at_once)
-        if sampling is None or isinstance(sampling, SamplingParams):
-            pairs = zip(prompts, repeat(sampling))
+        params = updated(sampling, fields)
+        if isinstance(params, SamplingParams):
+            pairs = zip(prompts, repeat(params))
         else:
             prompts = list(prompts)
-            pairs = zip(prompts, sampling_for(prompts, sampling), strict=True)
+            pairs = zip(prompts, sampling_for(prompts, params), strict=True)
         return self._completed(lm, pairs, budget, at_once)
 
     def _completed(
-        self, lm: StepGenerator, pairs: Iterator[tuple[str | Prompt, SamplingParams | None]], budget: int, at_once: int
+        self, lm: Generator, pairs: Iterator[tuple[Askable, SamplingParams]], budget: int, at_once: int
     ) -> Iterator[tuple[int, Result]]:
         cancelled = threading.Event()
 
-        def search(number: int, prompt: str | Prompt, sampling: SamplingParams | None) -> tuple[int, Result]:
+        def search(number: int, prompt: Askable, sampling: SamplingParams) -> tuple[int, Result]:
             def go_on(_: Progress) -> bool:
                 return not cancelled.is_set()
 
@@ -378,8 +405,15 @@ class Algorithm(ABC, Generic[Result]):
 # --- for those who write algorithms -----------------------------------------------------------------------------------
 
 
+def _prompt_of(lm: Generator, asked: Askable) -> Prompt:
+    """Make the prompt of a text or a conversation."""
+    if is_messages(asked) and (chat_prompt := getattr(lm, "chat_prompt", None)) is not None:
+        return Prompt.of(chat_prompt(asked))
+    return Prompt.of(asked)
+
+
 def sampling_for(
-    prompts: Sequence[str | Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
+    prompts: Sequence[Askable], sampling: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:
     """Make one per prompt, each with a seed.
 

@@ -1,0 +1,150 @@
+"""Searches over a server: Tilebeam's own, and one that knows little."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+pytest.importorskip("openai")
+pytest.importorskip("fastapi")
+
+import tilebeam
+from tilebeam import LM, Adaptive, BestOfN, LLMJudge, OwnReward, RemoteLM, SelfConsistency, TilebeamError, connect
+
+if TYPE_CHECKING:
+    from server_kit import Running
+
+HI: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "weather?"}]
+SHORT: Any = {"max_tokens": 6, "seed": 3, "temperature": 0.9}
+
+
+@pytest.fixture
+def remote(server: Running) -> Iterator[RemoteLM]:
+    with connect(f"{server.url}/v1", model="tiny") as lm:
+        yield lm
+
+
+def test_texts_are_those_of_the_model(remote: RemoteLM, lm: LM) -> None:
+    here = lm.chat(HI, n=3, template="chatml", logprobs=True, **SHORT)
+    there = remote.generate(HI, n=3, logprobs=True, **SHORT)[0]
+    assert [c.text for c in there.outputs] == [c.text for c in here.outputs]
+    assert [c.finish_reason for c in there.outputs] == [c.finish_reason for c in here.outputs]
+    assert [c.seed for c in there.outputs] == [c.seed for c in here.outputs]
+    for a, b in zip(there.outputs, here.outputs, strict=True):
+        assert a.cumulative_logprob == pytest.approx(b.cumulative_logprob, abs=1e-3)
+        assert a.logprobs is not None
+        assert len(a.token_ids) == len(a.logprobs)
+    assert there.usage.completion_tokens == here.usage.completion_tokens
+    assert remote.chat(HI, **SHORT).text == here.outputs[0].text
+
+
+@pytest.mark.parametrize(
+    "algorithm", [SelfConsistency("text"), BestOfN("logprob"), SelfConsistency("text", weighting="logprob")]
+)
+def test_searches(remote: RemoteLM, lm: LM, algorithm: Any) -> None:
+    here = algorithm.infer(lm, lm.chat_prompt(HI, template="chatml"), 4, **SHORT)
+    there = algorithm.infer(remote, HI, 4, **SHORT)
+    assert there.text == here.text
+    both = algorithm.infer(remote, [HI, "a text"], 2, **SHORT)
+    assert both[0].text in [c.text for c in there.candidates]
+
+
+def test_a_judge_and_events(remote: RemoteLM) -> None:
+    judge = LLMJudge(remote, verdict="number", chat=True)  # type: ignore[arg-type]
+    seen: list[Any] = []
+    best = BestOfN(judge).infer(remote, HI, 3, events=seen.append, **SHORT)
+    assert len(best.scores) == 3
+    assert sum(e.event == "candidate" for e in seen) == 3
+
+
+def test_what_needs_the_model_here_says_so(remote: RemoteLM) -> None:
+    for ask in (
+        lambda: remote.save_state,
+        lambda: LLMJudge(remote),  # type: ignore[arg-type]
+        lambda: remote.generate("a", hidden=True),
+        lambda: remote.generate(tilebeam.Prompt("a", [1, 2])),
+        lambda: Adaptive("text").infer(remote, HI, 4, **SHORT),
+        lambda: tilebeam.BeamSearch(OwnReward.__new__(OwnReward)).infer(remote, "a", 4),
+    ):
+        with pytest.raises(TilebeamError):
+            ask()
+    with pytest.raises(TilebeamError, match="save_state needs the model in this process"):
+        remote.save_state("x", "y")
+
+
+def test_a_hook_cancels(server: Running) -> None:
+    remote = connect(f"{server.url}/v1", model="tiny", at_once=1)
+    output = remote.generate(["a", "b", "c", "d"], n=2, progress=lambda _: False, **SHORT)
+    assert {c.finish_reason for o in output for c in o.outputs} >= {"aborted"}
+    with pytest.raises(tilebeam.SearchCancelled):
+        SelfConsistency("text").infer(remote, ["a", "b", "c", "d"], 2, progress=lambda _: False, **SHORT)
+
+
+class Small(BaseHTTPRequestHandler):
+    """A server that gives one choice, whatever is asked, and tells nothing else."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+    status = 200
+    models = ("a", "b")
+
+    def do_GET(self) -> None:
+        self._say({"data": [{"id": m, "object": "model"} for m in self.models], "object": "list"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Small.asked.append(body)
+        message = {"role": "assistant", "content": f"It is {body['seed'] % 2}."}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        self._say({"id": "x", "object": "chat.completion", "created": 0, "model": "a", "choices": [choice]})
+
+    def _say(self, told: Any) -> None:
+        raw = json.dumps(told if self.status == 200 else {"error": {"message": "no such thing"}}).encode()
+        self.send_response(self.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(Small, "asked", [])
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Small)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}/v1"
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+def test_a_server_that_knows_no_n_is_asked_again(small: str) -> None:
+    vote = SelfConsistency("last-number").infer(connect(small, model="a"), "weather?", 5, seed=10, top_k=7)
+    assert vote.votes == {"0": 3, "1": 2}
+    assert vote.answer == 0
+    assert [b.get("n", 1) for b in Small.asked] == [5, 1, 1, 1, 1]
+    assert sorted(b["seed"] for b in Small.asked) == [10, 11, 12, 13, 14]
+    assert Small.asked[0]["messages"] == [{"role": "user", "content": "weather?"}]
+    assert Small.asked[0]["top_k"] == 7
+    assert "min_p" not in Small.asked[0]
+
+
+def test_errors_are_sentences(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TilebeamError, match="has a, b: connect"):
+        connect(small)
+    lm = connect(small, model="a", max_retries=0)
+    with pytest.raises(TilebeamError, match="tells no log-probabilities"):
+        BestOfN("logprob").infer(lm, "a", 2)
+    monkeypatch.setattr(Small, "status", 404)
+    with pytest.raises(TilebeamError, match=r"refused the request \(404\)"):
+        lm.chat(HI)
+    with pytest.raises(TilebeamError, match="No server can be reached"):
+        connect("http://127.0.0.1:9/v1", model="a", max_retries=0).chat(HI)
