@@ -388,7 +388,7 @@ def run(call: Callable[[], object], program: str = "gguf-repack") -> int:
     except GGUFError as e:
         typer.echo(f"{program}: {e}", err=True)
     except OSError as e:
-        typer.echo(f"{program}: {os_error(e)}", err=True)
+        typer.echo(f"{program}: {os_error(e)}".replace("overwrite=True", "--force"), err=True)
         end_output(e)
     except MemoryError:
         typer.echo(f"{program}: out of memory", err=True)

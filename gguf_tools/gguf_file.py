@@ -228,9 +228,11 @@ class GGUFFile:
         self.close()
 
     def _parse(self, c: _Cursor) -> None:
-        c.fill(min(4, c.end))
+        c.fill(min(9, c.end))
         magic = bytes(c.data[:4])
         if magic != MAGIC:
+            if c.end > 8 and not any(c.data[5:8]) and c.data[8:9] == b"{":  # the length of a header, and the JSON of it
+                raise GGUFError(f"{self.path} is a safetensors file: convert it with llama.cpp's convert_hf_to_gguf.py")
             raise GGUFError(f"{self.path} is not a GGUF file (it begins with {magic!r})")
         c.pos = 4
         self.version = c.number("I")

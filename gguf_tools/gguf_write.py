@@ -123,7 +123,7 @@ def check_output(path: Path, sources: Iterable[Path], overwrite: bool) -> None:
 
 
 def _exists(path: Path) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, "file exists; --force (overwrite=True) replaces it", str(path))
+    return FileExistsError(errno.EEXIST, "file exists; overwrite=True replaces it", str(path))
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@ def figure(errors: Mapping[str, float], title: str) -> Any:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FormatStrFormatter
     except ImportError:
-        raise GGUFError("a heat map needs matplotlib: pip install 'tilebeam[plot]'") from None
+        raise GGUFError("a heat map needs matplotlib: pip install matplotlib") from None
     if not errors:
         raise GGUFError("no weight matrix to draw")
     rows, columns, values = table(errors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,8 @@ from typer.core import TyperCommand, TyperGroup
 WIDEST = 100  # columns; longer lines are hard to read
 _NAMES = 30  # columns of an option's names and values; longer ones get a line of their own
 _NARROWEST = 50
+_MANY = 20  # options, of which the _FIRST that matter come first
+_FIRST = 8
 
 Row = tuple[str, str]
 
@@ -42,14 +44,23 @@ def help_of(command: Any, ctx: Any) -> str:
 def _sections(command: Any, ctx: Any) -> Iterator[tuple[str, list[Row]]]:
     """Return headings, and what is listed below them."""
     sections: dict[str, list[Row]] = {"Arguments": [], "Options": []}
-    for parameter in command.get_params(ctx):
+    parameters = command.get_params(ctx)
+    first: list[Any] = []
+    if len(parameters) > _MANY:
+        ordered = (p for flag in command.first for p in parameters if flag in p.opts)
+        first = list(dict.fromkeys(ordered))[:_FIRST]
+    for parameter in (*first, *(p for p in parameters if p not in first)):
         row = parameter.get_help_record(ctx)
         if row is None:
             continue
-        kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-        sections.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(row)
-    commands: Iterable[tuple[str, Any]] = getattr(command, "commands", {}).items()
-    sections["Commands"] = [(name, part.get_short_help_str(limit=1000)) for name, part in commands if not part.hidden]
+        kind = "Arguments" if parameter.param_type_name == "argument" else "Further options" if first else "Options"
+        heading = "Options" if parameter in first else getattr(parameter, "rich_help_panel", None) or kind
+        sections.setdefault(heading, []).append(row)
+    sections["Further options"] = sections.pop("Further options", [])  # the last
+    for name, part in getattr(command, "commands", {}).items():
+        if not part.hidden:
+            heading = getattr(part, "rich_help_panel", None) or "Commands"
+            sections.setdefault(heading, []).append((name, part.get_short_help_str(limit=1000)))
     return ((heading, rows) for heading, rows in sections.items() if rows)
 
 
@@ -82,14 +93,24 @@ _given: ContextVar[dict[str, Any]] = ContextVar("given")
 
 
 def options_given() -> dict[str, Any]:
-    """Return the values of all options of the command that runs, defaults included, by their long flags."""
+    """Return the name of the command that runs under "command", and the values of all its options, defaults included,
+    under their long flags."""
     return _given.get()
 
 
-class _Command(TyperCommand):
+class Command(TyperCommand):
+    """A command with this help.
+
+    Attributes:
+        first: options that matter first, by a flag of each: where a command has many, its help begins with eight.
+    """
+
+    first: Sequence[str] = ()
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        _given.set({max(p.opts, key=len): ctx.params[p.name] for p in self.params if p.name in ctx.params})
+        options = {max(p.opts, key=len): ctx.params[p.name] for p in self.params if p.name in ctx.params}
+        _given.set({"command": ctx.info_name} | options)
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -110,20 +131,27 @@ class _Command(TyperCommand):
         formatter.write(help_of(self, ctx) + "\n")
 
 
-class _Group(TyperGroup):
+class Group(TyperGroup):
+    """A group of commands with this help."""
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         formatter.write(help_of(self, ctx) + "\n")
 
 
 class App(typer.Typer):
-    """A typer application with this help, and usage errors without boxes."""
+    """A typer application with this help, and usage errors without boxes.
 
-    def __init__(self, **settings: Any) -> None:
+    Args:
+        command_class: of its commands.
+        settings: typer's.
+    """
+
+    def __init__(self, command_class: type[Command] = Command, cls: type[Group] = Group, **settings: Any) -> None:
+        self._command_class = command_class
         super().__init__(
-            cls=_Group,
+            cls=cls,
             rich_markup_mode=None,
-            add_completion=False,
             pretty_exceptions_enable=False,
             context_settings={"help_option_names": ["-h", "--help"]},
             **settings,
@@ -131,4 +159,4 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         """Register a command, as typer's decorator does."""
-        return super().command(name, cls=_Command, **settings)
+        return super().command(name, cls=self._command_class, **settings)

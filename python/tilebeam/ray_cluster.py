@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from tilebeam.errors import TilebeamError
+from tilebeam.extras import how_to_install
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def package(name: str, option: str, extra: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise TilebeamError(
-            f"{option} needs {'Ray' if name == 'ray' else 'Ray Serve'} ({error}): pip install 'tilebeam[{extra}]'."
+            f"{option} needs {'Ray' if name == 'ray' else 'Ray Serve'} ({error}): {how_to_install(extra)}"
         ) from None
 
 

@@ -165,7 +165,7 @@ def test_votes_and_shares_go_by_the_extractors_equality() -> None:
 
 def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilebeam.answers.formulas.find_spec", lambda _: None)
-    with pytest.raises(TilebeamError, match=re.escape("pip install 'tilebeam[math]'")):
+    with pytest.raises(TilebeamError, match=re.escape("pip install 'math-verify")):
         extractor("math")
 
 

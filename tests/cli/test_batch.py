@@ -124,6 +124,7 @@ def test_other_settings_are_refused_by_name(model: Path, tmp_path: Path) -> None
         assert "--overwrite" in ran.err
     ran = Ran("best-of-n", "-m", model, "-f", asked, "-o", out, "-N", 2, "-n", 4, *QUICK)
     assert '--extract was "text", is null' in ran.err
+    assert 'command was "vote", is "best-of-n"' in ran.err
     assert out.read_text() == before
     Ran(*flags, "--html", tmp_path / "p.html").fails_with("--html", "-o")
     Ran(*flags[:-2][:5], "--overwrite", *QUICK).fails_with("--overwrite is for the file of -o")

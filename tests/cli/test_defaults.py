@@ -58,10 +58,10 @@ OTHERS = {
     ("perplexity", "--batch-size"): 2048,
     ("imatrix", "--ctx-size"): 512,
     ("diff", "--ctx-size"): 64,  # one batch
-    ("diff", "--device"): "cpu,npu",
+    ("diff", "--device"): "cpu,tilebeam",
     ("bench", "--batch-size"): "2048",  # lists
-    ("bench", "--device"): "cpu,npu",
-    ("eval", "--device"): "npu",  # results say where they were made
+    ("bench", "--device"): "cpu,tilebeam",
+    ("eval", "--device"): "tilebeam",  # results say where they were made
 }
 
 

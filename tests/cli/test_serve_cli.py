@@ -338,7 +338,7 @@ def test_what_cannot_be_served_is_one_sentence(path: Path, tmp_path: Path) -> No
         assert "must be a JSON object" in failing("-m", str(path), "--port", "0", "--chat-template-kwargs", variables)
     taken = ("-m", str(path), "--port", "0", "--chat-template", "chatml", "--chat-template-kwargs", '{"a": 1}')
     assert "'chatml' has no variables" in failing(*taken)
-    assert "--devices: for the NPU only" in failing("-m", str(path), "--device", "cpu", "--devices", "2")
+    assert "--devices: for Tilebeam only" in failing("-m", str(path), "--device", "cpu", "--devices", "2")
     assert "use --prm or --orm" in failing("-m", str(path), "--reward-tag", "x")
     (tmp_path / "keys").write_text("\n")
     states = ("-m", str(path), "--port", "0", "--state-dir", str(tmp_path / "states"))
@@ -359,7 +359,7 @@ def test_what_cannot_be_served_is_one_sentence(path: Path, tmp_path: Path) -> No
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "find_spec", lambda name: None if name == "uvicorn" else object())
-    with pytest.raises(TilebeamError, match=r"missing: uvicorn\. Install them with: pip install 'tilebeam\[server\]'"):
+    with pytest.raises(TilebeamError, match=r"missing: uvicorn\. Install them with: pip install 'fastapi"):
         server.check_packages()
 
 

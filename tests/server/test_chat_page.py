@@ -19,7 +19,7 @@ from tilebeam.server.models import Entry
 
 # What the page asks the server is kept in `window.asked`.
 WATCH = """(() => { const real = window.fetch; window.asked = [];
-  window.fetch = (path, given) => { asked.push(JSON.parse(given.body)); return real(path, given); }; })()"""
+  window.fetch = (to, given) => { if (given.body) asked.push(JSON.parse(given.body)); return real(to, given); }; })()"""
 HOSTILE = r"""<script>window.ran = 1</script> <img src=x onerror="window.ran = 1"> <b onclick="window.ran = 1">b</b>
 [a](javascript:window.ran=1) [b](JaVaScRiPt&colon;window.ran=1) <javascript:window.ran=1> [c](data:text/html,x)
 ![d](http://127.0.0.1:1/x.png) [e](https://example.org "x\" onmouseover=\"window.ran=1")
@@ -50,11 +50,8 @@ def fresh(tab: browser_kit.Tab, server: Running, **values: str) -> None:
 
 def put(tab: browser_kit.Tab, **values: str) -> None:
     for name, value in values.items():
-        tab.run(
-            f"at({name!r}).value = {json.dumps(value)}, at({name!r}).dispatchEvent(new Event('change'))".replace(
-                "at(", "document.getElementById("
-            )
-        )
+        tab.run(f"client.at[{name!r}].value = {json.dumps(value)}")
+        tab.run(f"client.at[{name!r}].dispatchEvent(new Event('change', {{ bubbles: true }}))")
 
 
 def ask(tab: browser_kit.Tab, question: str, *, wait: bool = True) -> None:
@@ -123,6 +120,13 @@ def test_a_conversation(tab: browser_kit.Tab, server: Running) -> None:
     tab.until("document.getElementById('stop').hidden && document.querySelectorAll('.turn').length === 4")
     assert tab.run("asked[0].messages.length") == 4
     assert said(tab) == before  # the model is sure at temperature 0
+    tab.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    click(tab, ".assistant .copy")
+    assert tab.run("copied") == text
+    click(tab, ".edit")
+    tab.press("Escape")
+    assert tab.run("document.getElementById('question').value") == ""
+    assert said(tab) == before
     click(tab, ".edit")
     assert tab.run("document.getElementById('question').value") == "and then"
     ask(tab, "and now")
@@ -259,10 +263,13 @@ def test_keys_and_errors(tab: browser_kit.Tab, lm: LM) -> None:
         assert tab.run("document.getElementById('wrong').textContent") == "Invalid API key."
         assert said(tab) == ["how many"]
         put(tab, key="secret")
+        tab.until("client.at.model.options.length > 0")  # which models there are is told to those with a key only
+        put(tab, model="other")
         click(tab, ".answer")  # the question again
         tab.until("document.querySelectorAll('.assistant .note').length === 1")
         tab.until("document.getElementById('stop').hidden")
         assert tab.run("document.getElementById('wrong').textContent") == ""
+        assert tab.run("asked.at(-1).model") == "other"
         assert "secret" not in tab.run("JSON.stringify(localStorage) + document.cookie")
 
 

@@ -56,7 +56,7 @@ def test_the_command_line_gives_it_too() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--device", "cpu"), "--deterministic: for the NPU only"),
+        (("--device", "cpu"), "--deterministic: for Tilebeam only"),
         (("--lookup",), "deterministic and lookup exclude each other"),
         (("--draft", MODEL), "deterministic and a draft model exclude each other"),
     ],

@@ -10,6 +10,7 @@ from tilebeam.answers.extract import framed
 from tilebeam.answers.normalize import faithful_math
 from tilebeam.answers.numbers import with_commas
 from tilebeam.errors import TilebeamError
+from tilebeam.extras import how_to_install
 from tilebeam.sandbox.worker_process import WorkerProcess
 
 
@@ -29,7 +30,7 @@ class MathAnswer:
 
     def __init__(self, *, timeout: int = 5) -> None:
         if find_spec("math_verify") is None:
-            raise TilebeamError("Mathematical answers need the math-verify library: pip install 'tilebeam[math]'.")
+            raise TilebeamError(f"Mathematical answers need the math-verify library: {how_to_install('math')}")
         if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 1:
             raise TilebeamError(f"timeout must be a whole number of seconds of at least 1, not {timeout!r}.")
         self.timeout = timeout

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Options that say where prompts come from and results go, or how the machine runs: they change no result's meaning.
 _ASIDE = re.compile(
     "--(model|hf.*|prompt|file|field|out|overwrite|json|html|verbose|display-prompt|"
-    "device|threads|parallel|executor|devices|memory-limit|draft|lookup|no-speculation)"
+    "device|n-gpu-layers|flash-attn|mlock|threads|parallel|executor|devices|memory-limit|draft|lookup|no-speculation)"
 )
 
 

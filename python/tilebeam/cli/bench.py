@@ -15,7 +15,8 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import BACKENDS, Backend, default_threads
+from tilebeam.model.hub import missing
+from tilebeam.model.load_options import Backend, backend, default_threads
 
 if TYPE_CHECKING:
     from tilebeam.measure.benchmark import Row
@@ -73,14 +74,14 @@ class BenchOptions:
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Timed runs of each test.")] = 5
     output: Annotated[Format, typer.Option("-o", "--output", help="Format on stdout.")] = "md"
     device: Annotated[str, typer.Option("--device", "-dev", help="Devices, comma separated; their runs alternate.")] = (
-        "cpu,npu"
+        "cpu,tilebeam"
     )
     no_warmup: Annotated[bool, typer.Option("--no-warmup", help="No untimed run before the timed ones.")] = False
     executor: ExecutorOption = None
     devices: Devices = None
     memory_limit: MemoryLimit = None
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The NPU also in its deterministic mode, in turns with the others.")
+        bool, typer.Option("--deterministic", help="Tilebeam also in its deterministic mode, in turns with the others.")
     ] = False
     lora: LoraOptions
     cpu_model: Annotated[
@@ -165,15 +166,14 @@ def _planned(o: BenchOptions) -> BenchPlan:
     """
     from tilebeam.measure.throughput import Case
 
-    names = [d.strip().lower() for d in o.device.split(",")]
-    devices = [known for name in names for known in BACKENDS if name == known]
-    if len(devices) < len(names):
-        raise TilebeamError(f"--device {o.device!r}: devices are cpu and npu, separated by commas.")
+    devices = [found for name in o.device.split(",") if (found := backend(name))]
+    if len(devices) <= o.device.count(","):
+        raise TilebeamError(f"--device {o.device!r}: devices are cpu and tilebeam, separated by commas.")
     if len(set(devices)) != len(devices):
         raise TilebeamError(f"--device {o.device!r} names a device twice.")
     for model in (*o.model, *([o.cpu_model] if o.cpu_model else [])):
         if not model.is_file():
-            raise TilebeamError(f"{model} does not exist." if not model.exists() else f"{model} is not a file.")
+            raise TilebeamError(missing(model) if not model.exists() else f"{model} is not a file.")
     if o.repetitions < 1:
         raise TilebeamError(f"-r must be at least 1, not {o.repetitions}.")
     cases = []
@@ -192,7 +192,7 @@ def _planned(o: BenchOptions) -> BenchPlan:
             raise TilebeamError(f"-b {n_batch} is less than the {most} sequences of -npl; every batch must hold them.")
     turns: list[tuple[str, Backend, bool]] = [(str(device), device, False) for device in devices]
     if o.deterministic:
-        turns.append(("npu-deterministic", BACKENDS[0], True))
+        turns.append(("npu-deterministic", "npu", True))
     return BenchPlan(o, turns, batches, cases)
 
 

@@ -34,7 +34,7 @@ class MarkdownWriter:
         ("model", -22),
         ("size", 10),
         ("params", 8),
-        ("device", -6),
+        ("device", -8),
         ("threads", 7),
         ("npl", 3),
         ("test", -10),
@@ -63,7 +63,7 @@ class MarkdownWriter:
                 row.model_type,
                 size(row.model_size),
                 count(row.model_n_params),
-                row.device,
+                row.device.replace("npu", "tilebeam"),
                 str(row.n_threads),
                 str(row.n_parallel),
                 row.test,
@@ -82,7 +82,9 @@ class MarkdownWriter:
         if self._started:
             print(f"\ntilebeam {__version__}, {cpu_info()}; vs cpu: median (min-max) of the ratios of adjacent runs")
         for path, share in self._partly.items():
-            print(f"{path}: the npu multiplies by {share:.0%} of the bytes of the weight matrices, the cpu by the rest")
+            print(
+                f"{path}: tilebeam multiplies by {share:.0%} of the bytes of the weight matrices, the cpu by the rest"
+            )
 
 
 class JsonWriter:

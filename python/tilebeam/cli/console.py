@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import time
 import warnings
@@ -42,6 +43,20 @@ R = TypeVar("R")
 
 # Width of output that nobody watches (a pipe, a log): wide enough for tables, narrow enough to read.
 _PIPE_WIDTH = 100
+# Arguments that sentences of the library name, and what the command line calls them.
+_OPTIONS = {
+    "n_ctx": "-c",
+    "n_seq_max": "-np",
+    "n_batch": "-b",
+    "n_ubatch": "-ub",
+    "max_tokens": "-n",
+    "n_gpu_layers": "-ngl",
+    "device": "--device",
+    "memory_limit": "--memory-limit",
+    "type_k": "-ctk",
+    "type_v": "-ctv",
+    "overwrite": "--force",
+}
 # Between lines of progress where no bar can be drawn.
 _SECONDS_BETWEEN_LINES = 10.0
 # By how fast it went so long ago the time that is left is told; a step may take minutes.
@@ -61,10 +76,20 @@ def err() -> Console:
 def fail(sentence: str, status: int = 1) -> NoReturn:
     """Print one sentence to stderr and leave with an exit code."""
     console = err()
-    console.print(
-        Text.assemble(("tilebeam: ", "bold red"), " ".join(sentence.split()).removeprefix("tilebeam: ")), soft_wrap=True
-    )
+    said = as_options(" ".join(sentence.split()).removeprefix("tilebeam: "))
+    console.print(Text.assemble(("tilebeam: ", "bold red"), said), soft_wrap=True)
     raise typer.Exit(status)
+
+
+def as_options(sentence: str) -> str:
+    """Rewrite what a sentence of the library says of arguments: for the shell they are options."""
+
+    def option(match: re.Match[str]) -> str:
+        return f"{_OPTIONS[match[1]]} {match[3]}" if match[3] not in (None, "True") else _OPTIONS[match[1]]
+
+    # device and overwrite are words, too: only before a value
+    names = "|".join(name if "_" in name else f"{name}(?==)" for name in _OPTIONS)
+    return re.sub(rf'(?<![\w.-])({names})(?:=("?)([\w-]+)\2)?(?![\w=])', option, sentence)
 
 
 def sentences(command: Callable[P, R], status: int = 1) -> Callable[P, R]:
@@ -101,7 +126,7 @@ def _warnings_as_sentences() -> Iterator[None]:
             if not issubclass(category, PlacementWarning):
                 former(message, category, *where, **more)
                 return
-            err().print(Text.assemble(("tilebeam: ", "bold yellow"), str(message)), soft_wrap=True)
+            err().print(Text.assemble(("tilebeam: ", "bold yellow"), as_options(str(message))), soft_wrap=True)
 
         warnings.showwarning = show
         yield
@@ -212,12 +237,15 @@ def about(lm: LM) -> str:
     from tilebeam.model.device_choice import summary
 
     info = lm.info
-    spread = f", layers {'+'.join(map(str, info.layers))} on {len(info.layers)} devices" if len(info.layers) > 1 else ""
-    where = f"npu ({info.executor} executor{spread})" if info.device == "npu" else "cpu (stock backend)"
-    where += f", {summary(info.matrices)}" if info.device == "npu" and info.device_share < 1 else ""
+    how = [f"{info.threads} thread{'s' * (info.threads > 1)}", info.kernels.upper().replace("AVX512", "AVX-512 ")]
+    how += [info.executor] if info.executor not in (None, "thread") else []
+    if len(info.layers) > 1:
+        how.append(f"layers {'+'.join(map(str, info.layers))} on {len(info.layers)} devices")
+    how += [summary(info.matrices)] if info.device == "npu" and info.device_share < 1 else []
+    where = f"{'tilebeam' if info.device == 'npu' else 'cpu (stock)'}: {', '.join(filter(None, how))}"
     form = " (repacked)" if info.repacked else ""
     form += "".join(f" + {path}" if scale == 1 else f" + {path} x {scale:g}" for path, scale in info.lora)
-    return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} slots"
+    return f"{lm.description}{form}, {where}, {info.n_ctx} cells, {info.n_seq_max} slot{'s' * (info.n_seq_max > 1)}"
 
 
 def about_reward(scorer: RewardModel | OwnReward) -> str:

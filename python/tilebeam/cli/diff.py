@@ -12,7 +12,7 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import ExecutorOption, Json, Model, Threads
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import BACKENDS, Backend, LoadOptions, default_threads
+from tilebeam.model.load_options import BACKENDS, Backend, LoadOptions, backend, default_threads
 from tilebeam.text_files import read_corpus
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ _TEXT = (
 
 def diff(
     model: Model,
-    device: Annotated[
-        str, typer.Option("--device", help="Two devices; the first is the reference.")
-    ] = f"{BACKENDS[1]},{BACKENDS[0]}",
+    device: Annotated[str, typer.Option("--device", help="Two devices; the first is the reference.")] = "cpu,tilebeam",
     file: Annotated[
         Path | None, typer.Option("-f", "--file", help="Text to read; default: one that is built in.")
     ] = None,
@@ -55,7 +53,7 @@ def diff(
 
     Exit status: 0 if no tensor deviates, 1 if one does, 2 for errors.
 
-    Example: tilebeam diff -m model.gguf --device cpu,npu
+    Example: tilebeam diff -m model.gguf --device cpu,tilebeam
     """
     from tilebeam.measure.deviation import Recorder, deviations, first_beyond
 
@@ -77,11 +75,9 @@ def diff(
 
 
 def _devices(text: str) -> tuple[Backend, Backend]:
-    known: dict[str, Backend] = {name: name for name in BACKENDS}
-    given = [name.strip() for name in text.split(",")]
-    found = [known[name] for name in given if name in known]
-    if len(given) != 2 or len(found) != 2:
-        raise TilebeamError(f"--device {text}: give two of {', '.join(BACKENDS)}, such as cpu,npu.")
+    found = [known for name in text.split(",") if (known := backend(name))]
+    if len(found) != 2 or text.count(",") != 1:
+        raise TilebeamError(f"--device {text}: give two of tilebeam and cpu, such as cpu,tilebeam.")
     return found[0], found[1]
 
 

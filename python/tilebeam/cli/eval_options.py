@@ -23,7 +23,8 @@ from tilebeam.cli.options import (
 )
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
-from tilebeam.model.load_options import BACKENDS, LoadOptions, default_threads
+from tilebeam.model.hub import missing
+from tilebeam.model.load_options import BACKENDS, LoadOptions, backend, default_threads
 from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class TimingOptions:
 class PlaceOptions:
     """Where and how models run."""
 
-    device: Annotated[str, running_option("--device", help="npu, cpu, or both.")] = BACKENDS[0]
+    device: Annotated[str, running_option("--device", help="tilebeam, cpu, or both.")] = BACKENDS[0]
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
     lookup: Annotated[
@@ -297,17 +298,17 @@ def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFil
         if not name or "/" in name:
             raise TilebeamError(f"{option} {spec!r}: a name must not be empty or hold a slash.")
         if not Path(path).is_file():
-            raise TilebeamError(f"{option} {path} does not exist.")
+            raise TilebeamError(f"{option}: {missing(path)}")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
 
 
 def known_devices(text: str) -> tuple[str, ...]:
     """Split a list of backends, and refuse unknown ones."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if unknown := [n for n in names if n not in BACKENDS]:
-        raise TilebeamError(f"--device must be one of {', '.join(BACKENDS)}, not {unknown[0]!r}.")
-    return names
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if unknown := [n for n in names if backend(n) is None]:
+        raise TilebeamError(f"--device must be tilebeam, cpu, or both, not {unknown[0]!r}.")
+    return tuple(found for name in names if (found := backend(name)))
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

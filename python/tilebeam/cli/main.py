@@ -18,12 +18,12 @@ import typer
 from tilebeam.cli import (
     bench,
     chat,
-    console,
     diff,
     doctor,
     evaluate,
     generate,
     imatrix,
+    models,
     perplexity,
     reward,
     score,
@@ -31,9 +31,12 @@ from tilebeam.cli import (
     serve,
     trace,
 )
+from tilebeam.cli.commands import Command, Group, prepared
 from tilebeam.gguf.help_text import App
 
 app = App(
+    Command,
+    Group,
     name="tilebeam",
     help="Test-time scaling for GGUF models on local hardware. Start with: tilebeam doctor",
     no_args_is_help=True,
@@ -57,30 +60,37 @@ def _root(
     del version
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "doctor": doctor.doctor,
-    "chat": chat.chat,
-    "generate": generate.generate,
-    "best-of-n": search.best_of_n,
-    "vote": search.vote,
-    "beam": search.beam,
-    "dvts": search.dvts,
-    "adaptive": search.adaptive,
-    "tir": search.tir,
-    "bench": bench.bench,
-    "perplexity": perplexity.perplexity,
-    "imatrix": imatrix.imatrix,
-    "diff": diff.diff,
-    "trace": trace.trace,
-    "score": score.score,
-    "reward-head": score.reward_head,
-    "eval": evaluate.evaluate,
-    "serve": serve.serve,
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Ask a model": {"chat": chat.chat, "generate": generate.generate},
+    "Search for a better answer": {
+        "vote": search.vote,
+        "best-of-n": search.best_of_n,
+        "adaptive": search.adaptive,
+        "beam": search.beam,
+        "dvts": search.dvts,
+        "tir": search.tir,
+    },
+    "Serve": {"serve": serve.serve},
+    "Measure": {
+        "eval": evaluate.evaluate,
+        "bench": bench.bench,
+        "perplexity": perplexity.perplexity,
+        "diff": diff.diff,
+        "trace": trace.trace,
+    },
+    "Models and files": {
+        "models": models.models,
+        "doctor": doctor.doctor,
+        "imatrix": imatrix.imatrix,
+        "score": score.score,
+        "reward-head": score.reward_head,
+    },
 }
-for _name, _command in _COMMANDS.items():
-    # As diff(1) has it, 1 says that something differs.
-    app.command(_name)(console.sentences(_command, status=2 if _name == "diff" else 1))
-app.add_typer(reward.app, name="reward")
+for _heading, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        # As diff(1) has it, 1 says that something differs.
+        app.command(_name, rich_help_panel=_heading)(prepared(_command, status=2 if _name == "diff" else 1))
+app.add_typer(reward.app, name="reward", rich_help_panel=_heading)
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:

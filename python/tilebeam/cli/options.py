@@ -47,24 +47,30 @@ DeviceOption = Annotated[
     model_option(
         "--device",
         "-dev",
-        help="npu: Tilebeam; cpu: llama.cpp's own CPU backend; auto: npu, unless it multiplies by few of the matrices.",
+        help="tilebeam (or npu); cpu: llama.cpp's own CPU backend; auto: tilebeam, unless it multiplies by few of the "
+        "matrices.",
     ),
 ]
+GpuLayers = Annotated[
+    int, model_option("-ngl", "--gpu-layers", "--n-gpu-layers", min=-1, help="Layers on Tilebeam's device; -1: all.")
+]
+FlashAttn = Annotated[bool, model_option("-fa/-nofa", "--flash-attn/--no-flash-attn", help="Flash attention.")]
 Threads = Annotated[
     int | None, model_option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.")
 ]
 ExecutorOption = Annotated[
-    Executor | None, model_option("--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.")
+    Executor | None,
+    model_option("--executor", help="The device as threads, as a process, or as Hexagon code in an emulator."),
 ]
 Devices = Annotated[
     int | None,
     model_option(
-        "--devices", min=1, max=MAX_DEVICES, help="NPU sessions to spread the model over; default: one, or as needed."
+        "--devices", min=1, max=MAX_DEVICES, help="Devices to spread the model over; default: one, or as needed."
     ),
 ]
 MemoryLimit = Annotated[
     str | None,
-    model_option("--memory-limit", help="Address space of a session, such as 2GiB, or a list such as 2GiB,4GiB."),
+    model_option("--memory-limit", help="Address space of a device, such as 2GiB, or a list such as 2GiB,4GiB."),
 ]
 CacheTypeK = Annotated[KvType, model_option("-ctk", "--cache-type-k", help="KV cache type for K.")]
 CacheTypeV = Annotated[KvType, model_option("-ctv", "--cache-type-v", help="KV cache type for V.")]
@@ -101,7 +107,9 @@ Deterministic = Annotated[
         help="The same bits whatever else runs, for however many samples; slower, and guesses nothing.",
     ),
 ]
-CtxSize = Annotated[int, model_option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.")]
+CtxSize = Annotated[
+    int, model_option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences; 256 or a multiple.")
+]
 Sequences = Annotated[
     int, model_option("-np", "--parallel", min=1, max=MAX_SEQUENCES, help="Samples that decode together.")
 ]
@@ -112,6 +120,8 @@ class RunOptions:
     """Options of the device and of how models run on it."""
 
     device: DeviceOption = LoadOptions.device
+    n_gpu_layers: GpuLayers = LoadOptions.n_gpu_layers
+    flash_attn: FlashAttn = LoadOptions.flash_attn
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
     devices: Devices = LoadOptions.devices
@@ -121,8 +131,8 @@ class RunOptions:
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:
-        """Return the same for a second model on another device; options that only the NPU has are left out on the
-        CPU."""
+        """Return the same for a second model on another device; options that only Tilebeam has are left out
+        on the CPU."""
         if device == "cpu":
             run = replace(self, executor=None, devices=None, memory_limit=None, deterministic=False)
             return replace(run, device=device)
@@ -132,12 +142,12 @@ class RunOptions:
         """Return them as arguments of `tilebeam.load`.
 
         Raises:
-            TilebeamError: the CPU backend is asked for, and something that only the NPU has.
+            TilebeamError: the CPU backend is asked for, and something that only Tilebeam has.
         """
         npu_only = {"--executor": self.executor, "--devices": self.devices, "--memory-limit": self.memory_limit}
         npu_only["--deterministic"] = self.deterministic or None
         if self.device == "cpu" and (given := [name for name, value in npu_only.items() if value is not None]):
-            raise TilebeamError(f"{', '.join(given)}: for the NPU only, which --device cpu leaves aside.")
+            raise TilebeamError(f"{', '.join(given)}: for Tilebeam only, which --device cpu leaves aside.")
         return vars(self) | {"memory_limit": self.memory_limit.split(",") if self.memory_limit else None}
 
 
@@ -215,6 +225,8 @@ class ModelOptions:
                 self.model, n_ctx=self.ctx_size, n_seq_max=slots, lora=lora, hidden_layer=hidden_layer, **arguments
             )
         console.err().print(console.about(lm), style="dim")
+        if self.ctx_size < 256 <= lm.n_ctx:
+            console.err().print(f"-c {self.ctx_size}: a context has at least {lm.n_ctx} cells", style="dim")
         return lm
 
 
@@ -238,6 +250,7 @@ Chat = Annotated[
     bool | None,
     typer.Option(
         "--chat/--no-chat",
+        "-cnv/-no-cnv",
         " /--raw",
         help="Wrap the prompt in the model's chat template, or take it as it is; default: if the file has one.",
         show_default=False,

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import Backend, LoadOptions, default_threads
+from tilebeam.model.load_options import Device, default_threads
 from tilebeam.native.npu_options import Numerics, Softmax
 from tilebeam.text_files import read_corpus
 
@@ -39,7 +39,7 @@ class PerplexityOptions:
         typer.Option("--kl-base", help="What to compare with: a GGUF file of the unquantized model, run beside."),
     ] = None
     base_device: Annotated[
-        Backend | None,
+        Literal["tilebeam", "cpu", "npu"] | None,
         typer.Option("--kl-base-device", help="Where the base runs; default: cpu, unless it is repacked."),
     ] = None
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=4, help="Tokens per window.")] = 512
@@ -49,9 +49,6 @@ class PerplexityOptions:
         typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode; several windows if they fit."),
     ] = 2048
     ubatch_size: Annotated[int, typer.Option("-ub", "--ubatch-size", min=1, help="Most tokens per graph.")] = 512
-    flash_attn: Annotated[bool, typer.Option("-fa/-nofa", "--flash-attn/--no-flash-attn", help="Flash attention.")] = (
-        LoadOptions.flash_attn
-    )
     numerics: Annotated[
         Numerics | None,
         typer.Option("--numerics", help="NPU: int8 per 32 inputs (default) or, in prompts, per 256; or FP16 operands."),
@@ -136,7 +133,6 @@ def _load(r: PerplexityOptions, path: Path, run: RunOptions, lora: LoraOptions) 
             n_seq_max=parallel,
             n_batch=r.batch_size,
             n_ubatch=min(r.ubatch_size, r.batch_size),
-            flash_attn=r.flash_attn,
             lora=lora.adapters(),
         )
 
@@ -145,7 +141,7 @@ def _load_base(r: PerplexityOptions, path: Path) -> LM:
     """Load the base, on the CPU unless only the NPU can read it or it was asked for."""
     from tilebeam import gguf as gguf_tools
 
-    device: Backend = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
+    device: Device = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
     return _load(r, path, r.run.on(device), LoraOptions())
 
 

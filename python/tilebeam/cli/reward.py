@@ -14,6 +14,7 @@ import typer
 from rich.markdown import Markdown
 
 from tilebeam.cli import console
+from tilebeam.cli.commands import Command, prepared
 from tilebeam.cli.options import Json, ModelOptions, TaskTextOptions, grouped
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
 from tilebeam.errors import TilebeamError
@@ -34,7 +35,12 @@ if TYPE_CHECKING:
 _task = partial(typer.Option, rich_help_panel="Task")
 _fit_option = partial(typer.Option, rich_help_panel="Fit")
 
-app = App(name="reward", help="Train a reward head on a model's own hidden states, and test one.", no_args_is_help=True)
+app = App(
+    Command,
+    name="reward",
+    help="Train a reward head on a model's own hidden states, and test one.",
+    no_args_is_help=True,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +194,8 @@ def rate(
     _finish(found, out, [], json_)
 
 
-app.command("train")(console.sentences(train))
-app.command("test")(console.sentences(rate))
+app.command("train")(prepared(train))
+app.command("test")(prepared(rate))
 
 
 @contextmanager

@@ -49,6 +49,7 @@ class LoadInfo:
             that ranks; None: it does not say.
         hidden_layer: samples' hidden states are those behind this layer, None: behind the final norm.
         deterministic: results do not depend on what else is computed beside them.
+        kernels: the device's kernel set, such as "avx2"; "" on the CPU.
     """
 
     path: str
@@ -71,6 +72,7 @@ class LoadInfo:
     pooling: str | None = None
     hidden_layer: int | None = None
     deterministic: bool = False
+    kernels: str = ""
 
     @property
     def device_share(self) -> float:
@@ -353,7 +355,7 @@ class Core:
 
     @property
     def description(self) -> str:
-        """llama.cpp's one-line description of the model."""
+        """Family, size and type in a line, such as "qwen2 0.5B Q4_K_M"."""
         with self._dispatcher.using():
             return self._model.description()
 

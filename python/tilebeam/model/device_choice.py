@@ -88,7 +88,7 @@ def warning(path: str, groups: Sequence[MatrixGroup], backend: Backend, *, repac
     return (
         f"{name} runs on the CPU backend as a whole, because {why}, which leaves it {left} of the bytes of the weight "
         f"matrices, and a model that is cut so often is slower than on the CPU alone{advice}; "
-        'device="npu" (--device npu) forces the device.'
+        'device="tilebeam" forces the device.'
     )
 
 

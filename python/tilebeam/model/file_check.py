@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.model.cache_size import Cache, cache_of
+from tilebeam.model.hub import missing
 from tilebeam.model.load_options import Verify
 from tilebeam.model.lora import CheckedAdapter, read_adapters
 from tilebeam.model.placement import Weights, adapted, weights_of
@@ -101,7 +102,7 @@ def inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[
     """
     path = Path(model)
     if not path.exists():
-        raise TilebeamError(f"{path} does not exist.")
+        raise TilebeamError(missing(path))
     if not path.is_file():
         raise TilebeamError(f"{path} is not a file.")
     from tilebeam import gguf as gguf_tools

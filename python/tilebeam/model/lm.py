@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from tilebeam.gguf import GGUFError, open_gguf
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.model.chatting import Chatting
 from tilebeam.model.embeddings import Embeddings
+from tilebeam.model.hub import local_file
 from tilebeam.model.reads import Reads
 from tilebeam.native.releases import installed
 from tilebeam.prompt import PromptLike
@@ -35,6 +38,23 @@ class LM(Chatting, Reads, Embeddings):
     between two steps; what generates goes on behind it, and long readings take turns with it. In a child of fork()
     every call raises `TilebeamError`: load the model there.
     """
+
+    @classmethod
+    def from_pretrained(cls, repo_id: str, filename: str | None = None, quant: str | None = None, **options: Any) -> LM:
+        """Load a model of Hugging Face's hub, which is downloaded if need be.
+
+        Args:
+            repo_id: owner/repo.
+            filename: a file of it, or a pattern that fits one model, such as "*q8_0.gguf".
+            quant: such as "Q8_0"; without it and filename Q4_K_M, else Q8_0, else the first model.
+            options: of `tilebeam.load`.
+
+        Raises:
+            TilebeamError: as `tilebeam.load`, or the model cannot be had.
+        """
+        path = local_file(f"{repo_id}:{quant}" if quant else repo_id, filename)
+        loaded: LM = import_module("tilebeam.model.loader").load(path, **options)  # which imports this module
+        return loaded
 
     @contextmanager
     def keep_prefixes(self) -> Iterator[None]:

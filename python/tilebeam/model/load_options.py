@@ -15,12 +15,13 @@ from tilebeam.checks import is_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.native.npu_options import Executor
 
-# Where a model can run; "auto" is what `tilebeam.model.device_choice` makes of the file.
+# Where a model can run: "npu" within the program, which people call "tilebeam", too; "auto" is what
+# `tilebeam.model.device_choice` makes of the file.
 Backend = Literal["npu", "cpu"]
-Device = Literal["auto", "npu", "cpu"]
+Device = Literal["auto", "tilebeam", "cpu", "npu"]
 KvType = Literal["f16", "f32", "q8_0", "q4_0"]
 Verify = Literal["once", "always", "never"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
+BACKENDS = ("tilebeam", "cpu")  # for people
 DEVICES: tuple[Device, ...] = get_args(Device)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
 MAX_SEQUENCES = 256  # llama.cpp's limit
@@ -78,7 +79,7 @@ class LoadOptions:
         _within("devices", self.devices, 1, MAX_DEVICES, none=True)
         _within("hidden_layer", self.hidden_layer, 0, 2**31 - 1, none=True)
         return CheckedOptions(
-            device=self.device,
+            device="npu" if self.device == "tilebeam" else self.device,
             n_ctx=(self.n_ctx + 255) // 256 * 256,
             n_seq_max=self.n_seq_max,
             threads=self.threads or default_threads(),
@@ -131,6 +132,12 @@ class CheckedOptions:
     deterministic: bool
     verify: Verify
     verbose: bool
+
+
+def backend(name: str) -> Backend | None:
+    """Return the backend that people call so ("tilebeam" and "npu" are one), None if there is none."""
+    known: dict[str, Backend] = {BACKENDS[0]: "npu", "npu": "npu", BACKENDS[1]: "cpu"}
+    return known.get(name.strip().lower())
 
 
 def default_threads() -> int:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
-from tilebeam.model import device_choice, memory_check
+from tilebeam.model import device_choice, hub, memory_check
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
@@ -76,10 +76,11 @@ def load(
     the longest text, at most what the model was trained for, and n_batch and n_ubatch mean nothing.
 
     Args:
-        model: a GGUF file, ordinary or written by ``gguf-repack``; of a split model any part.
-        device: "npu"; "cpu" for llama.cpp's stock CPU backend (ordinary files only); or "auto": the NPU, unless it
-            multiplies by so few of the file's weight matrices that the CPU backend alone is faster. An option that
-            only the NPU has asks for it too.
+        model: a GGUF file, ordinary or written by ``gguf-repack``; of a split model any part. Or a model of Hugging
+            Face's hub, "hf://owner/repo:Q4_K_M" (hub.py), which is downloaded if need be.
+        device: "tilebeam" (or "npu"); "cpu" for llama.cpp's stock CPU backend (ordinary files only); or "auto":
+            tilebeam, unless it multiplies by so few of the file's weight matrices that the CPU backend alone is faster.
+            An option that only Tilebeam has asks for it too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
         threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per core that this
@@ -144,6 +145,8 @@ def load(
     ).checked()
     if options.deterministic and draft is not None:
         raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
+    if hub.is_name(model):
+        model = hub.local_file(os.fspath(model))
     file = inspect(model, options.verify, files_and_scales(lora))
     if not file.generates:
         if draft is not None or lookup:
@@ -153,7 +156,7 @@ def load(
     backend = device_choice.choose(file, options)
     if backend == "cpu" and file.repacked:
         raise TilebeamError(
-            f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
+            f'{file.path} is repacked for Tilebeam, the CPU backend cannot read it: use device="tilebeam", or '
             f"`gguf-repack unpack` it first."
         )
     from tilebeam.native.plugin import ggml
@@ -257,6 +260,7 @@ class _Loader:
             pooling=self._file.pooling,
             hidden_layer=self._o.hidden_layer,
             deterministic=self._o.deterministic,
+            kernels=self._control.device_status(0)["isa"] if self._control else "",
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 

@@ -60,6 +60,8 @@ def read_adapters(lora: Sequence[tuple[str, float]], model: Source, architecture
 
     adapters = []
     for path, scale in lora:
+        if not os.path.exists(path):
+            raise TilebeamError(f"The LoRA adapter {path} does not exist.")
         try:
             with gguf.GGUFFile(path) as f:
                 pairs = gguf.check_adapter(f, model, architecture)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 from tilebeam.chat.chat_prompt import filled_text
 from tilebeam.chat.prepared import fill_parsed
 from tilebeam.errors import TilebeamError
+from tilebeam.extras import how_to_install
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Messages, Prompt, is_messages
 from tilebeam.sampling_params import FIELDS, SamplingFields, SamplingParams, updated
@@ -275,7 +276,7 @@ def connect(
     try:
         import openai
     except ImportError:
-        raise TilebeamError("tilebeam.connect needs the package openai: pip install openai") from None
+        raise TilebeamError(f"tilebeam.connect needs the package openai: {how_to_install('remote')}") from None
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=max_retries)
     if model is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import secrets
 import threading
 import time
@@ -239,10 +240,17 @@ class Model:
         )
 
     def description(self) -> str:
-        """Return llama.cpp's one-line description, e.g. "gemma3 270M Q8_0"."""
+        """Return family, size and type in a line, e.g. "qwen2 0.5B Q4_K_M"; the size is the one that the file tells, else its
+        parameters."""
         buffer = ctypes.create_string_buffer(256)
         C.llama_model_desc(self.pointer, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        family, _, kind = buffer.value.decode("utf-8", "replace").split(" ", 2)
+        kind = re.sub(r" - (?:([SML])\w+|[\d.]+ bpw)$", lambda m: f"_{m[1]}" if m[1] else "", kind)
+        C.llama_model_meta_val_str(self.pointer, b"general.size_label", buffer, len(buffer))
+        label = buffer.value.decode("utf-8", "replace")
+        n = self.n_params
+        counted = f"{n / 1e9:.1f}B" if n >= 999_500_000 else f"{n / 1e6:.{0 if n >= 9_950_000 else 1}f}M"
+        return f"{family} {label if re.fullmatch(r'[0-9][0-9A-Za-z.x-]{0,15}', label) else counted} {kind}"
 
     def metadata(self) -> dict[str, str]:
         """Return the file's key-value pairs as llama.cpp prints them (arrays are shortened)."""

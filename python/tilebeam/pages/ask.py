@@ -60,7 +60,7 @@ _NO_SCRIPT = "This page needs JavaScript. Programs ask /v1/chat/completions."
 def _form(options: AskOptions) -> Html:
     budget = min(options.budget, options.most)
     fields = [
-        model_field(options.models),
+        model_field(options.models, options.key),
         field("method", "Method", select("method", {m: method_title(m) for m in options.methods})),
         field("budget", "Candidates", number_input("budget", budget, 1, options.most)),
         field(

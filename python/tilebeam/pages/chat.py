@@ -65,7 +65,7 @@ def _controls(options: AskOptions) -> list[object]:
     budgets = {str(n): str(n) for n in _ANSWERS if n <= options.most}
     return [
         field("answers", "Answers", select("answers", budgets)),
-        model_field(options.models),
+        model_field(options.models, options.key),
         tag("button", "Send", type="submit", id="go", class_="first"),
         tag("button", "Stop", type="button", id="stop", hidden=True),
     ]

@@ -13,9 +13,9 @@ EXTRACTORS = {
 }
 
 
-def field(name: str, label: str, control: Html, methods: str | None = None) -> Html:
+def field(name: str, label: str, control: Html, methods: str | None = None, hidden: bool = False) -> Html:
     """Make a control with its label; one of some methods is shown with them only."""
-    return tag("div", tag("label", label, for_=name), control, class_="field", data_methods=methods)
+    return tag("div", tag("label", label, for_=name), control, class_="field", data_methods=methods, hidden=hidden)
 
 
 def select(name: str, choices: dict[str, str]) -> Html:
@@ -34,6 +34,7 @@ def key_field() -> Html:
     return field("key", "API key, kept until this page is closed", key)
 
 
-def model_field(models: list[str]) -> Html | None:
-    """Make a choice of models where there are several."""
-    return field("model", "Model", select("model", {m: m for m in models})) if models else None
+def model_field(models: list[str], key: bool) -> Html | None:
+    """Make a choice of models where there are several, or of those that a key will tell."""
+    made = field("model", "Model", select("model", {m: m for m in models}), hidden=not models)
+    return made if models or key else None

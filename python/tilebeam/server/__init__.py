@@ -31,6 +31,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from tilebeam.errors import TilebeamError
+from tilebeam.extras import how_to_install
 
 _PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
 
@@ -41,5 +42,5 @@ def check_packages() -> None:
     if missing:
         raise TilebeamError(
             f"The server needs {', '.join(_PACKAGES.values())}; missing: {', '.join(missing)}. "
-            "Install them with: pip install 'tilebeam[server]'"
+            f"Install them with: {how_to_install('server')}"
         )

@@ -1,12 +1,7 @@
 // Asks the server for a search as a stream and shows what comes: candidates, rounds, votes, the answer.
 (() => {
   "use strict";
-  const { element, shown, candidate, voteRows } = client;
-  const options = JSON.parse(document.getElementById("data").textContent);
-  const ids = ["ask", "question", "method", "key", "plain", "go", "stop", "wrong", "news", "outcome", "state", "chosen"];
-  ids.push("answer", "text", "why", "open", "save", "votes", "votes-rows", "rounds", "rounds-rows");
-  ids.push("candidates", "candidates-rows");
-  const at = Object.fromEntries(ids.map((id) => [id, document.getElementById(id)]));
+  const { at, element, shown, candidate, voteRows } = client;
   let search = null; // the one that runs, or the last one
   let saved = null; // address of its page
 
@@ -20,14 +15,14 @@
 
   // The value of a number's field; undefined where it is empty or belongs to another method.
   function given(name) {
-    const control = document.getElementById(name);
+    const control = at[name];
     if (control.closest(".field").hidden || control.value === "") return undefined;
     return control.type === "number" ? Number(control.value) : control.value;
   }
 
   function request() {
     const body = {};
-    if (document.getElementById("model")) body.model = given("model");
+    if (at.model?.value) body.model = given("model");
     if (at.plain.checked) body.prompt = at.question.value;
     else body.messages = [{ role: "user", content: at.question.value }];
     for (const name of ["max_tokens", "temperature", "seed"]) body[name] = given(name);

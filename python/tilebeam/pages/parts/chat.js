@@ -1,12 +1,10 @@
 // The conversation: asks the server, shows what it streams, keeps all in the browser.
 (() => {
   "use strict";
-  const { element } = client;
-  const ids = ["composer", "question", "answers", "model", "judge", "system", "temperature", "max_tokens", "go", "stop"];
-  ids.push("log", "wrong", "news", "history", "list", "new", "export");
-  const at = Object.fromEntries(ids.map((id) => [id, document.getElementById(id)]));
-  const KEPT = ["answers", "model", "judge", "system", "temperature", "max_tokens"];
-  const PACE = 60; // milliseconds between two looks at an answer that grows
+  const { at, element } = client;
+  const KEPT = ["answers", "model", "judge", "system", "temperature", "max_tokens"].filter((name) => at[name]);
+  const PACE = 60; // milliseconds between two looks at an answer that grows, or more if looking takes long
+  const small = matchMedia("(max-width: 60rem)");
   let talk = conversations.all()[0] || conversations.create();
   let running = null; // AbortController of the answer that comes
   let editing = -1; // which message the next one replaces
@@ -17,7 +15,7 @@
     const sent = messages.map(({ role, content }) => ({ role, content }));
     if (at.system.value.trim()) sent.unshift({ role: "system", content: at.system.value });
     const body = { messages: sent };
-    if (at.model) body.model = at.model.value;
+    if (at.model?.value) body.model = at.model.value;
     for (const name of ["temperature", "max_tokens"]) if (at[name].value) body[name] = Number(at[name].value);
     const budget = Number(at.answers.value);
     if (budget > 1) {
@@ -36,8 +34,7 @@
   function take(message, choice) {
     const found = choice.search;
     if (found && found.object === "tilebeam.search") {
-      const { votes, answer, best_index: best } = found;
-      Object.assign(message.search, { votes, answer, best, running: false });
+      Object.assign(message.search, { votes: found.votes, answer: found.answer, best: found.best_index });
     } else if (found) {
       if (found.event === "candidate") message.search.candidates.push(found);
       if (found.votes) message.search.votes = found.votes;
@@ -53,7 +50,9 @@
     const tokens = usage ? usage.completion_tokens : 0;
     const parts = [];
     if (tokens) parts.push(tokens.toLocaleString("en") + (tokens === 1 ? " token" : " tokens"));
-    if (tokens > 1 && seconds) parts.push((tokens / seconds).toFixed(1) + " tokens/s");
+    // The time of one answer begins with its first token; that of a search, with the question.
+    const timed = message.search ? tokens : tokens - 1;
+    if (timed > 0 && seconds) parts.push((timed / seconds).toFixed(1) + " tokens/s");
     if (message.cut) parts.push("cut: a limit of tokens was reached");
     return parts.join(", ");
   }
@@ -64,7 +63,7 @@
     const asked = talk;
     const body = request(asked.messages);
     const message = { role: "assistant", content: "" };
-    if (body.search) message.search = { budget: body.search.budget, candidates: [], running: true };
+    if (body.search) message.search = { budget: body.search.budget, candidates: [] };
     keep(asked);
     asked.messages.push(message);
     show();
@@ -79,21 +78,23 @@
     let usage = null;
     let began = performance.now();
     let timer = 0;
+    let pace = PACE;
     const look = (draw) => {
-      timer = 0;
+      const start = performance.now();
       const follows = innerHeight + scrollY > document.documentElement.scrollHeight - 80;
       draw();
       if (follows && !message.search) end(); // a search's answer comes whole, and is read from its beginning
+      pace = Math.max(PACE, 5 * (performance.now() - start));
+      timer = 0;
     };
     try {
       for await (const chunk of client.stream("/v1/chat/completions", body, running.signal)) {
         usage = chunk.usage || usage;
         for (const choice of chunk.choices) {
-          // The time of one answer begins with its first token; a search's, with the question.
           if (!body.search && !message.content && !message.thoughts) began = performance.now();
           take(message, choice);
         }
-        timer ||= setTimeout(look, PACE, () => turn.show());
+        timer ||= setTimeout(look, pace, () => turn.show());
       }
       message.note = cost(message, usage, began);
     } catch (error) {
@@ -101,8 +102,7 @@
       if (error.name !== "AbortError") at.wrong.textContent = error.message;
     }
     clearTimeout(timer);
-    if (message.search) message.search.running = false;
-    if (!message.content && !message.thoughts && !(message.search && message.search.candidates.length)) {
+    if (!message.content && !message.thoughts && !message.search?.candidates.length) {
       asked.messages.splice(asked.messages.indexOf(message), 1);
     }
     running = null;
@@ -178,13 +178,13 @@
   }
 
   function change(one) {
-    if (running) running.abort();
+    running?.abort();
     if (editing >= 0) at.question.value = "";
     editing = -1;
     talk = one;
     at.wrong.textContent = "";
     show();
-    if (matchMedia("(max-width: 60rem)").matches) at.history.open = false;
+    if (small.matches) at.history.open = false;
     end();
     at.question.focus();
   }
@@ -206,23 +206,22 @@
   }
 
   at.composer.addEventListener("submit", send);
-  at.stop.addEventListener("click", () => running && running.abort());
+  at.stop.addEventListener("click", () => running?.abort());
   at.new.addEventListener("click", () => change(conversations.create()));
   at.export.addEventListener("click", save);
   at.question.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
     if (event.key === "Escape" && editing >= 0) change(talk);
   });
-  for (const [name, value] of Object.entries(conversations.settings())) {
-    if (!at[name]) continue;
-    if (!at[name].options || [...at[name].options].some((option) => option.value === value)) at[name].value = value;
+  for (const name of KEPT) {
+    const value = conversations.settings()[name];
+    const known = !at[name].options || [...at[name].options].some((option) => option.value === value);
+    if (value !== undefined && known) at[name].value = value;
   }
-  for (const name of KEPT.filter((one) => at[one])) {
-    at[name].addEventListener("change", () => {
-      conversations.keepSettings(Object.fromEntries(KEPT.filter((one) => at[one]).map((one) => [one, at[one].value])));
-    });
-  }
-  at.history.open = !matchMedia("(max-width: 60rem)").matches;
+  at.composer.addEventListener("change", () => {
+    conversations.keepSettings(Object.fromEntries(KEPT.map((name) => [name, at[name].value])));
+  });
+  at.history.open = !small.matches;
   show();
   end();
   at.question.focus();

@@ -2,6 +2,7 @@
 const client = (() => {
   "use strict";
   const SHOWN = 160; // characters of a candidate in its row
+  const at = new Proxy({}, { get: (_, id) => document.getElementById(id) }); // elements
 
   function element(tag, name, ...content) {
     const made = document.createElement(tag);
@@ -65,13 +66,22 @@ const client = (() => {
     }
   }
 
+  function headers() {
+    return { "content-type": "application/json", ...(at.key?.value && { authorization: "Bearer " + at.key.value }) };
+  }
+
+  // Which models there are is told to those with a key only.
+  at.key?.addEventListener("change", async () => {
+    const answer = await fetch("/v1/models", { headers: headers() });
+    const models = answer.ok ? (await answer.json()).data : [];
+    at.model.replaceChildren(...models.map((model) => new Option(model.id)));
+    at.model.closest(".field").hidden = models.length < 2;
+  });
+
   // Yield the chunks of an answer. Error: what the server says is wrong. AbortError: the signal came.
   async function* stream(path, body, signal) {
-    const headers = { "content-type": "application/json" };
-    const key = document.getElementById("key");
-    if (key && key.value) headers.authorization = "Bearer " + key.value;
     const sent = { ...body, stream: true, stream_options: { include_usage: true } };
-    const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(sent), signal });
+    const answer = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(sent), signal });
     if (!answer.ok) throw new Error(await refusal(answer));
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
@@ -89,5 +99,5 @@ const client = (() => {
     }
   }
 
-  return { element, shown, candidate, voteRows, stream };
+  return { at, element, shown, candidate, voteRows, stream };
 })();

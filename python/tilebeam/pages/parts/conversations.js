@@ -5,11 +5,11 @@ const conversations = (() => {
   const PREFIX = "tilebeam.chat.";
   const SETTINGS = "tilebeam.settings";
 
-  function read(key, otherwise) {
+  function read(key) {
     try {
-      return JSON.parse(localStorage.getItem(key)) ?? otherwise;
+      return JSON.parse(localStorage.getItem(key));
     } catch {
-      return otherwise;
+      return null;
     }
   }
 
@@ -31,8 +31,7 @@ const conversations = (() => {
     } catch {
       // No storage: none.
     }
-    const found = keys.map((key) => read(key, null)).filter((talk) => talk && Array.isArray(talk.messages));
-    return found.sort((a, b) => b.changed - a.changed);
+    return keys.map(read).filter((talk) => Array.isArray(talk?.messages)).sort((a, b) => b.changed - a.changed);
   }
 
   function title(talk) {
@@ -47,7 +46,7 @@ const conversations = (() => {
     create: () => ({ id: Date.now().toString(36) + Math.random().toString(36).slice(2), changed: 0, messages: [] }),
     save: (talk) => write(PREFIX + talk.id, Object.assign(talk, { changed: Date.now() })),
     remove: (talk) => localStorage.removeItem(PREFIX + talk.id),
-    settings: () => read(SETTINGS, {}),
+    settings: () => read(SETTINGS) ?? {},
     keepSettings: (values) => write(SETTINGS, values),
   };
 })();

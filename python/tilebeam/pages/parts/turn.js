@@ -12,14 +12,16 @@ const Turn = (() => {
 
   // Without the clipboard, which plain HTTP from another machine has not, as one would by hand.
   async function copy(text) {
-    if (navigator.clipboard) return navigator.clipboard.writeText(text);
+    if (navigator.clipboard) {
+      await navigator.clipboard.writeText(text);
+      return;
+    }
     const area = element("textarea", "unseen");
     area.value = text;
     document.body.append(area);
     area.select();
     document.execCommand("copy");
     area.remove();
-    return undefined;
   }
 
   return class Turn {
@@ -39,7 +41,6 @@ const Turn = (() => {
 
     // What can be done with it once it stands still.
     offer(actions) {
-      for (const old of this.foot.querySelectorAll("button")) old.remove();
       const copying = button("copy", "Copy", async () => {
         await copy(this.message.content);
         copying.textContent = "Copied";
@@ -59,7 +60,7 @@ const Turn = (() => {
       if (search) this.search(search);
     }
 
-    search({ budget, candidates, votes, answer, best, running }) {
+    search({ budget, candidates, votes, answer, best }) {
       if (!this.list) {
         this.state = element("p", "note");
         this.tally = element("tbody");
@@ -67,8 +68,8 @@ const Turn = (() => {
         this.votes.append(this.state, element("table", "", this.tally), this.list);
         rich.upgradeOpened(this.list);
       }
-      let state = candidates.length + " of " + budget + " answers" + (running ? " .." : "");
-      if (!running && answer === null) state += "; none of them has an answer to vote on";
+      let state = candidates.length + " of " + budget + " answers";
+      if (answer === null) state += "; none of them has an answer to vote on";
       this.state.textContent = state;
       const answers = candidates.map((one) => one.answer).filter((one) => typeof one === "string");
       const rows = voteRows(votes || {}, answers);

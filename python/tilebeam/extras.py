@@ -1,0 +1,23 @@
+"""How to install what an optional part of Tilebeam needs."""
+
+from __future__ import annotations
+
+import re
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs the packages of an extra, by their own names: it works from a checkout as from a
+    wheel, and no package index has to know the name Tilebeam."""
+    return "pip install " + " ".join(f"'{name}'" for name in _packages(extra) or [f".[{extra}]"])
+
+
+def _packages(extra: str) -> list[str]:
+    from importlib import metadata
+
+    found = []
+    for needed in metadata.requires("tilebeam") or []:
+        name, _, marker = (part.strip() for part in needed.partition(";"))
+        if re.fullmatch(rf"extra\s*==\s*['\"]{extra}['\"]", marker):
+            within = re.fullmatch(r"tilebeam\[(\w+)\]", name)
+            found += _packages(within[1]) if within else [name]
+    return found
