@@ -158,10 +158,13 @@ class Small(BaseHTTPRequestHandler):
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         self._say({"id": "x", "object": "chat.completion", "created": 0, "model": "a", "choices": [choice]})
 
+    page: bytes | None = None
+    kind = "application/json"
+
     def _say(self, told: Any) -> None:
-        raw = json.dumps(told if self.status == 200 else {"error": {"message": "no such thing"}}).encode()
+        raw = self.page or json.dumps(told if self.status == 200 else {"error": {"message": "no such thing"}}).encode()
         self.send_response(self.status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", self.kind)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
@@ -204,3 +207,13 @@ def test_errors_are_sentences(small: str, monkeypatch: pytest.MonkeyPatch) -> No
         lm.chat(HI)
     with pytest.raises(TilebeamError, match="No server can be reached"):
         connect("http://127.0.0.1:9/v1", model="a", max_retries=0).chat(HI)
+
+
+@pytest.mark.parametrize("page", [b"<html></html>", b'{"a": ', b"null", b"[]", b'{"choices": [{"index": 0}]}'])
+def test_what_is_no_such_api_is_said_to_be_none(small: str, monkeypatch: pytest.MonkeyPatch, page: bytes) -> None:
+    monkeypatch.setattr(Small, "page", page)
+    monkeypatch.setattr(Small, "kind", "text/html" if page.startswith(b"<") else "application/json")
+    with pytest.raises(TilebeamError, match="does its address end in /v1"):
+        connect(small)
+    with pytest.raises(TilebeamError, match="does its address end in /v1"):
+        connect(small, model="a").generate("x")

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 from tilebeam.chat.chat_prompt import filled_text
 from tilebeam.chat.prepared import fill_parsed
@@ -32,6 +32,9 @@ _COMMON = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "max
 # Fields that OpenAI's own API lacks, and others have: sent where they are not the default.
 _MORE = ("top_k", "min_p", "repeat_penalty", "min_tokens", "ignore_eos", "grammar")
 _SENT = {*_COMMON, *_MORE, "n", "stop", "seed", "logprobs", "top_logprobs", "json_schema", "speculate"}
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -146,14 +149,14 @@ class RemoteLM:
             for talk, samples, p in zip(talks, none, params, strict=True)
         ]
         state = Progress(total=sum(p.n for p in params))
-        running: dict[Future[Any], tuple[int, int, int]] = {}
+        running: dict[Future[tuple[list[CompletionOutput], Usage]], tuple[int, int, int]] = {}
         with ThreadPoolExecutor(self._at_once, thread_name_prefix="tilebeam-remote") as pool:
 
             def ask(i: int, place: int, n: int) -> None:
                 """Ask for so many samples of a prompt, from that index on."""
                 own = {"seed": params[i].sample_seed(place)} | ({"n": n} if n > 1 else {})
                 create = partial(self._client.chat.completions.create, **requests[i], **own)
-                running[pool.submit(_told_by, create)] = i, place, n
+                running[pool.submit(_told_by, lambda: _drawn(create(), place, n, params[i]))] = i, place, n
 
             try:
                 for i, p in enumerate(params):
@@ -161,12 +164,9 @@ class RemoteLM:
                 while running:
                     done = next(as_completed(running))
                     i, place, n = running.pop(done)
-                    answer, output = done.result(), outputs[i]
-                    if not answer.choices:
-                        raise TilebeamError(f"{self.url} gave an answer without choices.")
-                    output.usage += _usage(answer.usage)
-                    fresh = [_sample(k, given, params[i]) for k, given in enumerate(answer.choices[:n], place)]
-                    output.outputs[place : place + len(fresh)] = fresh
+                    fresh, usage = done.result()
+                    outputs[i].usage += usage
+                    outputs[i].outputs[place : place + len(fresh)] = fresh
                     for missing in range(place + len(fresh), place + n):  # of a server that knows no n
                         ask(i, missing, 1)
                     for sample in fresh:
@@ -192,8 +192,13 @@ class RemoteLM:
         return _Conversation(given.text, question=given.question, messages=({"role": "user", "content": given.text},))
 
 
-def _usage(told: Any) -> Usage:
-    return Usage() if told is None else Usage(told.prompt_tokens, completion_tokens=told.completion_tokens)
+def _drawn(answer: Any, place: int, n: int, params: SamplingParams) -> tuple[list[CompletionOutput], Usage]:
+    """Read the samples of an answer, from that index on and at most so many, and what they cost."""
+    samples = [_sample(k, choice, params) for k, choice in enumerate(answer.choices[:n], place)]
+    if not samples:
+        raise TilebeamError("The server gave an answer without choices.")
+    told = answer.usage
+    return samples, Usage(told.prompt_tokens, completion_tokens=told.completion_tokens) if told else Usage()
 
 
 def _sample(index: int, choice: Any, params: SamplingParams) -> CompletionOutput:
@@ -237,7 +242,7 @@ def _request(params: SamplingParams) -> dict[str, Any]:
     return request
 
 
-def _told_by(ask: Callable[[], Any]) -> Any:
+def _told_by(ask: Callable[[], _T]) -> _T:
     """Ask a server; what goes wrong becomes a sentence."""
     import openai
 
@@ -249,6 +254,10 @@ def _told_by(ask: Callable[[], Any]) -> Any:
         raise TilebeamError("The server did not answer in time: give connect a longer timeout.") from None
     except openai.APIConnectionError as error:
         raise TilebeamError(f"No server can be reached: {error.__cause__ or error}") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TilebeamError(
+            f"The server does not answer as OpenAI's API does ({error}): does its address end in /v1?"
+        ) from None
 
 
 def connect(
@@ -280,7 +289,7 @@ def connect(
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=max_retries)
     if model is None:
-        found = [m.id for m in _told_by(lambda: client.models.list()).data]
+        found = _told_by(lambda: [m.id for m in client.models.list().data])
         if len(found) != 1:
             raise TilebeamError(f"Which model? {url} has {', '.join(found) or 'none'}: connect(url, model=..).")
         model = found[0]
