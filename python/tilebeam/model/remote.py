@@ -19,12 +19,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 from tilebeam.chat.chat_prompt import filled_text
-from tilebeam.chat.prepared import fill_parsed
 from tilebeam.errors import TilebeamError
 from tilebeam.extras import how_to_install
-from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
+from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Messages, Prompt, is_messages
-from tilebeam.sampling_params import FIELDS, SamplingFields, SamplingParams, updated
+from tilebeam.sampling_params import FIELDS, SamplingFields, SamplingParams, parsed_under, updated
 
 AT_ONCE = 16  # requests under way
 # Fields that every server takes.
@@ -177,8 +176,6 @@ class RemoteLM:
                         break
             finally:
                 pool.shutdown(cancel_futures=True)
-        for output, p in zip(outputs, params, strict=True):
-            fill_parsed(output, p.json_schema)
         return outputs
 
     def _conversation(self, prompt: Any) -> _Conversation:
@@ -207,15 +204,18 @@ def _sample(index: int, choice: Any, params: SamplingParams) -> CompletionOutput
     if params.logprobs and told is None:
         raise TilebeamError("The server tells no log-probabilities, which this search needs.")
     logprobs = [float(token.logprob) for token in told or ()]
+    text: str = choice.message.content or ""
+    finish: FinishReason = "length" if choice.finish_reason == "length" else "stop"
     return CompletionOutput(
         index,
-        choice.message.content or "",
+        text,
         [-1] * len(logprobs),
-        "length" if choice.finish_reason == "length" else "stop",
+        finish,
         params.sample_seed(index),
         cumulative_logprob=sum(logprobs) if params.logprobs else None,
         logprobs=logprobs if params.logprobs else None,
         reasoning=getattr(choice.message, "reasoning_content", None),
+        parsed=parsed_under(params.json_schema, text, finish),
     )
 
 
