@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import CHAT, PATIENCE, Running, until  # noqa: E402
-from tilebeam.server.logs import LogLines  # noqa: E402
+from tilebeam.server.errors import ApiError  # noqa: E402
+from tilebeam.server.logs import LogLines, begin_notes  # noqa: E402
 
 SECRET = "xyzzy"
 TALK = [{"role": "user", "content": SECRET}]
@@ -102,6 +104,30 @@ def test_probes_are_quiet(server: Running, lines: Lines) -> None:
     lines.of(last)
     assert [told["path"] for told in lines.told] == ["/tokenize"]
     assert "_created" not in httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+
+
+def test_figures_of_the_manual_exist(server: Running) -> None:
+    """Alerts and panels ask for names that /metrics has."""
+    text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+    families = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
+    known = {name for name, _ in families}
+    known |= {f"{name}_{end}" for name, kind in families if kind == "histogram" for end in ("bucket", "sum", "count")}
+    manual = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\btilebeam_[a-z_]+", manual))
+    assert len(named) > 12
+    assert named <= known
+
+
+def test_why_the_server_could_not_answer() -> None:
+    noted = begin_notes()
+    ApiError(400, f"no {SECRET}", code="invalid_value").note()
+    assert noted == {"status": 400, "error": "invalid_value"}
+    ApiError(503, "It broke:\n2026 b", code="npu_failed").note()
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "request", (), None)
+    record.fields = noted
+    assert LogLines("text").format(record).endswith(r'request status=503 error=npu_failed reason="It broke:\n2026 b"')
+    told = json.loads(LogLines("json").format(record))
+    assert (told["message"], told["reason"]) == ("request", "It broke:\n2026 b")
 
 
 def test_an_error_with_its_traceback_is_one_object() -> None:

@@ -222,7 +222,7 @@ NESTED: Any = RESULT | {"tool_use_id": "a", "content": [RESULT]}
 WRONG: list[tuple[Any, int, str]] = [
     ({"messages": USER}, 400, "max_tokens"),
     (BODY | {"messages": LONG}, 400, "context holds"),
-    (BODY | {"model": "claude-9"}, 404, "'claude-9' is not served here; this server serves 'tiny'"),
+    (BODY | {"model": "opal-9"}, 404, "'opal-9' is not served here; this server serves 'tiny'"),
     (BODY | {"temprature": 1}, 400, "temprature"),
     (
         BODY | {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
@@ -322,6 +322,6 @@ def test_the_client_knows_the_errors(anthropic_client: Any) -> None:
     import anthropic
 
     with pytest.raises(anthropic.NotFoundError, match="not served here"):
-        anthropic_client.messages.create(model="claude", max_tokens=1, messages=HI)
+        anthropic_client.messages.create(model="opal", max_tokens=1, messages=HI)
     with pytest.raises(anthropic.BadRequestError, match="context holds"):
         anthropic_client.messages.create(model="tiny", max_tokens=1, messages=LONG)

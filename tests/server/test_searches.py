@@ -147,7 +147,15 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
     assert str(names["found"].tilebeam["scored_tokens"]) in capsys.readouterr().out
     every = re.findall(r"curl localhost:8080(/\S+)[\s\\]* -d '(.*?)'", manual, re.DOTALL)
     asked = [example for example in every if '"lora"' not in example[1]]  # test_lora.py has adapters
-    assert [where for where, _ in asked] == [TEXT, "/v1/embeddings", "/v1/rerank", "/v1/score", CHAT, CHAT]
+    assert [where for where, _ in asked] == [
+        TEXT,
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        CHAT,
+        CHAT,
+    ]
     typed = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d says
     for where, body in asked:
         limited = json.dumps(json.loads(body) | ({"max_tokens": 5} if where in (TEXT, CHAT) else {}))

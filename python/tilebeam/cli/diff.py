@@ -12,7 +12,7 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import ExecutorOption, Json, Model, Threads
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import BACKENDS, Backend, LoadOptions, backend, default_threads
+from tilebeam.model.load_options import Backend, LoadOptions, backend, default_threads
 from tilebeam.text_files import read_corpus
 
 if TYPE_CHECKING:

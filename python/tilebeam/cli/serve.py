@@ -332,14 +332,13 @@ def serve(
     cluster: ClusterOptions,
     logs: LogOptions,
 ) -> None:
-    """Serve models over HTTP: OpenAI's API, with searches as an extension.
+    """Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, with searches as an extension, and a page.
 
     Requests of all clients share batches. Of several models (-m repeated) each is loaded when a request names it.
-    /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics
-    (Prometheus). It answers on this machine only, unless --host says otherwise; then give it an --api-key.
+    /docs lists the paths. It answers on this machine only, unless --host says otherwise; then give it an --api-key.
 
-    Example: tilebeam serve -m model.gguf --port 8080 & curl localhost:8080/v1/completions -H 'content-type:
-    application/json' -d '{"prompt": "The capital of France is", "max_tokens": 8}'
+    Example: tilebeam serve -m model.gguf --port 8080 & curl localhost:8080/v1/completions -d '{"prompt":
+    "The capital of France is", "max_tokens": 8}'
     """
     from tilebeam.server import check_packages
 
@@ -427,7 +426,7 @@ def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:
 
 
 def _say_address(url: str) -> None:
-    console.err().print(f"page: {url}/   API: {url}/v1", highlight=False)
+    console.err().print(f"page: {url}/   API: {url}/v1", highlight=False, soft_wrap=True)
 
 
 def _log_ready(models: Models, _: LoadedModel | None, url: str) -> None:

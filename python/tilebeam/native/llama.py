@@ -240,8 +240,8 @@ class Model:
         )
 
     def description(self) -> str:
-        """Return family, size and type in a line, e.g. "qwen2 0.5B Q4_K_M"; the size is the one that the file tells, else its
-        parameters."""
+        """Return family, size and type in a line, e.g. "qwen2 0.5B Q4_K_M"; the size is the one that the file tells,
+        else its parameters."""
         buffer = ctypes.create_string_buffer(256)
         C.llama_model_desc(self.pointer, buffer, len(buffer))
         family, _, kind = buffer.value.decode("utf-8", "replace").split(" ", 2)

@@ -103,7 +103,7 @@ class ApiError(Exception):
         """Tell the log. Messages about a client's mistake may hold what it sent."""
         note(status=self.status, error=self.code or _TYPES.get(self.status, "server_error"))
         if self.status >= 500:
-            note(message=self.message)
+            note(reason=self.message)
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:

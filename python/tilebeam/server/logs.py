@@ -50,12 +50,12 @@ class LogLines(logging.Formatter):
         """Write a record."""
         fields: dict[str, Any] = getattr(record, "fields", {})
         if self._form == "json":
-            when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z"
+            when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
             told = {"time": when, "level": record.levelname.lower(), "message": record.getMessage(), **fields}
             if record.exc_info:
                 told["traceback"] = self.formatException(record.exc_info)
             return json.dumps(told, ensure_ascii=False)
-        written = " ".join(f"{name}={value}" for name, value in fields.items())
+        written = " ".join(f"{name}={json.dumps(v) if ' ' in str(v) else v}" for name, v in fields.items())
         return super().format(record) + (f" {written}" if written else "")
 
 

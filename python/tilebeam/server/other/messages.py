@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from tilebeam.chat.answer_parts import Part, Reasoning, Text, reasoning_in, text_in
-from tilebeam.outputs import Usage
+from tilebeam.chat.answer_parts import Part, Text, reasoning_in, text_in
+from tilebeam.outputs import ToolCallDelta, Usage
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, Started, TokenBytes
 from tilebeam.server.chat_forms import answered
 from tilebeam.server.errors import ApiError
@@ -61,8 +61,8 @@ class MessageAnswer(StreamedAnswer):
         assert isinstance(grown, Grown)
         assert isinstance(ended, Ended)
         self._end(grown)
-        thoughts, text = reasoning_in(grown.parts), text_in(grown.parts)
-        blocks = [*([_thoughts(thoughts)] if thoughts else ()), *([_text(text)] if text else ())]
+        said = {"thinking": reasoning_in(grown.parts), "text": text_in(grown.parts)}
+        blocks = [_block(kind, text) for kind, text in said.items() if text]
         blocks += [_call(call.id, call.name, arguments) for call, arguments in complete_calls(grown.parts)]
         told = {"usage": _usage(ended.usage), "tilebeam": extras(ended)}
         return {**self._head, "content": blocks, **self._reason, **told}
@@ -91,17 +91,15 @@ class MessageAnswer(StreamedAnswer):
             yield {"type": "message_stop"}
 
     def _grown(self, part: Part) -> Iterator[Json]:
-        if isinstance(part, Text):
-            yield from self._begin(_text(""))
-            yield self._at("delta", delta={"type": "text_delta", "text": part.text})
-        elif isinstance(part, Reasoning):
-            yield from self._begin(_thoughts(""))
-            yield self._at("delta", delta={"type": "thinking_delta", "thinking": part.text})
-        else:
+        if isinstance(part, ToolCallDelta):
             if part.name is not None:
                 yield from self._begin(_call(part.id or "", part.name, {}), anew=True)
             if part.arguments:
                 yield self._at("delta", delta={"type": "input_json_delta", "partial_json": part.arguments})
+            return
+        kind = "text" if isinstance(part, Text) else "thinking"
+        yield from self._begin(_block(kind, ""))
+        yield self._at("delta", delta={"type": f"{kind}_delta", kind: part.text})
 
     def _begin(self, block: Json, anew: bool = False) -> Iterator[Json]:
         """Begin a block, unless one of its type may grow."""
@@ -120,12 +118,9 @@ class MessageAnswer(StreamedAnswer):
         return {"type": f"content_block_{what}", "index": self._blocks - 1, **fields}
 
 
-def _text(text: str) -> Json:
-    return {"type": "text", "text": text}
-
-
-def _thoughts(text: str) -> Json:
-    return {"type": "thinking", "thinking": text, "signature": ""}  # which only Anthropic's own server can check
+def _block(kind: str, text: str) -> Json:
+    # Only Anthropic's own server can check signatures.
+    return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
 
 
 def _call(name: str, function: str, arguments: Json) -> Json:
