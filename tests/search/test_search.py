@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -235,6 +236,16 @@ def test_prompts_are_values() -> None:
     assert (prompt.ids, prompt.asked, Prompt("a").asked, Prompt.of("a")) == ([1, 2], "b", "a", Prompt("a"))
     with pytest.raises(TilebeamError, match="a text without token ids"):
         Prompt("a").ids  # noqa: B018
+
+
+@pytest.mark.parametrize("algorithm", [SelfConsistency(), Adaptive(), BestOfN(Majority())])
+def test_results_are_short_in_a_notebook(algorithm: Any) -> None:
+    lm = Scripted({"p" * 500: [("so it is 42. " * 100, 0)] * 4})
+    lm.keep_prefixes = nullcontext  # type: ignore[attr-defined]
+    shown = repr(algorithm.infer(lm, "p" * 500, 4))
+    assert len(shown) < 250
+    assert "'so it is 42." in shown
+    assert ("answer 42 (42 x" in shown) == (not isinstance(algorithm, BestOfN))
 
 
 def test_one_prompt_is_not_taken_for_several() -> None:

@@ -194,8 +194,10 @@ def _drawn(answer: Any, place: int, n: int, params: SamplingParams) -> tuple[lis
     samples = [_sample(k, choice, params) for k, choice in enumerate(answer.choices[:n], place)]
     if not samples:
         raise TilebeamError("The server gave an answer without choices.")
-    told = answer.usage
-    return samples, Usage(told.prompt_tokens, completion_tokens=told.completion_tokens) if told else Usage()
+    if (told := answer.usage) is None:
+        return samples, Usage()
+    cached = getattr(told.prompt_tokens_details, "cached_tokens", None) or 0
+    return samples, Usage(told.prompt_tokens, cached, told.completion_tokens)
 
 
 def _sample(index: int, choice: Any, params: SamplingParams) -> CompletionOutput:

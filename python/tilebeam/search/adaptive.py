@@ -30,7 +30,7 @@ from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
-@dataclass
+@dataclass(repr=False)
 class AdaptiveResult(VoteResult):
     """What an adaptive vote found; ``scores`` are the reward model's aggregates, 1 without one.
 
