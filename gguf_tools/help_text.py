@@ -93,7 +93,8 @@ _given: ContextVar[dict[str, Any]] = ContextVar("given")
 
 
 def options_given() -> dict[str, Any]:
-    """Return the values of all options of the command that runs, defaults included, by their long flags."""
+    """Return the name of the command that runs under "command", and the values of all its options, defaults included,
+    under their long flags."""
     return _given.get()
 
 
@@ -108,7 +109,8 @@ class PlainCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        _given.set({max(p.opts, key=len): ctx.params[p.name] for p in self.params if p.name in ctx.params})
+        options = {max(p.opts, key=len): ctx.params[p.name] for p in self.params if p.name in ctx.params}
+        _given.set({"command": ctx.info_name} | options)
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -119,10 +121,13 @@ class PlainCommand(TyperCommand):
         except typer.BadParameter as error:
             if type(error).__name__ == "MissingParameter":  # which typer does not export
                 known, _, _ = self.make_parser(ctx).parse_args(given)
-                missing = [p for p in self.params if p.required and known.get(p.name) is None]
-                if len(missing) > 1:
-                    error.param_hint = " and ".join(repr(p.metavar or p.opts[-1]) for p in missing)
+                if len(missing := self.missing(known)) > 1:
+                    error.param_hint = " and ".join(map(repr, missing))
             raise
+
+    def missing(self, known: dict[str, Any]) -> list[str]:
+        """Name what is required and not among the options that were given."""
+        return [p.metavar or p.opts[-1] for p in self.params if p.required and known.get(p.name) is None]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.text_files import json_lines
 
 FIELDS = ("prompt", "question", "problem", "messages")
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Question:
+class UserQuestion:
     """What is asked.
 
     Attributes:
@@ -24,32 +23,28 @@ class Question:
     """
 
     text: str
-    before: tuple[Mapping[str, Any], ...] = ()
+    before: tuple[Message, ...] = ()
     id: Any = None
 
     @property
-    def messages(self) -> list[Mapping[str, Any]]:
+    def messages(self) -> list[Message]:
         """Return the conversation."""
         return [*self.before, {"role": "user", "content": self.text}]
 
     @property
-    def asked(self) -> str | list[Mapping[str, Any]]:
-        """Return the text, or the conversation if it has turns before it."""
+    def asked(self) -> str | list[Message]:
+        """Return the text, or the conversation if there is more of it."""
         return self.messages if self.before else self.text
 
     @property
     def alone(self) -> str:
-        """Return the text of a question that has no turns before it.
-
-        Raises:
-            TilebeamError: it has some.
-        """
+        """Return the text of a question that has no turns before it; raise `TilebeamError` if it has some."""
         if self.before:
             raise TilebeamError(f"Question {self.id} is a conversation: it needs the model's chat template.")
         return self.text
 
 
-def question_of(line: Any, where: str, number: int, field: str | None = None, first: str = FIELDS[0]) -> Question:
+def question_of(line: Any, where: str, number: int, field: str | None = None, first: str = FIELDS[0]) -> UserQuestion:
     """Find the question in a line: a text, a conversation that ends with one, or an object that has either.
 
     Args:
@@ -60,23 +55,17 @@ def question_of(line: Any, where: str, number: int, field: str | None = None, fi
     Raises:
         TilebeamError: there is none; says what there is.
     """
-    names = (field,) if field else tuple(dict.fromkeys((first, *FIELDS)))
-    named = line if isinstance(line, Mapping) else {"": line}
-    found = next((named[name] for name in (*names, "") if named.get(name)), None)
-    own = named.get("id", number)
+    names = [field] if field else list(dict.fromkeys((first, *FIELDS)))
+    named = line if isinstance(line, Mapping) else {names[0]: line}
+    found = next((named[name] for name in names if named.get(name)), None)
+    before: list[Any] = []
     if isinstance(found, list) and all(isinstance(turn, Mapping) for turn in found):
         *before, last = found
-        if last.get("role") != "user" or not isinstance(last.get("content"), str):
+        found = last.get("content") if last.get("role") == "user" else None
+        if not isinstance(found, str):
             raise TilebeamError(f"{where}: a conversation must end with a text of the user.")
-        return Question(last["content"], tuple(before), own)
     if not isinstance(found, str):
         wanted = " or ".join(f'"{name}"' for name in names)
-        held = ", ".join(f'"{name}"' for name in named) or "nothing"
+        held = ", ".join(f'"{name}"' for name in named) if named is line else "no names"
         raise TilebeamError(f"{where} has no text under {wanted}; it has {held}. --field NAME says where it is.")
-    return Question(found, id=own)
-
-
-def questions_of(file: Path, field: str | None = None) -> Iterator[Question]:
-    """Read a file's questions, one a line; see `question_of`."""
-    for number, line in json_lines(file):
-        yield question_of(line, f"{file} line {number}", number, field)
+    return UserQuestion(found, tuple(before), named.get("id", number))

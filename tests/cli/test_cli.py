@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import process_kit
 import pytest
 from cli_kit import Ran, ok
 from rich.cells import cell_len
@@ -26,7 +27,7 @@ from tilebeam.measure import energy, selftest
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from tilebeam.native import releases
-from tilebeam.question_files import Question
+from tilebeam.question_files import UserQuestion
 from tilebeam.text_files import unescaped
 
 from bench.lib import synth
@@ -175,6 +176,13 @@ def test_base_model_has_no_chat_template(model: Path) -> None:
     assert "chat template" in ran.err
 
 
+def test_an_interrupt_while_it_begins_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    path = f"{tmp_path}{os.pathsep}{process_kit.environment()['PYTHONPATH']}"
+    done = process_kit.python("from tilebeam.__main__ import main\nmain()", PYTHONPATH=path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_a_prompt_that_is_too_long_is_told_with_the_option_and_not_printed(model: Path) -> None:
     ran = Ran("generate", "-m", model, "-p", "the cat " * 400, "-c", 256, "--display-prompt", "--device", "cpu")
     assert (ran.code, ran.out) == (1, "")
@@ -256,11 +264,11 @@ def test_a_byte_order_mark_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path:
     lines.write_bytes('\ufeff{"prompt": "the cat"}\r\n"\ufeffthe dog"\r\n'.encode())
     text.write_bytes("\ufeffthe cat\r\n".encode())
     packed.write_bytes(gzip.compress(lines.read_bytes()))
-    said = [Question("the cat", id=1), Question("\ufeffthe dog", id=2)]
+    said = [UserQuestion("the cat", id=1), UserQuestion("\ufeffthe dog", id=2)]
     assert prompts(None, lines, False) == prompts(None, packed, False) == said
-    assert prompts(None, text, False) == [Question("the cat\n")]
+    assert prompts(None, text, False) == [UserQuestion("the cat\n")]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffthe cat"))
-    assert prompts("-", None, False) == [Question("the cat")]
+    assert prompts("-", None, False) == [UserQuestion("the cat")]
 
 
 def test_generate_reads_stdin_and_draws_several(model: Path) -> None:
@@ -356,7 +364,7 @@ def test_bench_json(model: Path) -> None:
 
 def test_bench_tells_what_it_is_doing_where_there_is_no_terminal(model: Path) -> None:
     ran = ok("bench", "-m", model, *SHORT, "-r", 2, "--device", "cpu,npu")
-    lines = ran.err.splitlines()
+    lines = [re.sub(r" [\d:]+ left", "", line) for line in ran.err.splitlines()]
     assert lines[:3] == [
         "bench loading tiny.gguf (cpu) 0/12",
         "bench loading tiny.gguf (npu) 0/12",
@@ -376,7 +384,9 @@ def test_progress_in_lines_comes_every_ten_seconds(
         for i in range(40):
             now += 1
             progress.update(task, completed=i, note=f"{i} t/s")
-    assert capsys.readouterr().err.splitlines() == [f"generate {i}/40 {i} t/s" for i in (9, 19, 29, 39)]
+    lines = capsys.readouterr().err.splitlines()
+    told = [re.fullmatch(r"generate (\d+)/40 \d:\d\d:\d\d left (\d+) t/s", line) for line in lines]
+    assert [found and found.groups() for found in told] == [(f"{i}", f"{i}") for i in (9, 19, 29, 39)]
 
 
 def test_bench_other_formats(model: Path) -> None:

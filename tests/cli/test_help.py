@@ -100,3 +100,17 @@ def test_the_example_is_understood(name: str) -> None:
     assert words[: len(typed)] == typed
     known = ALL[name].make_context(name, words[len(typed) :], resilient_parsing=False)
     assert known.params
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        (["eval"], ["-m", "--task"]),
+        (["eval", "-m", "x"], ["--task"]),
+        (["reward", "train", "--task", "x"], ["-m", "--out"]),
+    ],
+)
+def test_all_options_that_are_missing_are_named_at_once(typed: list[str], names: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, typed)
+    assert result.exit_code == 2
+    assert re.findall(r"'(-{1,2}[a-z]+)'", result.stderr.splitlines()[-1]) == names

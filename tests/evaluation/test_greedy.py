@@ -4,6 +4,7 @@ have none."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_a_search_that_is_added_counts_what_was_timed_once(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_the_command_is_greedy_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_command_is_greedy_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing: texts are those of `LM.generate` at temperature 0, whatever temperature samples have."""
     synth.write_model(tmp_path / "m.gguf", synth.preset("tiny"))
     (tmp_path / "checks.py").write_text(CHECKS)
@@ -144,9 +145,12 @@ def test_the_command_is_greedy_unless_told_otherwise(tmp_path: Path) -> None:
     task, judge = f"jsonl:{lines(tmp_path / 't.jsonl', *items)}", f"{tmp_path / 'checks.py'}"
     words = ["eval", "-m", str(tmp_path / "m.gguf"), "--task", task, "--checker", f"{judge}:right", "-n", "8"]
     words += ["--extract", f"{judge}:answer", "--temp", "1.5", "--budget", "2", "--seeds", "1,2"]
-    done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "out")], catch_exceptions=False)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0
-    found = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    (out,) = (tmp_path / "eval").iterdir()
+    assert re.fullmatch(r"t-\d{4}-\d\d-\d\d", out.name)
+    found = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     greedy = [r for r in found if r["series"] == "greedy"]
     with load(tmp_path / "m.gguf", n_ctx=512, threads=1, lookup=False) as lm:
         outputs = lm.generate([i["prompt"] for i in items], SamplingParams(temperature=0.0, max_tokens=8))
@@ -154,7 +158,7 @@ def test_the_command_is_greedy_unless_told_otherwise(tmp_path: Path) -> None:
         (o.outputs[0].text, o.outputs[0].finish_reason) for o in outputs
     ]
     assert [r["usage"]["completion_tokens"] for r in greedy] == [len(o.outputs[0].token_ids) for o in outputs]
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    report = json.loads((out / "report.json").read_text())
     assert report["setting"]["methods"] == list(ALL)
     assert report["accuracy"][0]["series"] == "greedy"
     assert report["accuracy"][0]["value"] == pytest.approx(np.mean([r["correct"] for r in greedy]))

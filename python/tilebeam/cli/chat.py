@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,8 +23,9 @@ from tilebeam.search.search_defaults import EXTRACTOR
 from tilebeam.text_files import read_text
 
 if TYPE_CHECKING:
+    from tilebeam.chat.prepared import PreparedChat
     from tilebeam.model.lm import LM
-    from tilebeam.outputs import CompletionOutput, Usage
+    from tilebeam.outputs import CompletionOutput, Progress, Usage
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.search.contract import Algorithm, SearchResult
     from tilebeam.search.events import SearchEvent
@@ -88,8 +89,7 @@ def chat(
 
 def _converse(talk: _Talk, first: str | None) -> bool:
     """Carry out lines until they end; return whether one failed."""
-    read, failed = _reader(), False
-    line = first
+    read, line, failed = _reader(), first, False
     while True:
         try:
             line = read() if line is None else line
@@ -114,13 +114,9 @@ def _on_terminal() -> bool:
 
 
 def _reader() -> Callable[[], str]:
-    """Return what reads a line: with editing, history and completion of commands on a terminal.
-
-    Raises:
-        EOFError: by it, at the end.
-    """
+    """Return what reads a line: with editing, history and completion of commands on a terminal."""
     if not _on_terminal():
-        return _piped
+        return input
     try:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
@@ -136,13 +132,6 @@ def _reader() -> Callable[[], str]:
         reserve_space_for_menu=0,
     )
     return lambda: str(session.prompt("> "))
-
-
-def _piped() -> str:
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.rstrip("\n")
 
 
 @dataclass
@@ -244,12 +233,8 @@ class _Talk:
             self.messages = former
             raise
 
-    def _prepared(self, samples: int) -> Any:
-        """Make the chat ready to be answered.
-
-        Raises:
-            TilebeamError: the context is full.
-        """
+    def _prepared(self, samples: int) -> PreparedChat:
+        """Make the chat ready to be answered; raise `TilebeamError` if the context is full."""
         params = replace(self.params, seed=self.params.sample_seed(self.drawn))
         ready = self.lm.prepare_chat(self.messages, params)
         used = len(ready.prompt.ids)
@@ -267,8 +252,8 @@ class _Talk:
         stream = self.lm.stream(ready.prompt, ready.params)
         text, thoughts = "", ""
         screen = console.out()
-        with _stopped_by_ctrl_c(stream.cancel), closing(ready.read_stream(stream)) as deltas:
-            for delta in deltas:
+        with _stopped_by_ctrl_c(stream.cancel):
+            for delta in ready.read_stream(stream):
                 if _on_terminal() and delta.reasoning:
                     screen.print(delta.reasoning, style="dim", end="", markup=False, soft_wrap=True)
                 if _on_terminal() and delta.text and thoughts and not text:
@@ -300,15 +285,26 @@ class _Talk:
         params = self.drawing.fitted(ready.params, self.lm, [ready.prompt], samples)
         stop = threading.Event()
         try:
-            with _stopped_by_ctrl_c(stop.set), _candidates(samples, stop) as (told, hook):
-                (result,) = algorithm.run(self.lm, [ready.prompt], samples, sampling=params, progress=hook, events=told)
+            with _stopped_by_ctrl_c(stop.set), console.bar("candidates") as bar:
+                task = bar.add_task("", total=samples, note="")
+
+                def moved(state: Progress) -> bool:
+                    bar.update(task, completed=state.finished, note=f"{state.tokens} tokens")
+                    return not stop.is_set()
+
+                def told(event: SearchEvent) -> None:
+                    bar.console.print(_described(event), style="dim", markup=False, soft_wrap=True)
+
+                (result,) = algorithm.run(
+                    self.lm, [ready.prompt], samples, sampling=params, progress=moved, events=told
+                )
         except SearchCancelled:
             raise KeyboardInterrupt from None
         best = RequestOutput(result.prompt, [], [result.best], result.usage, result.seed)
         answer = ready.read(best).outputs[0]
         print(answer.text, flush=True)
         if isinstance(result, VoteResult):
-            said = one_line(result.answer or "none, so that the first text is it; try /best", 60)
+            said = one_line(result.answer or "none in any text, so the first one stays; /best fits open questions", 80)
             console.err().print(f"answer: {said}", style="bold", markup=False)
         self._account(result.usage, answer, len(ready.prompt.ids))
         return answer
@@ -346,30 +342,12 @@ def _stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
 
 
-@contextmanager
-def _candidates(
-    samples: int, stop: threading.Event
-) -> Iterator[tuple[Callable[[SearchEvent], None], Callable[[Any], bool]]]:
-    """Show candidates, and the votes or scores so far, as they come; yields the hooks of a search."""
+def _described(event: SearchEvent) -> str:
+    """Describe a candidate that has ended or was rated, and the votes so far."""
     from tilebeam.cli.search_view import one_line
 
-    with console.bar("candidates") as bar:
-        task = bar.add_task("", total=samples, note="")
-        ended = 0
-
-        def told(event: SearchEvent) -> None:
-            nonlocal ended
-            ended += event.event == "candidate"
-            votes = ", ".join(f"{one_line(a, 20)} x{n:.4g}" for a, n in (event.votes or {}).items())
-            rated = "" if event.score is None else f"rated {event.score:.3f}"
-            what = f"{event.fate} after {event.tokens} tokens" if event.event == "candidate" else rated
-            shown = f"answer {one_line(event.answer, 20)}" if event.answer else one_line(event.text, 60)
-            parts = [f"#{event.index} {what}", shown, f"votes: {votes}" if votes else ""]
-            bar.console.print("; ".join(filter(None, parts)), style="dim", markup=False, soft_wrap=True)
-
-        def moved(state: Any) -> bool:
-            speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
-            bar.update(task, completed=ended, note=f"{state.tokens} tokens, {speed:.1f} t/s")
-            return not stop.is_set()
-
-        yield told, moved
+    ended = event.event == "candidate"
+    what = f"#{event.index} " + (f"{event.fate} after {event.tokens} tokens" if ended else f"rated {event.score:.3f}")
+    shown = f"answer {one_line(event.answer, 20)}" if event.answer else one_line(event.text, 60)
+    votes = ", ".join(f"{one_line(a, 20)} x{n:.4g}" for a, n in (event.votes or {}).items())
+    return "; ".join(filter(None, (what, shown, votes and f"votes: {votes}")))

@@ -68,31 +68,26 @@ class Command(help_text.PlainCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse after llama.cpp's words have become this command's own."""
-        if ctx.resilient_parsing:
-            rest: list[str] = super().parse_args(ctx, args)
-            return rest
-        args = list(self._translated(ctx, args))
-        self._tell_repeated(args)
-        if missing := [] if {"-h", "--help"} & set(args) else list(self._missing(args)):
-            ctx.fail(f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)}.")
-        rest = super().parse_args(ctx, args)
-        if "hf_repo" in ctx.params:
-            named, repos = ctx.params["model"], len(ctx.params["hf_repo"] or [])
-            if ctx.params["hf_file"] is not None and repos != 1:
+        if not ctx.resilient_parsing:
+            args = list(self._translated(ctx, args))
+            self._tell_repeated(args)
+        rest: list[str] = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing and "hf_repo" in ctx.params:
+            named, repos, file = (ctx.params[name] for name in ("model", "hf_repo", "hf_file"))
+            count = (len(named) if isinstance(named, list | tuple) else named is not None) + len(repos or [])
+            if file is not None and len(repos or []) != 1:
                 ctx.fail("-hff names a file of one -hf repository.")
-            if repos + (named is not None) > 1 and not any(p.name == "model" and p.multiple for p in self.params):
+            if not count and getattr(self.callback, "needs_model", False):
+                ctx.fail("Missing option -m (a GGUF file) or -hf (a model of Hugging Face's hub).")
+            if count > 1 and not next(p for p in self.params if p.name == "model").multiple:
                 ctx.fail("Give one model: -m or -hf.")
         return rest
 
-    def _missing(self, args: list[str]) -> Iterator[str]:
-        """Names of the options that must be given, all at once."""
-        for p in self.params:
-            model = p.name == "model" and getattr(self.callback, "needs_model", False)
-            flags = (*p.opts, "-hf", "--hf-repo") if model else p.opts
-            if (model or (p.required and p.opts[0][0] == "-")) and not any(
-                arg.startswith(tuple(flags)) for arg in args
-            ):
-                yield "-m (a GGUF file) or -hf (a model of Hugging Face's hub)" if model else p.opts[0]
+    def missing(self, known: dict[str, Any]) -> list[str]:
+        """As the base's, with the model, which two options can name."""
+        model = any(p.name == "hf_repo" for p in self.params) and getattr(self.callback, "needs_model", False)
+        named = known.get("model") or known.get("hf_repo")
+        return ["-m", *super().missing(known)] if model and not named else super().missing(known)
 
     def _translated(self, ctx: Any, args: list[str]) -> Iterator[str]:
         known = {flag for p in self.params for flag in (*p.opts, *p.secondary_opts)}

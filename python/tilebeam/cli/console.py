@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -58,6 +59,8 @@ _OPTIONS = {
 }
 # Between lines of progress where no bar can be drawn.
 _SECONDS_BETWEEN_LINES = 10.0
+# By how fast it went so long ago the time that is left is told; a step may take minutes.
+_SECONDS_OF_SPEED = 1800.0
 
 
 def out() -> Console:
@@ -149,7 +152,7 @@ class _Lines(Progress):
     """
 
     def __init__(self, what: str, console: Console, every_part: bool) -> None:
-        super().__init__(console=console, disable=True)
+        super().__init__(console=console, disable=True, speed_estimate_period=_SECONDS_OF_SPEED)
         self._what = what
         self._every_part = every_part
         self._part = ""
@@ -172,7 +175,8 @@ class _Lines(Progress):
             return
         self._said, self._part = now, task.description
         count = f"{task.completed:g}/{task.total:g}" if task.total is not None else f"{task.completed:g}"
-        words = [self._what, task.description, count, str(task.fields.get("note", ""))]
+        left = "" if task.time_remaining is None else f"{timedelta(seconds=round(task.time_remaining))} left"
+        words = [self._what, task.description, count, left, str(task.fields.get("note", ""))]
         self.console.print(" ".join(filter(None, words)), style="dim", markup=False, soft_wrap=True)
 
 
@@ -196,6 +200,7 @@ def bar(what: str, *, every_part: bool = False) -> Progress:
         TextColumn("{task.fields[note]}"),
         console=console,
         transient=True,
+        speed_estimate_period=_SECONDS_OF_SPEED,
         redirect_stdout=sys.stdout.isatty(),  # a piped stdout must not end up on the bar's console
     )
 

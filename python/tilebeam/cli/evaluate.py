@@ -106,7 +106,7 @@ def evaluate(
             **timed.arguments(),
         )
     except KeyboardInterrupt:
-        console.err().print(f"Interrupted. What is finished is in {out}; the same command with --out {out} goes on.")
+        console.err().print(f"Interrupted. What is finished is in {out}; run the same command again to resume.")
         raise typer.Exit(130) from None
     if json_:
         print(json.dumps(report.as_dict(), indent=2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,19 +19,17 @@ if TYPE_CHECKING:
 
 
 class Bars(Watcher):
-    """A bar per phase with rate and time left."""
+    """A bar per phase."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
         self._batch = ""
-        self._total = self._done = self._before = self._under_way = 0
-        self._began = 0.0
+        self._done = self._under_way = 0
 
     @contextmanager
     def phase(self, name: str, total: int, done: int) -> Iterator[None]:
         """See `Watcher.phase`."""
-        self._total, self._done, self._before, self._batch = total, done, done, ""
-        self._began = time.monotonic()
+        self._done, self._batch = done, ""
         with console.bar(name) as self._bar:
             self._bar.add_task("", total=total, completed=done, note="")
             yield
@@ -55,17 +52,10 @@ class Bars(Watcher):
         screen = console.err() if self._bar is None else self._bar.console
         screen.print(text, style="dim", highlight=False)
 
-    def _pace(self) -> str:
-        seconds = time.monotonic() - self._began
-        done = self._done + self._under_way
-        rate = (done - self._before) / seconds if seconds > 0 else 0.0
-        return f"{rate * 60:.3g} a minute, {(self._total - done) / rate / 60:.0f} min left" if rate > 0 else ""
-
     def _show(self, note: str) -> None:
         if self._bar is not None:
             [task] = self._bar.task_ids
-            shown = ", ".join(filter(None, (self._pace(), note)))
-            self._bar.update(task, completed=self._done + self._under_way, note=shown)
+            self._bar.update(task, completed=self._done + self._under_way, note=note)
 
 
 def show(report: EvalReport, out: Path) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt as Asked
-    from tilebeam.question_files import Question
+    from tilebeam.question_files import UserQuestion
 
 model_option = partial(typer.Option, rich_help_panel="Model")
 drawing_option = partial(typer.Option, rich_help_panel="Sampling")
@@ -274,7 +274,7 @@ class PromptOptions:
             console.err().print("chat template applied; --raw turns it off", style="dim")
         return lm.chat_template is not None if self.chat is None else self.chat
 
-    def read(self) -> list[Question]:
+    def read(self) -> list[UserQuestion]:
         """Read the prompts, without the chat template.
 
         Raises:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.prompt import Prompt
-from tilebeam.question_files import Question, questions_of
-from tilebeam.text_files import read_text, unescaped
+from tilebeam.question_files import UserQuestion, question_of
+from tilebeam.text_files import json_lines, read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
-def prompts(prompt: str | None, file: Path | None, escape: bool, field: str | None = None) -> list[Question]:
+def prompts(prompt: str | None, file: Path | None, escape: bool, field: str | None = None) -> list[UserQuestion]:
     """Read the prompt of -p (with - for stdin), the text of a file, or the questions of a .jsonl file.
 
     Args:
@@ -29,7 +29,7 @@ def prompts(prompt: str | None, file: Path | None, escape: bool, field: str | No
     if (prompt is None) == (file is None):
         raise TilebeamError("Give a prompt, either with -p or with -f.")
     if file is not None and file.name.removesuffix(".gz").endswith(".jsonl"):
-        found = list(questions_of(file, field))
+        found = [question_of(line, f"{file} line {number}", number, field) for number, line in json_lines(file)]
         if not found:
             raise TilebeamError(f"{file} holds no prompts.")
         return found
@@ -44,9 +44,9 @@ def prompts(prompt: str | None, file: Path | None, escape: bool, field: str | No
         text = unescaped(prompt) if escape else prompt
     if not text:
         raise TilebeamError("The prompt is empty.")
-    return [Question(text)]
+    return [UserQuestion(text)]
 
 
-def wrap(lm: LM, question: Question, chat: bool) -> Prompt:
+def wrap(lm: LM, question: UserQuestion, chat: bool) -> Prompt:
     """Make a prompt of a question as it is, or in the model's chat template."""
     return lm.chat_prompt(question.messages) if chat else Prompt(question.alone)

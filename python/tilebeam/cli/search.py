@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tilebeam.answers.extract import Extractor
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt
-    from tilebeam.question_files import Question
+    from tilebeam.question_files import UserQuestion
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
@@ -350,7 +350,7 @@ def tir(
     judge.check(rates, judged=False)
     arguments = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
 
-    def asked(lm: LM, question: Question) -> Prompt:
+    def asked(lm: LM, question: UserQuestion) -> Prompt:
         return lm.chat_prompt(conversation(question.alone, example=example))
 
     _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
@@ -363,7 +363,7 @@ def _run(
     step_stop: str,
     arguments: dict[str, Any],
     otherwise: Callable[[_SearchRun], Scorer] | None = None,
-    wrapped: Callable[[LM, Question], Prompt] | None = None,
+    wrapped: Callable[[LM, UserQuestion], Prompt] | None = None,
 ) -> None:
     """Read the prompts, load the models, search and print.
 
@@ -430,7 +430,7 @@ class _SearchRun:
     name: str
     options: SearchOptions
     lm: LM
-    questions: list[Question]
+    questions: list[UserQuestion]
     prompts: list[Prompt]
     params: SamplingParams
     chat: bool

@@ -214,6 +214,21 @@ def _without_folder(text: str) -> str:
     return text
 
 
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Tell what keeps a log of the old setting from going on with the new one, both as dicts, one phrase each.
+
+    Methods that were added do not: they add units and change none.
+    """
+    found: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b and not (key == "methods" and set(a or ()) <= set(b or ())):
+            found.append(f"{prefix}{key} was {json.dumps(a)}, is {json.dumps(b)}")
+    return found
+
+
 @dataclass(frozen=True)
 class Unit:
     """Items that run together from an empty cache.

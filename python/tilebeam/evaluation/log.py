@@ -1,16 +1,25 @@
-"""The log of an evaluation: a `GrowingFile` whose first line is the header, the setting and its digest. Every further
-line is a finished unit."""
+"""Logs: JSONL files that only grow, whose every line stands for work that need not be repeated.
+
+A process that is killed while it writes leaves a torn last line, which is cut off when the file is opened again. The
+first line of an evaluation's log is the header: the setting and its digest. Every further line is a finished unit.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from tilebeam.errors import TilebeamError
-from tilebeam.growing_file import GrowingFile, differences
-from tilebeam.growing_file import Record as Record
+from tilebeam.evaluation.config import differences
+from tilebeam.gguf.whole_file import naming
 
 FORMAT = 1
+Record = dict[str, Any]
 
 
 class Named(Protocol):
@@ -26,6 +35,83 @@ class Named(Protocol):
         ...
 
 
+class GrowingFile:
+    """A file of records, open for one process.
+
+    Args:
+        path: the file; made, with its folder, if it is not there.
+        key: all lines but the first must have a text under it; None: they need not.
+
+    Attributes:
+        lines: what it held when it was opened.
+        torn: a line that was not written to its end was cut off.
+
+    Raises:
+        TilebeamError: the file is used by another process, or is damaged.
+    """
+
+    def __init__(self, path: Path, key: str | None = None) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a+b")  # noqa: SIM115 - it stays open
+        try:
+            self._lock()
+            self.lines, self.torn = self._read(key)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TilebeamError(f"Another process is writing {self.path}.") from None
+
+    def _read(self, key: str | None) -> tuple[list[Record], bool]:
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        objects: list[Record] = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict) or (objects and key and not isinstance(found.get(key), str)):
+                raise TilebeamError(
+                    f"{self.path} line {number} is damaged: it is no record. Delete the line to run its part again."
+                )
+            objects.append(found)
+        self._file.truncate(len(whole))
+        return objects, len(whole) < len(content)
+
+    def clear(self) -> None:
+        """Throw away what is in it."""
+        self._file.truncate(0)
+        self.lines = []
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write a record: it is on the disk when this returns."""
+        with naming(self.path):
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file, which another process may take then."""
+        with naming(self.path):  # what found no room before is tried once more
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class Log(GrowingFile):
     """An evaluation's log, open for one process.
 
@@ -38,18 +124,15 @@ class Log(GrowingFile):
     """
 
     def __init__(self, path: Path, setting: Named) -> None:
-        super().__init__(path)
-        self.records: dict[str, Record] = {}
+        super().__init__(path, "unit")
         try:
-            self._read(setting)
+            self.records: dict[str, Record] = {}
+            self._begin(setting)
         except BaseException:
             self.close()
             raise
 
-    def _is_record(self, number: int, found: Any) -> bool:
-        return super()._is_record(number, found) and (number == 1 or isinstance(found.get("unit"), str))
-
-    def _read(self, setting: Named) -> None:
+    def _begin(self, setting: Named) -> None:
         header = self.lines[0] if self.lines else None
         if header is not None and (header.get("tilebeam_eval") != FORMAT or not {"digest", "setting"} <= header.keys()):
             raise TilebeamError(f"{self.path} is not a log of this version of tilebeam eval.")
