@@ -62,6 +62,7 @@ def test_options_of_llama_cpp(typed: str, meant: dict[str, Any], capsys: pytest.
         ("eval -m x --task jsonl:x -ngl 99", "No such option: -ngl: --device says where"),
         ("run -m x", "No such command 'run'. Did you mean chat?"),
         ("pull x", "Did you mean generate -hf?"),
+        ("eval", "Missing option '-m' and '--task'."),
         ("serve", "Missing option -m (a GGUF file) or -hf"),
         ("generat", "Did you mean 'generate'"),
     ],

@@ -74,7 +74,7 @@ class Command(help_text.PlainCommand):
         rest: list[str] = super().parse_args(ctx, args)
         if not ctx.resilient_parsing and "hf_repo" in ctx.params:
             named, repos, file = (ctx.params[name] for name in ("model", "hf_repo", "hf_file"))
-            count = (len(named) if isinstance(named, list) else named is not None) + len(repos or [])
+            count = (len(named) if isinstance(named, list | tuple) else named is not None) + len(repos or [])
             if file is not None and len(repos or []) != 1:
                 ctx.fail("-hff names a file of one -hf repository.")
             if not count and getattr(self.callback, "needs_model", False):
