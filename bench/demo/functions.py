@@ -1,7 +1,8 @@
 """Five small functions to write, each with examples in its docstring, and tests that no model is shown.
 
 The model answers each once, greedily, and then 8 times at once; of the 8, the examples choose one. The hidden tests
-judge both. Functions and tests were written before any model was asked.
+judge both. Twelve functions were written before the model was asked; these are the five of which its samples, in a
+pilot with another seed, were right most nearly one time in three.
 """
 
 from __future__ import annotations
@@ -40,15 +41,6 @@ def rle(text: str) -> str:
     \'\'
     """
 
-def rotate(matrix: list[list[int]]) -> list[list[int]]:
-    """Rotate a matrix by 90 degrees clockwise.
-
-    >>> rotate([[1, 2], [3, 4]])
-    [[3, 1], [4, 2]]
-    >>> rotate([[1, 2, 3]])
-    [[1], [2], [3]]
-    """
-
 def balanced(text: str) -> bool:
     """Whether every bracket of (), [] and {} is closed by its own kind in the right order; ignore other characters.
 
@@ -58,26 +50,33 @@ def balanced(text: str) -> bool:
     False
     """
 
-def merge(intervals: list[list[int]]) -> list[list[int]]:
-    """Merge intervals that overlap; the result is in ascending order.
+def rpn(text: str) -> int:
+    """Evaluate an expression of whole numbers and + - * in postfix order.
 
-    >>> merge([[1, 3], [2, 5]])
-    [[1, 5]]
-    >>> merge([[7, 9], [1, 2], [8, 10]])
-    [[1, 2], [7, 10]]
-    >>> merge([])
-    []
+    >>> rpn('3 4 + 2 *')
+    14
+    >>> rpn('5 1 -')
+    4
+    """
+
+def caesar(text: str, shift: int) -> str:
+    """Shift letters along the alphabet, around its end; keep their case, and keep all else.
+
+    >>> caesar('xyz', 3)
+    'abc'
+    >>> caesar('Hi, Bob!', 1)
+    'Ij, Cpc!'
     """
 '''
 HIDDEN = {
     "roman": ("roman(1) == 'I'", "roman(40) == 'XL'", "roman(1994) == 'MCMXCIV'", "roman(3999) == 'MMMCMXCIX'"),
     "rle": ("rle('abc') == '1a1b1c'", "rle('aabbaa') == '2a2b2a'", "rle('zzzzzzzzzzzz') == '12z'"),
-    "rotate": ("rotate([[1], [2]]) == [[2, 1]]", "rotate([[1, 2, 3], [4, 5, 6]]) == [[4, 1], [5, 2], [6, 3]]"),
     "balanced": (
         *("balanced('') is True", "balanced('{[()]}') is True", "balanced('([)]') is False"),
         *("balanced('(((') is False", "balanced(')(') is False"),
     ),
-    "merge": ("merge([[1, 9], [2, 3]]) == [[1, 9]]", "merge([[4, 6], [1, 2], [5, 8]]) == [[1, 2], [4, 8]]"),
+    "rpn": ("rpn('7') == 7", "rpn('1 2 3 - -') == 2", "rpn('2 3 4 * +') == 14"),
+    "caesar": ("caesar('abc', -1) == 'zab'", "caesar('Zoo', 27) == 'App'", "caesar('', 5) == ''"),
 }
 FUNCTIONS = dict(zip(HIDDEN, (f"def {source}" for source in SOURCES.split("\ndef ")[1:]), strict=True))
 

@@ -25,8 +25,6 @@ RIGHT = {
     "rle": """def rle(text):
     from itertools import groupby
     return "".join(f"{len(list(run))}{c}" for c, run in groupby(text))""",
-    "rotate": """def rotate(matrix):
-    return [list(row) for row in zip(*matrix[::-1])]""",
     "balanced": """def balanced(text):
     open, pairs = [], {")": "(", "]": "[", "}": "{"}
     for c in text:
@@ -35,14 +33,20 @@ RIGHT = {
         elif c in pairs and (not open or open.pop() != pairs[c]):
             return False
     return not open""",
-    "merge": """def merge(intervals):
+    "rpn": """def rpn(text):
     out = []
-    for a, b in sorted(intervals):
-        if out and a < out[-1][1]:
-            out[-1][1] = max(b, out[-1][1])
+    for word in text.split():
+        if word.isdigit():
+            out.append(int(word))
         else:
-            out.append([a, b])
-    return out""",
+            b, a = out.pop(), out.pop()
+            out.append({"+": a + b, "-": a - b, "*": a * b}[word])
+    return out[0]""",
+    "caesar": """def caesar(text, shift):
+    def moved(c):
+        first = ord("A" if c.isupper() else "a")
+        return chr((ord(c) - first + shift) % 26 + first) if c.isalpha() else c
+    return "".join(map(moved, text))""",
 }
 
 
