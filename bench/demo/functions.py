@@ -1,8 +1,9 @@
 """Five small functions to write, each with examples in its docstring, and tests that no model is shown.
 
 The model answers each once, greedily, and then 8 times at once; of the 8, the examples choose one. The hidden tests
-judge both. Twelve functions were written before the model was asked; these are the five of which its samples, in a
-pilot with another seed, were right most nearly one time in three.
+judge both. These are the five of twelve functions of which samples, in pilots with other seeds, were right most nearly
+one time in three; some were changed after a look at earlier answers. It shows what a search does and measures nothing:
+docs/results.md does.
 """
 
 from __future__ import annotations
