@@ -82,7 +82,7 @@ EVALUATIONS = (
         "humaneval",
         (),
         164,
-        ("--method", "greedy,best-of-n", "--scorer", "logprob,examples", *_EIGHT, "-n", "384"),
+        ("--method", "greedy,best-of-n", "--scorer", "logprob,examples,behavior", *_EIGHT, "-n", "384"),
     ),
 )
 
@@ -198,6 +198,7 @@ _SERIES = {
     "best-of-n[logprob]": "best by log-probability",
     "best-of-n[head]": "best by the head",
     "best-of-n[examples]": "best by the examples of the docstring",
+    "best-of-n[behavior]": "best by examples and behavior",
     "beam[head]": "beam search, the head",
     "dvts[head]": "DVTS, the head",
 }
