@@ -1,10 +1,10 @@
-"""Kept samples judged again: after a change of how answers are read or judged, what differs in bench/real/logs.
+"""Kept samples judged again: after a change of how answers are read, judged or rated, what differs in bench/real/logs.
 
     python -m bench.real.rejudge --data FOLDER [--rows gsm8k,math] [--write]
 
-Prints how many answers and verdicts differ, and each verdict that does. With --write the logs have the new ones, and
-evaluations go on with them; the tables in docs/results.md come from `python -m bench.real.search_cost` then. FOLDER
-is that of `python -m bench.real`.
+Prints how many answers, verdicts and scores of programs differ, and each verdict that does. With --write the logs have
+the new ones, and evaluations go on with them; the tables in docs/results.md come from `python -m
+bench.real.search_cost` then. FOLDER is that of `python -m bench.real`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilebeam import CompletionOutput
 from tilebeam.answers.normalize import merged
+from tilebeam.evaluation.named_scorers import RUN_PROGRAMS
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Task
 from tilebeam.gguf.whole_file import whole_file
+from tilebeam.scoring.scorer_names import named_scorer
 
 from bench.lib.options import Parser
 from bench.lib.report import start
@@ -37,13 +40,14 @@ class Changes:
     """What differs in a row's log.
 
     Attributes:
-        texts, answers, verdicts: how many there are, and how many of their answers and verdicts differ.
+        texts, answers, verdicts, scores: how many there are, and how many of their answers, verdicts and scores differ.
         lines: each verdict that differs.
     """
 
     texts: int = 0
     answers: int = 0
     verdicts: int = 0
+    scores: int = 0
     lines: list[str] = field(default_factory=list)
 
 
@@ -63,7 +67,23 @@ def judged(record: Record, task: Task) -> Changes:
                 told = f"{text['answer']!r} ({text['correct']:g}) is {answer!r} ({verdict:g}), right is {item.answer!r}"
                 changes.lines.append(f"{record['unit']}, item {item.id}: {told}")
             text |= {"answer": answer, "correct": verdict}
+        if RUN_PROGRAMS[0] in texts[0].get("scores", {}):
+            changes.scores += rated(str(task.messages(item)[-1]["content"]), texts)
     return changes
+
+
+def rated(prompt: str, texts: list[Record]) -> int:
+    """Rate the programs of a question anew; how many scores differ."""
+    candidates = [
+        CompletionOutput(i, x["text"], [0], x["finish"], 0, cumulative_logprob=x["scores"]["logprob"])
+        for i, x in enumerate(texts)
+    ]
+    changed = 0
+    for name in RUN_PROGRAMS:
+        for x, score in zip(texts, named_scorer(name).score(prompt, candidates), strict=True):
+            changed += x["scores"].get(name) != score
+            x["scores"][name] = score
+    return changed
 
 
 def rejudge(row: Evaluation, data: Path, write: bool) -> Changes:
@@ -76,6 +96,7 @@ def rejudge(row: Evaluation, data: Path, write: bool) -> Changes:
         total.texts += found.texts
         total.answers += found.answers
         total.verdicts += found.verdicts
+        total.scores += found.scores
         total.lines += found.lines
     if write:
         save(path, [settled(header, task.digest), *records])
@@ -88,6 +109,8 @@ def rejudge(row: Evaluation, data: Path, write: bool) -> Changes:
 def settled(header: Record, task_digest: str) -> Record:
     """Make a log's first line for a task whose right answers are spelled otherwise now."""
     setting = header["setting"] | {"task_digest": task_digest}
+    if RUN_PROGRAMS[0] in setting["scorers"]:
+        setting["scorers"] = list(dict.fromkeys([*setting["scorers"], *RUN_PROGRAMS]))
     digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()  # as `Setting.digest`
     return header | {"digest": digest, "setting": setting}
 
@@ -106,7 +129,8 @@ def told(rows: list[Evaluation], options: argparse.Namespace) -> Iterator[str]:
     for row in rows:
         if (LOGS / f"{row.name}-{KEPT[0]}.xz").exists() and (data := data_there(row, options)) is not None:
             found = rejudge(row, data, options.write)
-            yield f"{row.name}: {found.texts} texts, {found.answers} other answers, {found.verdicts} other verdicts"
+            differ = f"{found.answers} other answers, {found.verdicts} other verdicts, {found.scores} other scores"
+            yield f"{row.name}: {found.texts} texts, {differ}"
             yield from (f"  {line}" for line in found.lines)
 
 

@@ -82,7 +82,7 @@ EVALUATIONS = (
         "humaneval",
         (),
         164,
-        ("--method", "greedy,best-of-n", "--scorer", "logprob,examples", *_EIGHT, "-n", "384"),
+        ("--method", "greedy,best-of-n", "--scorer", "logprob,examples,behavior", *_EIGHT, "-n", "384"),
     ),
 )
 
@@ -198,6 +198,7 @@ _SERIES = {
     "best-of-n[logprob]": "best by log-probability",
     "best-of-n[head]": "best by the head",
     "best-of-n[examples]": "best by the examples of the docstring",
+    "best-of-n[behavior]": "best by examples and behavior",
     "beam[head]": "beam search, the head",
     "dvts[head]": "DVTS, the head",
 }
@@ -244,7 +245,7 @@ def main() -> None:
     wanted = named_rows(p, options.rows, [e.name for e in EVALUATIONS])
     rows = [e for e in EVALUATIONS if e.name in wanted]
     named = named_models(p, options)
-    models = {name: model_file(name, named, options) for name in MODELS}
+    models = {name: model_file(name, named) for name in MODELS}
     until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     if until is not None and not all(learnt(name, model, options, until) for name, model in models.items()):
         return

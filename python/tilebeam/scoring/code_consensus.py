@@ -39,7 +39,10 @@ def _told(value):
         return "set(" + ",".join(sorted(map(_told, value))) + ")"
     if isinstance(value, dict):
         return "dict(" + ",".join(sorted(_told(k) + ":" + _told(v) for k, v in value.items())) + ")"
-    return repr(value)
+    said = repr(value)
+    if " at 0x" in said and not isinstance(value, str):
+        raise TypeError  # an address: a generator or function says nothing about its values
+    return said
 for _call in {calls!r}:
     try:
         _said = _told(eval(_call))
@@ -79,7 +82,7 @@ class CodeConsensus(Scorer):
         question = question_of(Prompt.of(prompt).text)
         if question is None:
             raise TilebeamError(
-                "The scorer code-consensus is for Python functions, but no line of the prompt begins with def."
+                "The scorer behavior is for Python functions, but no line of the prompt begins with def."
             )
         calls = calls_of(question)
         programs = [program_of(question, c.text) for c in candidates]

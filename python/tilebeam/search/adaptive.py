@@ -30,7 +30,7 @@ from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
-@dataclass
+@dataclass(repr=False)
 class AdaptiveResult(VoteResult):
     """What an adaptive vote found; ``scores`` are the reward model's aggregates, 1 without one.
 
@@ -132,11 +132,10 @@ class Adaptive(Algorithm[AdaptiveResult]):
     def search(self, lm: StepGenerator, call: SearchCall) -> list[AdaptiveResult]:
         """See `Algorithm.search`."""
         budget = call.budget
-        if self._expander:
-            tasks = tasks_of(lm, call)
-        else:  # needs no tokens, which a server does not tell
-            tasks = [PromptTask(p, [], params) for p, params in zip(call.prompts, call.sampling, strict=True)]
-        polls = [_Poll(task, i, RunningVote(self.extract, self.equal)) for i, task in enumerate(tasks)]
+        polls = [
+            _Poll(task, number, RunningVote(self.extract, self.equal))
+            for number, task in enumerate(tasks_of(lm if self._expander else None, call))
+        ]
         tell = SearchProgress(call.progress, budget * len(polls))
         with ExitStack() as stack:
             stack.enter_context(self._expander.session(lm) if self._expander else lm.keep_prefixes())

@@ -79,21 +79,26 @@ class PromptTask:
     prompt: Prompt
     prompt_ids: list[int]
     params: SamplingParams
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage
     calls: int = 0  # to the model, for this prompt
 
     def account(self, usage: Usage) -> None:
         """Add what one more call cost. The prompt counts once; what a call decoded again was decoded before."""
+        own = replace(usage, prompt_tokens=0, cached_tokens=0)
         if self.calls:
-            again = usage.recomputed_tokens + usage.prompt_tokens - usage.cached_tokens
-            usage = replace(usage, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
-        self.usage += usage
+            own.recomputed_tokens += usage.prompt_tokens - usage.cached_tokens
+        else:
+            own.prompt_tokens, own.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        self.usage += own
         self.calls += 1
 
 
-def tasks_of(lm: StepGenerator, call: SearchCall) -> list[PromptTask]:
-    """Return the searches of a call's prompts."""
-    return [PromptTask(p, p.tokens(lm), params) for p, params in zip(call.prompts, call.sampling, strict=True)]
+def tasks_of(lm: StepGenerator | None, call: SearchCall) -> list[PromptTask]:
+    """Return the searches of a call's prompts; without a model they know no tokens."""
+    return [
+        PromptTask(prompt, prompt.tokens(lm) if lm else [], params, Usage())
+        for prompt, params in zip(call.prompts, call.sampling, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
