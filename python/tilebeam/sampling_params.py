@@ -99,7 +99,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if isinstance(self.json_schema, HasSchema):
-            object.__setattr__(self, "json_schema", ModelSchema(self.json_schema))
+            object.__setattr__(self, "json_schema", ModelSchema.of(self.json_schema))
         for name in ("stop", "stop_tokens", "shown_tokens", "lora"):  # tuples, so that parameters can be hashed
             given = getattr(self, name)
             if given is None and name != "lora":
@@ -194,9 +194,14 @@ class SamplingFields(TypedDict, total=False):
 class ModelSchema(dict[str, Any]):
     """The JSON schema of a class, and the class, which reads the texts that are valid under it."""
 
-    def __init__(self, model: HasSchema) -> None:
-        super().__init__(model.model_json_schema())
-        self.model = model
+    model: Any = None
+
+    @classmethod
+    def of(cls, model: HasSchema) -> ModelSchema:
+        """Make one of a class. (`dataclasses.asdict` makes copies of members alone.)"""
+        schema = cls(model.model_json_schema())
+        schema.model = model
+        return schema
 
 
 def parsed_under(schema: object, text: str, finish: str) -> Any:
@@ -205,7 +210,7 @@ def parsed_under(schema: object, text: str, finish: str) -> Any:
     if not isinstance(schema, ModelSchema) or finish != "stop":
         return None
     try:
-        return schema.model.model_validate_json(text)  # type: ignore[attr-defined]
+        return schema.model.model_validate_json(text)
     except (AttributeError, ValueError):
         return None
 

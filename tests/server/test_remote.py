@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,6 +74,8 @@ def test_many_conversations_and_classes(remote: RemoteLM, lm: LM) -> None:
     output = remote.chat(HI, **whole)  # type: ignore[arg-type]
     assert output.outputs[0].parsed.word == json.loads(output.text)
     assert remote.chat(HI, **whole | {"max_tokens": 1}).outputs[0].parsed is None  # type: ignore[arg-type]
+    params = tilebeam.SamplingParams(json_schema=Word)
+    assert asdict(params)["json_schema"] == Word.model_json_schema()
 
 
 class Word:

@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tilebeam.answers.code import Question, program_of, question_of
+from tilebeam.answers.code import Question, program_of
 from tilebeam.answers.example_forms import examples_of
-from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
 from tilebeam.prompt import Prompt
 from tilebeam.sandbox import run
-from tilebeam.scoring.code_examples import CodeExamples
+from tilebeam.scoring.code_examples import CodeExamples, question_in
 from tilebeam.scoring.scorers import Scorer, log_probability
 
 INPUTS = 40  # calls of each program
@@ -79,11 +78,7 @@ class CodeConsensus(Scorer):
         Raises:
             TilebeamError: the prompt holds no Python function to complete, or programs cannot be confined here.
         """
-        question = question_of(Prompt.of(prompt).text)
-        if question is None:
-            raise TilebeamError(
-                "The scorer behavior is for Python functions, but no line of the prompt begins with def."
-            )
+        question = question_in(prompt, "behavior")
         calls = calls_of(question)
         programs = [program_of(question, c.text) for c in candidates]
         told = {p: behaviour(p, calls, unsafe=self._unsafe) if calls else [] for p in dict.fromkeys(programs)}

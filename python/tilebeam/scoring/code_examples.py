@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilebeam.answers.code import program_of, question_of
+from tilebeam.answers.code import Question, program_of, question_of
 from tilebeam.answers.example_forms import examples_of
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
 from tilebeam.prompt import Prompt
 from tilebeam.sandbox import run_tests
 from tilebeam.scoring.scorers import Scorer
+
+
+def question_in(prompt: str | Prompt, scorer: str) -> Question:
+    """Find the function that a prompt asks for.
+
+    Raises:
+        TilebeamError: there is none.
+    """
+    if (question := question_of(Prompt.of(prompt).text)) is None:
+        raise TilebeamError(f"The scorer {scorer} is for Python functions, but no line of the prompt begins with def.")
+    return question
 
 
 class CodeExamples(Scorer):
@@ -35,11 +46,7 @@ class CodeExamples(Scorer):
         Raises:
             TilebeamError: the prompt holds no Python function to complete, or programs cannot be confined here.
         """
-        question = question_of(Prompt.of(prompt).text)
-        if question is None:
-            raise TilebeamError(
-                "The scorer examples is for Python functions, but no line of the prompt begins with def."
-            )
+        question = question_in(prompt, "examples")
         tests = examples_of(question.source, question.function)
         shares: dict[str, float] = {}
         for program in (programs := [program_of(question, c.text) for c in candidates]):
