@@ -29,7 +29,7 @@ _NEXT = re.compile(r"[ \t]*(?:,|;|and|,[ \t]*and)[ \t]+")  # another example of 
 _QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "`": " ", "−": "-"})
 # What is looked at, so that no text takes long: characters of a line and of a call or value, and in a line calls (or
 # values of parameters), possible ends of each, and in a doctest lines of a value.
-LINE, MOST, CALLS, ENDS, LINES = 4000, 1000, 10, 100, 50
+LINE, MOST, CALLS, ENDS, LINES = 4000, 1000, 6, 60, 50
 _SPELLED = {"true": True, "false": False, "null": None, "none": None}
 _PART = re.compile(r"(?:[-+*/%&|^~(\[{<>!]|\bnot)[ \t]*$")  # a call behind it is a part of something
 _BULLET = re.compile(r"^\s*(?:>>>|[*•-](?=\s)|\d+[.)])?\s*")
