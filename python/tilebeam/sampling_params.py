@@ -218,7 +218,7 @@ def parsed_under(schema: object, text: str, finish: str) -> Any:
 def updated(
     sampling: SamplingParams | Sequence[SamplingParams] | None, changes: Mapping[str, Any]
 ) -> SamplingParams | Sequence[SamplingParams]:
-    """Parameters with some fields changed: those given by name to `LM.generate` and the like.
+    """Return parameters with some fields changed: those given by name to `LM.generate` and the like.
 
     Args:
         sampling: for all prompts, or one per prompt; None: the defaults.

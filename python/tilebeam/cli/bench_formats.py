@@ -110,7 +110,7 @@ class JsonLinesWriter:
         print(json.dumps(asdict(row)), flush=True)
 
     def close(self) -> None:
-        """Nothing is left to print."""
+        """Do nothing: nothing is left to print."""
 
 
 class CsvWriter:
@@ -135,7 +135,7 @@ class CsvWriter:
         sys.stdout.flush()
 
     def close(self) -> None:
-        """Nothing is left to print."""
+        """Do nothing: nothing is left to print."""
 
 
 WRITERS: dict[str, Callable[[], Writer]] = {
@@ -147,10 +147,10 @@ WRITERS: dict[str, Callable[[], Writer]] = {
 
 
 def size(n: int) -> str:
-    """Bytes as llama-bench prints them."""
+    """Spell bytes as llama-bench prints them."""
     return f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.2f} MiB"
 
 
 def count(n: int) -> str:
-    """Parameters as llama-bench prints them."""
+    """Spell parameters as llama-bench prints them."""
     return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.2f} M"

@@ -168,6 +168,6 @@ def prepared(command: Callable[..., None], status: int = 1) -> Callable[..., Non
 
 
 def _local(model: str) -> str:
-    """Path of what -m names: FILE, hf://NAME, or one of them behind NAME=."""
+    """Return the path of what -m names: FILE, hf://NAME, or one of them behind NAME=."""
     name, found, rest = model.rpartition("hf:/")
     return name + local_file(found + rest) if found and (not name or name.endswith("=")) else model

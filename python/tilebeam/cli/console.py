@@ -159,12 +159,12 @@ class _Lines(Progress):
         self._said = time.monotonic()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """As of a bar."""
+        """Do what a bar does, or print a line."""
         super().update(task_id, **changes)
         self._say(self._tasks[task_id])
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """As of a bar."""
+        """Do what a bar does, or print a line."""
         super().advance(task_id, advance)
         self._say(self._tasks[task_id])
 
@@ -233,7 +233,7 @@ def loading(path: str) -> Iterator[None]:
 
 
 def about(lm: LM) -> str:
-    """One line about a loaded model."""
+    """Describe a loaded model in a line."""
     from tilebeam.model.device_choice import summary
 
     info = lm.info
@@ -249,5 +249,5 @@ def about(lm: LM) -> str:
 
 
 def about_reward(scorer: RewardModel | OwnReward) -> str:
-    """One line about a loaded reward model."""
+    """Describe a loaded reward model in a line."""
     return f"{about(scorer.lm)}; {scorer.about}"

@@ -12,7 +12,7 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import ExecutorOption, Json, Model, Threads
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import Backend, LoadOptions, backends, default_threads
+from tilebeam.model.load_options import BACKENDS, Backend, LoadOptions, backends, default_threads
 from tilebeam.text_files import read_corpus
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ _TEXT = (
 
 def diff(
     model: Model,
-    device: Annotated[str, typer.Option("--device", help="Two devices; the first is the reference.")] = "cpu,tilebeam",
+    device: Annotated[
+        str, typer.Option("--device", help="Two devices; the first is the reference.")
+    ] = f"{BACKENDS[1]},{BACKENDS[0]}",
     file: Annotated[
         Path | None, typer.Option("-f", "--file", help="Text to read; default: one that is built in.")
     ] = None,
@@ -98,7 +100,7 @@ def _record(
 def _plain(
     found: list[Deviation], first: Deviation | None, reference: str, other: str, tolerance: float
 ) -> dict[str, Any]:
-    """For JSON, which has no infinity: null."""
+    """Return it as JSON has it, with null for infinity."""
 
     def row(d: Deviation) -> dict[str, Any]:
         return {k: None if v == float("inf") else v for k, v in asdict(d).items()}

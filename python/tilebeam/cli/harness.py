@@ -8,7 +8,7 @@ from tilebeam.errors import TilebeamError
 
 
 def main() -> None:
-    """Entry point of the console script; options are those of `lm_eval`."""
+    """Run the console script; options are those of `lm_eval`."""
     try:
         from lm_eval.__main__ import cli_evaluate
 

@@ -94,8 +94,8 @@ app.add_typer(reward.app, name="reward", rich_help_panel=_heading)
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Python drops what is raised in a C library's callback, such as llama.cpp's for log lines. Where a signal raised
-    it, send that again a moment later, or the program would go on."""
+    """Send a signal again a moment after Python dropped it: it drops what is raised in a C library's callback, such as
+    llama.cpp's for log lines, and the program would go on."""
     if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
         number = signal.SIGTERM if isinstance(dropped.exc_value, SystemExit) else signal.SIGINT
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
@@ -104,7 +104,7 @@ def _send_again(dropped: sys.UnraisableHookArgs) -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an exception: no partial output stays
     sys.unraisablehook = _send_again
     try:

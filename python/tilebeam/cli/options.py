@@ -159,7 +159,8 @@ class LoraOptions:
     lora_scaled: LoraScaled = None
 
     def adapters(self) -> list[tuple[str, float]]:
-        """Files and scales, from options that each take a comma-separated list (in quotes where a name has a comma).
+        """Return files and scales, from options that each take a comma-separated list (in quotes where a name has a
+        comma).
 
         Raises:
             TilebeamError: a scale is missing or no number.

@@ -63,7 +63,7 @@ class PerplexityOptions:
 
 @grouped
 def perplexity(options: PerplexityOptions) -> None:
-    """Perplexity of a model on a text, as llama-perplexity measures it.
+    """Measure the perplexity of a model on a text, as llama-perplexity measures it.
 
     The text is cut into windows of -c tokens; the second half of each is scored. With --kl-base also the KL divergence
     from that model's predictions, and how often both think the same token likeliest.

@@ -42,7 +42,7 @@ def calibration(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     cli.main(calibration)
 
 

@@ -235,7 +235,7 @@ def vote(
         ),
     ] = None,
 ) -> None:
-    """Self-consistency: draw N candidates, extract their answers, take the one with the most votes.
+    """Let answers vote (self-consistency): draw N candidates, extract their answers, take the one with the most votes.
 
     Example: tilebeam vote -m model.gguf -f questions.jsonl -N 16 --extract math
 
@@ -262,7 +262,7 @@ def vote(
 
 @grouped
 def beam(options: SearchOptions, beams: BeamOptions) -> None:
-    """Beam search by steps: of N beginnings the best N / M go on, each in M ways, as the reward model rates them.
+    """Search by steps, with beams: of N beginnings the best N / M go on, each in M ways, as the reward model rates them.
 
     A fork shares the KV cells of its beginning, in both models. The result is printed as a tree of steps with scores.
 
@@ -273,7 +273,7 @@ def beam(options: SearchOptions, beams: BeamOptions) -> None:
 
 @grouped
 def dvts(options: SearchOptions, beams: BeamOptions) -> None:
-    """Diverse verifier tree search: N / M trees grow side by side, and in each the best of M continuations is kept.
+    """Search N / M trees side by side (diverse verifier tree search): in each the best of M continuations is kept.
 
     More diverse than beam search, where one good beginning can crowd out the others; better at large budgets.
 
@@ -334,8 +334,8 @@ def tir(
     ] = True,
     unsafe_code: UnsafeCode = False,
 ) -> None:
-    """Tool-integrated reasoning: candidates write Python programs, which are run; they go on behind the real output,
-    and their answers vote.
+    """Reason with tools: candidates write Python programs, which are run; they go on behind the real output, and their
+    answers vote.
 
     For instruct models: the question goes through the chat template, behind a system prompt that asks for programs;
     with --raw it is taken as it is.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def print_json(results: Sequence[SearchResult], **facts: Any) -> None:
-    """One object for one prompt, a line of JSON each for several."""
+    """Print one object for one prompt, a line of JSON each for several."""
     for result in results:
         print(json.dumps(result.as_dict() | facts, indent=2 if len(results) == 1 else None))
 
@@ -45,12 +45,12 @@ def show(result: SearchResult, question: str, *, titled: bool, verbose: bool) ->
 
 
 def details(result: SearchResult, question: str) -> Tree | Table:
-    """All candidates: as a tree if their steps were rated, else as a table."""
+    """Show all candidates: as a tree if their steps were rated, else as a table."""
     return (_tree if any(t.scores for t in result.trajectories) else _table)(result, one_line(question, 90))
 
 
 def votes(result: VoteResult) -> str:
-    """One line about who voted for what, and of an adaptive vote how sure it is."""
+    """Tell in a line who voted for what, and of an adaptive vote how sure it is."""
     tally = ", ".join(f"{one_line(answer, 20)} x{weight:.4g}" for answer, weight in result.votes.items())
     said = f"votes: {tally or 'none'}"
     if isinstance(result, AdaptiveResult):
@@ -135,7 +135,7 @@ def _table(result: SearchResult, title: str) -> Table:
 
 
 def _tree(result: SearchResult, title: str) -> Tree:
-    """All steps that were drawn: those of candidates, and those that made room for better ones."""
+    """Draw all steps: those of candidates, and those that made room for better ones."""
     tree = Tree(Text(title, style="bold"), guide_style="dim")
     _plant(tree, step_tree(result), result)
     return tree

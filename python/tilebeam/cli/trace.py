@@ -74,7 +74,7 @@ def trace(
 
 
 def _random_prompt(lm: LM, length: int, seed: int) -> list[int]:
-    """Token ids to run when no text is given."""
+    """Return token ids to run when no text is given."""
     import numpy as np
 
     return [int(t) for t in np.random.default_rng(seed).integers(0, lm.n_vocab, length)]

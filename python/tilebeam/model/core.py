@@ -124,14 +124,14 @@ class Core:
             self._keep(-1)
 
     def _keep(self, change: int) -> None:
-        """Finished samples stay in the cache while somebody wants it."""
+        """Keep finished samples in the cache while somebody wants it."""
         with self._lock:
             before, self._kept_for = self._kept_for, self._kept_for + change
             if (before == 0 or self._kept_for == 0) and not self._dispatcher.closed and not self._engine.broken:
                 self._dispatcher.set_caching(self._kept_for > 0)
 
     def _scales(self, lora: Sequence[float] | None) -> tuple[float, ...]:
-        """Scales of all adapters: those given, or those of the load.
+        """Return the scales of all adapters: those given, or those of the load.
 
         Raises:
             TilebeamError: there are more than adapters.
@@ -179,7 +179,7 @@ class Core:
     # --- text -------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         Args:
             text: any text.

@@ -58,7 +58,7 @@ class LM(Chatting, Reads, Embeddings):
 
     @contextmanager
     def keep_prefixes(self) -> Iterator[None]:
-        """While this lasts, the KV cells of finished samples stay, as long as there is room: a prompt that begins with
+        """Keep the KV cells of finished samples meanwhile, as long as there is room: a prompt that begins with
         one of them (its tokens and those of its text) forks it, and only what is new is decoded. Reentrant.
 
         Logits then depend a little on what was kept before, unless the model was loaded with ``deterministic=True``;

@@ -442,7 +442,7 @@ class _Loader:
             )
 
     def _check_loaded(self) -> int:
-        """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
+        """Count the tensors that this load tiled; refuse a repacked file unless they are all it lists."""
         made, wanted = self._loaded, len(self._file.repacked.tensors) if self._file.repacked else 0
         if made.bad_buffers:
             raise TilebeamError(f"{self._file.path} cannot be loaded: {made.reason}")
@@ -498,17 +498,17 @@ class _Loader:
         return self._llama.Context(pointer, model, o.n_batch, n_outputs, tap) if pointer else None
 
     def _n_outputs(self, n_vocab: int) -> int:
-        """Positions of one batch that may have logits."""
+        """Return how many positions of one batch may have logits."""
         if not self._file.generates:
             return max(self._n_ids(), self._o.n_batch)
         return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
 
     def _n_ids(self, most_kept: int = _KEPT) -> int:
-        """Sequences: one per sample, those that are kept for others to go on from, and one that keeps a prompt."""
+        """Count sequences: one per sample, those kept for others to go on from, and one that keeps a prompt."""
         return min(self._llama.MAX_SEQUENCES, (1 + min(self._kept, most_kept)) * self._o.n_seq_max + 1)
 
     def _cpu_threads(self) -> int:
-        """Threads of llama.cpp's own CPU backend.
+        """Return the threads of llama.cpp's own CPU backend.
 
         Beside the NPU it only looks up embeddings, and workers that spin between such ops would take the cores from
         the NPU; unless some weights must stay with it.

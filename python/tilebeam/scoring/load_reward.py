@@ -72,7 +72,7 @@ class RewardSpec:
         return RewardFormat() if self.own else _plan(self).preset.format
 
     def load(self, **options: Any) -> RewardModel:
-        """`load_reward_model` with these arguments, and others as keywords."""
+        """Call `load_reward_model` with these arguments, and others as keywords."""
         assert not self.own
         return load_reward_model(**{f.name: getattr(self, f.name) for f in fields(self)}, **options)
 

@@ -68,7 +68,7 @@ class OwnReward(StepScorer):
         prompts: Sequence[str | Prompt],  # noqa: ARG002
         solutions: Sequence[Sequence[str]],  # noqa: ARG002
     ) -> list[list[float]]:
-        """Refused: a text alone has no hidden states."""
+        """Refuse: a text alone has no hidden states."""
         raise TilebeamError(
             "A reward head of the generator's own rates what the model writes, not given texts; a head for those needs "
             "a reward model."
@@ -109,7 +109,7 @@ class OwnReward(StepScorer):
         return [*begun, candidate.hidden]
 
     def close(self) -> None:
-        """Nothing to close: the model is the caller's."""
+        """Close nothing: the model is the caller's."""
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +150,7 @@ def check_maker(head: Head, lm: LM) -> None:
 
 
 def facts_of_file(path: str | os.PathLike[str]) -> dict[str, str]:
-    """`maker_of`, by a model's file alone.
+    """Return what `maker_of` does, by a model's file alone.
 
     Raises:
         TilebeamError: it is no model.

@@ -86,7 +86,7 @@ class StepScorer(Scorer):
         """Score every step of every solution; solution i answers prompts[i]."""
 
     def rate_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[Rating]:
-        """`score_steps` with costs: one rating per solution."""
+        """Do what `score_steps` does, with costs: one rating per solution."""
         return [Rating(scores) for scores in self.score_steps(prompts, solutions)]
 
     def rate_states(self, solutions: Sequence[Sequence[TextState]]) -> list[Rating]:
@@ -96,7 +96,7 @@ class StepScorer(Scorer):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Lasts while solutions grow; what was read of them may be kept."""
+        """Last while solutions grow; what was read of them may be kept."""
         yield
 
     def total(self, scores: Sequence[float]) -> float:
@@ -238,7 +238,7 @@ class RewardModel(StepScorer):
         return float(scores[-1]) if self.outcome and scores else super().total(scores)
 
     def _names(self, prompt: Prompt, steps: Sequence[str]) -> list[int]:
-        """Names of a solution's beginnings, shortest first; equal beginnings have the same one within a session."""
+        """Name a solution's beginnings, shortest first; equal beginnings have the same one within a session."""
         found: list[int] = []
         before: Prompt | int = prompt
         for step in steps:
@@ -281,7 +281,7 @@ class RewardModel(StepScorer):
             costs[key] += Usage(scored_tokens=reading.decoded_tokens, scoring_seconds=reading.seconds)
 
     def _texts(self, prompt: Prompt, steps: tuple[str, ...], whole: bool) -> Iterator[tuple[list[int], list[_Named]]]:
-        """Texts to read, shorter ones first, and which position of each judges what.
+        """List the texts to read, shorter ones first, and which position of each judges what.
 
         Raises:
             TilebeamError: a text is empty or too long, or there are more steps than tokens that the model could read.

@@ -53,7 +53,7 @@ class Scorer(ABC):
         return ""
 
     def needs(self) -> dict[str, bool | str]:
-        """Fields of `SamplingParams` with which candidates must be drawn."""
+        """Return the fields of `SamplingParams` with which candidates must be drawn."""
         wanted: dict[str, bool | str] = {"logprobs": True} if self.needs_logprobs else {}
         return wanted | ({"hidden": True, "hidden_steps": self.hidden_steps} if self.needs_hidden else {})
 
@@ -80,7 +80,7 @@ class LogProb(Scorer):
         self.per_token = per_token
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
-        """Mean (or sum) of the tokens' natural log-probabilities."""
+        """Return the mean (or sum) of the tokens' natural log-probabilities."""
         return [log_probability(c, per_token=self.per_token) for c in candidates]
 
 
@@ -120,7 +120,7 @@ class Majority(Scorer):
         self.equal = equal or equality_of(self.extract)
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
-        """Votes for each candidate's answer, divided by the number of candidates."""
+        """Return the votes for each candidate's answer, divided by the number of candidates."""
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes = Counter(a for a in answers if a is not None)
         return [votes[a] / len(candidates) if a is not None else 0.0 for a in answers]
@@ -145,7 +145,7 @@ class Consensus(Scorer):
 
 
 def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:
-    """Log-probability of a candidate, in total or per token.
+    """Return the log-probability of a candidate, in total or per token.
 
     Raises:
         TilebeamError: it was sampled without logprobs.
@@ -183,7 +183,7 @@ def rate_outputs(scorer: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Re
 
 
 def shares(seconds: float, counts: Sequence[int]) -> list[float]:
-    """Seconds that several prompts took together, shared out by the number of texts of each."""
+    """Share out the seconds that several prompts took together by the number of texts of each."""
     return [seconds * count / max(1, sum(counts)) for count in counts]
 
 

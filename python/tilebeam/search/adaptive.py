@@ -45,7 +45,7 @@ class AdaptiveResult(VoteResult):
     give_up: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; see `SearchResult.as_dict`."""
+        """Return it as JSON has it; see `SearchResult.as_dict`."""
         more = {"confidence": self.confidence, "settled": self.settled, "give_up": self.give_up}
         return super().as_dict() | more
 
@@ -287,7 +287,8 @@ def _tell_candidate(events: EventHook, poll: _Poll, candidate: CompletionOutput,
 
 
 def majority_confidence(leader: int, second: int) -> float:
-    """P(p > 1/2) under Beta(leader + 1, second + 1): how sure it is that the answer with the most votes stays ahead.
+    """Return P(p > 1/2) under Beta(leader + 1, second + 1): how sure it is that the answer with the most votes stays
+    ahead.
 
     For whole numbers of votes this is the chance that of leader + second + 1 fair coins at most `leader` show heads.
     """

@@ -140,7 +140,7 @@ def _class(name: str) -> type[Algorithm[SearchResult]]:
 
 
 def _parameters(name: str) -> Mapping[str, tuple[Any, Any]]:
-    """Type and default of every argument."""
+    """Return type and default of every argument."""
     init = _class(name).__init__
     hints = get_type_hints(init)
     return {p.name: (hints[p.name], p.default) for p in inspect.signature(init).parameters.values() if p.name != "self"}

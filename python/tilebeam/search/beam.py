@@ -51,7 +51,7 @@ class StepResult(SearchResult):
         return [t.finished for t in self.trajectories]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; see `SearchResult.as_dict`."""
+        """Return it as JSON has it; see `SearchResult.as_dict`."""
         return super().as_dict() | {"rounds": self.rounds, "duplicates": self.duplicates}
 
 

@@ -54,7 +54,7 @@ class StepGenerator(Generator, Protocol):
         ...
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids."""
+        """Return token ids."""
         ...
 
     def detokenize(self, tokens: Sequence[int]) -> str:
@@ -62,7 +62,7 @@ class StepGenerator(Generator, Protocol):
         ...
 
     def keep_prefixes(self) -> AbstractContextManager[None]:
-        """Prompts that continue earlier samples fork them while this lasts."""
+        """Let prompts that continue earlier samples fork them meanwhile."""
         ...
 
 

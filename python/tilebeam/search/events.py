@@ -52,7 +52,7 @@ class SearchEvent:
     votes: dict[str, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what is known."""
+        """Return it as JSON has it: what is known."""
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value for name, value in shown.items() if value is not None}
 
@@ -102,7 +102,7 @@ class RunningVote:
     _sides: list[_Side] = field(default_factory=list)
 
     def add(self, candidate: CompletionOutput, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
-        """Its answer, and the votes with it; None while its weight is not known."""
+        """Return its answer, and the votes with it; None while its weight is not known."""
         answer = checked_answer(self.extract(candidate.text))
         if answer is not None:
             self._answers[candidate.index] = answer
@@ -122,7 +122,7 @@ class RunningVote:
         return side.spelling(self._answers) if side else None, self.votes() if weight is not None else None
 
     def votes(self) -> dict[str, float]:
-        """Total weight per answer of the candidates whose weight is known, as `tally` has them."""
+        """Return the total weight per answer of the candidates whose weight is known, as `tally` has them."""
         found: list[tuple[int, str, float]] = []
         highest = max((end for side in self._sides for end in side.ends.values()), default=0)
         for side in self._sides:
@@ -134,7 +134,7 @@ class RunningVote:
 
 
 def tally(answers: Sequence[str | None], weights: Sequence[float]) -> dict[str, float]:
-    """Total weight per answer, heaviest first, of equals the one seen first."""
+    """Return the total weight per answer, heaviest first, of equals the one seen first."""
     totals: dict[str, float] = {}
     for answer, weight in zip(answers, weights, strict=True):
         if answer is not None:

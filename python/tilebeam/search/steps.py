@@ -134,7 +134,7 @@ class StepExpander:
 
     @contextmanager
     def session(self, lm: StepGenerator) -> Iterator[None]:
-        """Lasts while texts grow: their cells are kept."""
+        """Last while texts grow: their cells are kept."""
         with lm.keep_prefixes(), self.scorer.session():
             yield
 
@@ -179,7 +179,7 @@ class StepExpander:
         events(SearchEvent(event="step", prompt=prompt, fate=fate, round=round, **facts))
 
     def _params(self, branch: Branch, **changes: Any) -> SamplingParams:
-        """For one step, within what the whole text may have."""
+        """Return those for one step, within what the whole text may have."""
         params = branch.task.params
         if params.constrained:
             raise TilebeamError(

@@ -57,7 +57,7 @@ class ToolModel(StepGenerator, Protocol):
     """What tool-integrated reasoning asks of a model; `tilebeam.LM` is one."""
 
     def tokenize(self, text: str, *, add_special: bool = ..., parse_special: bool = ...) -> list[int]:
-        """Token ids."""
+        """Return token ids."""
         ...
 
 
