@@ -84,6 +84,9 @@ def test_lines_of_requests_that_fail(server: Running, lines: Lines, monkeypatch:
     # Nothing that a client sends begins a line of its own.
     odd = httpx.get(f"{server.url}/v1/a%0A2026%20INFO%20b", timeout=PATIENCE)
     assert lines.of(odd.headers["x-request-id"])["path"] == "/v1/a%0A2026%20INFO%20b"
+    named = httpx.get(f"{server.url}/docs", headers=[(b"x-forwarded-for", b"a\x85b")], timeout=PATIENCE)
+    assert lines.of(named.headers["x-request-id"])["client"] == "a\x85b"
+    assert r' client="a\u0085b" ' in lines.text[-1]
     assert not any("\n" in line for line in lines.text)
 
     def broken(*_: Any) -> None:
@@ -93,7 +96,7 @@ def test_lines_of_requests_that_fail(server: Running, lines: Lines, monkeypatch:
     failed = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "job-2"}, timeout=PATIENCE)
     assert (failed.status_code, failed.headers["x-request-id"]) == (500, "job-2")
     told = lines.of("job-2")
-    assert (told["status"], told["level"]) == (500, "warning")
+    assert (told["status"], told["level"], told["error"]) == (500, "warning", "internal_error")
     assert SECRET not in "".join(lines.text)
 
 

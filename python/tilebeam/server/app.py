@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -166,7 +167,9 @@ def add_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         path = request.url.path
         said = {404: f"Unknown path {path}.", 405: f"{path} does not take {request.method}."}
-        code = "request_timeout" if error.status_code == 408 else None
+        code = {408: "request_timeout", 413: "body_too_large"}.get(error.status_code)
+        if isinstance(error.__cause__, ClientDisconnect):
+            return await gone(request, ClientGone())
         return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), code=code).response(path)
 
     @app.exception_handler(Exception)
@@ -209,6 +212,9 @@ class _Measured:
 
         try:
             await self._app(scope, receive, watched)
+        except Exception as error:
+            from_exception(error).note()
+            raise
         finally:
             seconds, status = time.monotonic() - began, noted.pop("status")
             path = scope["path"] if scope["path"] in self._paths else "other"

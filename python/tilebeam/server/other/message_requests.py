@@ -142,8 +142,8 @@ class CountRequest(ChatForm):
     def turns(self) -> list[FormTurn]:
         """Return the messages: one for each of theirs, and one for each result of a call."""
         found: list[FormTurn] = []
-        if self.system:
-            found.append(FormTurn("system", {"role": "system", "content": _text(self.system)}))
+        if said := _text(self.system):
+            found.append(FormTurn("system", {"role": "system", "content": said}))
         for i, message in enumerate(self.messages):
             turn: FormTurn | None = None
             for j, piece in enumerate(message.content):
