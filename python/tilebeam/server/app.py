@@ -137,13 +137,13 @@ def _routes(app: FastAPI, models: Models) -> None:
     @app.head("/health", include_in_schema=False)
     @app.head("/v1/health", include_in_schema=False)
     async def health() -> JSONResponse:
-        """200 while requests are answered, be it after a model is loaded; 503 with the reason while not."""
+        """Return 200 while requests are answered, be it after a model is loaded; 503 with the reason while not."""
         status, body = models.health()
         return JSONResponse(body, status)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Figures for Prometheus."""
+        """Return figures for Prometheus."""
         return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -112,7 +112,7 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 
 def unavailable(message: str, *, code: str, retry_after: float | None = None) -> ApiError:
-    """Nothing can be generated now."""
+    """Make an error that says why nothing can be generated now."""
     return ApiError(503, message, code=code, retry_after=retry_after)
 
 

@@ -41,14 +41,14 @@ def parsed_schema(value: dict[str, Any] | bool | str | None) -> dict[str, Any] |
 
 
 def checked_choices(value: list[str] | None) -> list[str] | None:
-    """Texts of which the model writes one."""
+    """Return texts of which the model writes one."""
     if value is not None and (not all(value) or any("\0" in choice for choice in value)):
         raise ValueError("a choice must not be empty, nor hold a NUL character")
     return value
 
 
 def checked_samplers(value: list[str] | None) -> list[str] | None:
-    """Names of samplers that are there, in the order in which they work; those that are left out do nothing."""
+    """Return names of samplers that are there, in the order in which they work; those that are left out do nothing."""
     names = [SAMPLERS_NAMED.get(name, name) for name in value or ()]
     if others := [name for name in names if name not in SAMPLERS]:
         raise ValueError(f"there is no sampler {others[0][:40]!r}, only {', '.join(SAMPLERS)}")

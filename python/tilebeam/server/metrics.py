@@ -83,7 +83,7 @@ class Metrics:
         )
 
     def of(self, model: str) -> ModelMetrics:
-        """Those of one model."""
+        """Return those of one model."""
         return ModelMetrics(self, (model,) if self._labelled else ())
 
     def watch(self, look: Callable[[], dict[str, Snapshot]]) -> None:
@@ -91,7 +91,7 @@ class Metrics:
         self.registry.register(_Gauges(look, self._labelled))
 
     def text(self) -> bytes:
-        """Prometheus' text format, without the times at which its client began to count each figure."""
+        """Write Prometheus' text format, without the times at which its client began to count each figure."""
         return _CREATED.sub(b"", generate_latest(self.registry))
 
     def _counter(self, name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:

@@ -115,7 +115,7 @@ class Models:
         return told | {"meta": {"n_ctx": lm.n_ctx, "n_vocab": lm.n_vocab, "n_params": lm.n_params, "size": lm.n_bytes}}
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body of /health: 200 while one of the models answers."""
+        """Return HTTP status and body of /health: 200 while one of the models answers."""
         told = [service.host.health() for service in self.services]
         if len(told) == 1:
             return told[0]

@@ -208,7 +208,7 @@ class Generation(Neutral):
     @model_validator(mode="before")
     @classmethod
     def _unpacked(cls, value: object) -> object:
-        """Fields under "extra_body" are the request's own: OpenAI's client unpacks them, others send them so."""
+        """Unpack "extra_body", whose fields are the request's own: OpenAI's client does, others send them so."""
         if not isinstance(value, dict) or value.get("extra_body") is None:
             return value
         if not isinstance(value["extra_body"], dict):
@@ -303,7 +303,7 @@ class Generation(Neutral):
         return bool(self.formats or self.logit_bias)
 
     def limit(self, otherwise: int | None) -> int | None:
-        """Most tokens of a sample; None: until the context is full.
+        """Return the most tokens of a sample; None: until the context is full.
 
         Args:
             otherwise: where the request does not say.
@@ -452,7 +452,7 @@ class Message(Strict):
         return joined(self.content)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the library takes it."""
+        """Return it as the library takes it."""
         told = self.model_dump(exclude={"annotations", "content"}, exclude_none=True)
         return told | {"content": self.text}
 

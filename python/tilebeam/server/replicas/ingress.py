@@ -51,7 +51,7 @@ class Replicas(Protocol):
         """Have one of them answer; the ticket then says which."""
 
     async def all(self, method: str, patience: float) -> dict[str, Any]:
-        """By the replica's name what a method of each returns; without those that do not answer in so many seconds."""
+        """Return what a method of each returns, by its name; without those that do not answer in so many seconds."""
 
 
 def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
@@ -68,7 +68,7 @@ def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
     @app.head("/health")
     @app.head("/v1/health")
     async def health() -> JSONResponse:
-        """200 while a replica answers."""
+        """Return 200 while a replica answers."""
         told = await replicas.all("health", _PATIENCE)
         status = min((status for status, _ in told.values()), default=503)
         bodies = {name: body for name, (_, body) in sorted(told.items())}
@@ -81,7 +81,7 @@ def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
 
     @app.post("/lora-adapters")
     async def no_scales() -> None:
-        """One replica alone would have them."""
+        """Refuse: one replica alone would have them."""
         raise bad_request(
             "Replicas keep the scales of LoRA adapters that they were started with: give `lora` in requests.",
             code="not_with_replicas",
@@ -197,7 +197,7 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (.+)$")
 
 
 def merged_metrics(told: dict[str, bytes]) -> str:
-    """Several processes' figures in Prometheus' text format as one text, each with the label `replica`.
+    """Return several processes' figures in Prometheus' text format as one text, each with the label `replica`.
 
     Args:
         told: by the process's name what it tells.
