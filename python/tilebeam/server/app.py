@@ -73,15 +73,10 @@ def create_app(models: Models) -> FastAPI:
     app = FastAPI(title="Tilebeam", lifespan=life, docs_url=None, redoc_url=None)
     app.state.models = models
     _routes(app, models)
-    add_token_routes(app, models)
-    add_response_routes(app, models)
-    add_message_routes(app, models)
-    add_ollama_routes(app, models)
-    add_embedding_routes(app, models)
-    add_rerank_routes(app, models)
-    add_score_routes(app, models)
-    add_page_routes(app, models)
-    add_adapter_routes(app, models)
+    for add in (add_token_routes, add_response_routes, add_message_routes, add_ollama_routes, add_embedding_routes):
+        add(app, models)
+    for add in (add_rerank_routes, add_score_routes, add_page_routes, add_adapter_routes):
+        add(app, models)
     add_api_page(app)
     add_error_handlers(app)
     add_access_rules(app, models.settings)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tilebeam.server.answer_events import Json
 from tilebeam.server.chat_forms import ChatForm, FormTurn, function
-from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Number, Strict, Text
+from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Sampling, Strict, Text
 
 # What the kinds of a message's pieces hold; a result's content may be left out.
 _HELD = {
@@ -163,24 +163,20 @@ class CountRequest(ChatForm):
         return found
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, Sampling):
     """POST /v1/messages."""
 
     max_tokens: int = Field(ge=1)
     stop_sequences: list[Text] | None = None
     stream: bool = False
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
-    seed: int | None = None  # an extension, as for chats
     # Without effect:
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def fields(self) -> Json:
         """Return the chat's."""
-        same = ("max_tokens", "stream", "temperature", "top_k", "top_p", "seed")
-        return super().fields() | {name: getattr(self, name) for name in same} | {"stop": self.stop_sequences}
+        told = {"max_tokens": self.max_tokens, "stream": self.stream, "stop": self.stop_sequences}
+        return super().fields() | self.sampling() | told
 
 
 def _text(pieces: list[_Piece]) -> str:

@@ -19,7 +19,7 @@ from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
 from tilebeam.server.chat_forms import ChatForm, FormTurn, answered
 from tilebeam.server.models import Models
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.requests import ChatRequest, CompletionRequest, JsonObject, Number, Strict, Text
+from tilebeam.server.requests import ChatRequest, CompletionRequest, JsonObject, Number, Sampling, Strict, Text
 from tilebeam.server.service import Service
 from tilebeam.server.writing import StreamedAnswer, complete_calls, dumped
 
@@ -36,13 +36,8 @@ _UNWANTED = (0, "0", "0s", "0m")
 _FIELDS = {"thinking": "reasoning_content", "tool_name": "name"}
 
 
-class _Options(Strict):
+class _Options(Sampling):
     num_predict: int | None = None
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
-    seed: int | None = None
     stop: Text | list[Text] | None = None
     repeat_penalty: Number | None = None
     presence_penalty: Number | None = None
