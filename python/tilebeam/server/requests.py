@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -348,12 +347,6 @@ class CompletionRequest(Generation):
         return [item for item in self.prompt if not isinstance(item, int)]
 
 
-class HasText(Protocol):
-    """A piece of a message's content, of any API."""
-
-    text: str
-
-
 class TextPart(Strict):
     """A piece of a message's content."""
 
@@ -361,8 +354,8 @@ class TextPart(Strict):
     text: Text
 
 
-def joined(content: str | Sequence[HasText] | None) -> str:
-    """Return a message's content, which may come in pieces, as one text; without any an empty one."""
+def joined(content: Any) -> str:
+    """Return a message's content, which may come in pieces of any API, as one text; without any an empty one."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tilebeam.server.answer_events import Json
 from tilebeam.server.chat_forms import ChatForm, FormTurn, function
-from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Sampling, Strict, Text
+from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Sampling, Strict, Text, joined
 
 # What the kinds of a message's pieces hold; a result's content may be left out.
 _HELD = {
@@ -142,14 +142,14 @@ class CountRequest(ChatForm):
     def turns(self) -> list[FormTurn]:
         """Return the messages: one for each of theirs, and one for each result of a call."""
         found: list[FormTurn] = []
-        if said := _text(self.system):
+        if said := joined(self.system):
             found.append(FormTurn("system", {"role": "system", "content": said}))
         for i, message in enumerate(self.messages):
             turn: FormTurn | None = None
             for j, piece in enumerate(message.content):
                 own = f"messages[{i}].content[{j}]"
                 if piece.type == "tool_result":
-                    result = {"role": "tool", "tool_call_id": piece.tool_use_id, "content": _text(piece.content)}
+                    result = {"role": "tool", "tool_call_id": piece.tool_use_id, "content": joined(piece.content)}
                     found.append(FormTurn(own, result))
                     turn = None
                     continue
@@ -177,7 +177,3 @@ class MessagesRequest(CountRequest, Sampling):
         """Return the chat's."""
         told = {"max_tokens": self.max_tokens, "stream": self.stream, "stop": self.stop_sequences}
         return super().fields() | self.sampling() | told
-
-
-def _text(pieces: list[_Piece]) -> str:
-    return "".join(piece.text for piece in pieces)

@@ -22,7 +22,7 @@ from tilebeam.server.app import add_access_rules, add_error_handlers
 from tilebeam.server.errors import ApiError, bad_request, unavailable
 from tilebeam.server.replicas.routing import Ticket, ticket_for
 from tilebeam.server.settings import Settings
-from tilebeam.server.writing import dumped, last_event
+from tilebeam.server.writing import last_event
 
 log = logging.getLogger("tilebeam.server")
 
@@ -180,11 +180,9 @@ class _Reply:
                 {"type": "http.response.body", "body": last_event(error, self._path, self._events), "more_body": False}
             )
             return
-        body = dumped(error.body(self._path))
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers += [(name.encode(), value.encode()) for name, value in error.headers().items()]
-        await self._send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        answer = error.response(self._path)
+        await self._send({"type": "http.response.start", "status": error.status, "headers": answer.raw_headers})
+        await self._send({"type": "http.response.body", "body": answer.body})
 
 
 async def _left(receive: Receive) -> None:
