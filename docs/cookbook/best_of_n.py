@@ -1,6 +1,6 @@
 """The best of sixteen answers by a reward head on the model's own hidden states: python best_of_n.py MODEL HEAD.
 
-`tilebeam reward train -m MODEL --task gsm8k:train.jsonl -o HEAD` makes the head.
+bench/real/heads has those of two models; `tilebeam reward train -m MODEL --task gsm8k:train.jsonl -o HEAD` makes one.
 """
 
 import sys

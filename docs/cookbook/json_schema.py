@@ -9,7 +9,7 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "minLength": 1, "maxLength": 40},
-        "year": {"type": "integer", "minimum": 1400, "maximum": 2100},
+        "year": {"type": "integer", "minimum": 1, "maximum": 2100},
         "kind": {"enum": ["person", "place", "event"]},
     },
     "required": ["name", "year", "kind"],

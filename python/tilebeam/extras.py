@@ -15,7 +15,11 @@ def _packages(extra: str) -> list[str]:
     from importlib import metadata
 
     found = []
-    for needed in metadata.requires("tilebeam") or []:
+    try:
+        every = metadata.requires("tilebeam") or []
+    except metadata.PackageNotFoundError:  # a source tree on the path
+        every = []
+    for needed in every:
         name, _, marker = (part.strip() for part in needed.partition(";"))
         if re.fullmatch(rf"extra\s*==\s*['\"]{extra}['\"]", marker):
             within = re.fullmatch(r"tilebeam\[(\w+)\]", name)

@@ -143,7 +143,8 @@ class CompletionOutput:
 
     def __repr__(self) -> str:
         calls = f", tool_calls={len(self.tool_calls)}" if self.tool_calls else ""
-        return f"<sample {self.index}: {short(self.text)}, {len(self.token_ids)} tokens, {self.finish_reason}{calls}>"
+        tokens = f", {len(self.token_ids)} tokens" if self.token_ids else ""  # a server tells none
+        return f"<sample {self.index}: {short(self.text)}{tokens}, {self.finish_reason}{calls}>"
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: all but hidden states and `parsed`; thoughts and calls where there are any."""

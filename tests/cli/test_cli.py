@@ -144,7 +144,7 @@ def test_bad_flags_are_usage_errors(flags: list[str], model: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--device", "cpu,gpu"], ["--device", "cpu and tilebeam"]),
+        (["--device", "cpu,gpu"], ["--device", "tilebeam and cpu, not 'gpu'"]),
         (["--device", "cpu,cpu"], ["twice"]),
         (["-p", "5x"], ["-p", "5x"]),
         (["-n", "1-8*1"], ["-n"]),

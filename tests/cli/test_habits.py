@@ -62,6 +62,8 @@ def test_options_of_llama_cpp(typed: str, meant: dict[str, Any], capsys: pytest.
         ("eval -m x --task jsonl:x -ngl 99", "No such option: -ngl: --device says where"),
         ("run -m x", "No such command 'run'. Did you mean chat?"),
         ("pull x", "Did you mean generate -hf?"),
+        ("eval", "Missing option '-m' and '--task'."),
+        ("serve", "Missing option -m (a GGUF file) or -hf"),
         ("generat", "Did you mean 'generate'"),
     ],
 )
@@ -133,21 +135,29 @@ def _script() -> Path:
 
 
 def test_bash_is_told_how() -> None:
-    script = subprocess.run(
-        [_script(), "--show-completion", "bash"], env=os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert "_TILEBEAM_COMPLETE=complete_bash" in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    env = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    told = subprocess.run([_script(), "--show-completion", "bash"], env=env, capture_output=True, text=True, check=True)
+    assert "_TILEBEAM_COMPLETE=complete_bash" in told.stdout
+    subprocess.run(["bash", "-n"], input=told.stdout, text=True, check=True)
+
+
+# An import that Ctrl-C falls into.
+SLOW = """
+import os, sys
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "tilebeam.cli.main":
+            os.kill(os.getpid(), 2)
+
+sys.meta_path.insert(0, Slow())
+from tilebeam.__main__ import main
+main()
+"""
 
 
 def test_ctrl_c_while_modules_are_imported() -> None:
-    """From the first line of the package's own code on; a module that is slow to import stands for the clock."""
-    slow = "import sys, os, signal\nclass Slow:\n def find_spec(self, name, *_):\n  if name == 'tilebeam.cli.main': os.kill(0, 2)\n"
-    code = f"{slow}sys.meta_path.insert(0, Slow())\nfrom tilebeam.__main__ import main\nmain()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "interrupted\n")
 
 

@@ -105,12 +105,12 @@ def test_the_example_is_understood(name: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "names"),
     [
-        (["eval"], ["--model", "--task"]),
+        (["eval"], ["-m", "--task"]),
         (["eval", "-m", "x"], ["--task"]),
-        (["reward", "train", "--task", "x"], ["--model", "--out"]),
+        (["reward", "train", "--task", "x"], ["-m", "--out"]),
     ],
 )
 def test_all_options_that_are_missing_are_named_at_once(typed: list[str], names: list[str]) -> None:
     result = CliRunner().invoke(cli.app, typed)
     assert result.exit_code == 2
-    assert re.findall(r"--\w+", result.stderr.splitlines()[-1]) == names
+    assert re.findall(r"'(-{1,2}[a-z]+)'", result.stderr.splitlines()[-1]) == names

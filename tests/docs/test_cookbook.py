@@ -82,12 +82,16 @@ def test_a_function_is_called(run: Run) -> None:
 
 def test_json_and_a_label(run: Run) -> None:
     found = run("json_schema", "model.gguf").splitlines()
-    assert re.fullmatch(r"\{'name': .+, 'year': \d{4}, 'kind': '(person|place|event)'\}", found[0])
+    assert re.fullmatch(r"\{'name': .+, 'year': \d{1,4}, 'kind': '(person|place|event)'\}", found[0])
     assert found[1] in ("war", "peace")
 
 
 def test_a_vote(run: Run) -> None:
     assert "answer:" in run("vote", "model.gguf")
+
+
+def test_code(run: Run) -> None:
+    assert re.search(r"that each passes:( 0\.0){8}\n", run("code_examples", "model.gguf"))
 
 
 def test_the_best_of_n(run: Run) -> None:
@@ -129,5 +133,5 @@ def test_the_page_shows_each_program(program: Path) -> None:
     assert f'run("{program.stem}"' in Path(__file__).read_text(encoding="utf-8")
 
 
-def test_there_are_ten() -> None:
-    assert len(PROGRAMS) == 11
+def test_there_are_twelve() -> None:
+    assert len(PROGRAMS) == 12

@@ -119,7 +119,7 @@ def test_draws_are_distributed_as_the_model_says(tmp_path: Path) -> None:
     assert np.ptp(p.mean(0)) > 0.01  # the three are not equally likely, so that a wrong one would show
 
 
-@pytest.mark.skipif(importlib.util.find_spec(gemma.PACKAGE) is None, reason="pip install 'tilebeam[demo]'")
+@pytest.mark.skipif(importlib.util.find_spec(gemma.PACKAGE) is None, reason="pip install 'tilebeam[models]'")
 def test_greedy_texts_of_a_real_model() -> None:
     """gemma-3-270m at 1, 4 and 16 sequences: the same tokens, unless two logits are as near as rounding, with about the
     same log-probabilities (docs/seeds.md)."""

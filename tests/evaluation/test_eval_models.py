@@ -261,7 +261,7 @@ def command() -> Any:
         ("--model=nowhere.gguf", "does not exist"),
         ("--method=max_steps=3", "option of no method"),
         ("--budget=1,two", "whole numbers"),
-        ("--device=gpu", "tilebeam, cpu"),
+        ("--device=gpu", "tilebeam and cpu, not 'gpu'"),
         ("--workers=2", "--ray"),
         ("--seeds=", "at least one of its seeds"),
         ("--scorer=prm", "--prm FILE"),

@@ -169,7 +169,7 @@ class TestGym:
 
     @pytest.fixture(autouse=True)
     def gym(self) -> None:
-        pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (pip install tilebeam[demo])")
+        pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (pip install tilebeam[models])")
 
     options = TaskOptions(
         "reasoning-gym:chain_sum?min_terms=2&max_terms=2&max_digits=1",

@@ -124,7 +124,7 @@ def test_a_model_of_few_device_matrices_stays_on_the_cpu(models: dict[str, Path]
         assert (lm.info.device, lm.info.executor, lm.info.tiled_tensors) == ("cpu", None, 0)
         assert lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == want
         assert {g.device for g in lm.info.matrices} == {"cpu"}
-    assert 'device="npu"' in str(said[0].message)
+    assert 'device="tilebeam"' in str(said[0].message)
     with pytest.warns(PlacementWarning, match="run on the CPU, because"):
         lm = tilebeam.load(models[name], "npu", **SMALL)
     with lm:
@@ -206,5 +206,5 @@ def test_bench_shows_where_matrices_run(models: dict[str, Path]) -> None:
     rows = [json.loads(line) for line in run(*arguments, "-o", "jsonl").stdout.splitlines()]
     assert [(r["device"], 0 < r["device_share"] < LEAST_SHARE) for r in rows] == [("cpu", False), ("npu", True)]
     done = run(*arguments)
-    assert "few.gguf: the npu multiplies by" in done.stdout
+    assert "few.gguf: tilebeam multiplies by" in done.stdout
     assert "tilebeam: few.gguf:" in done.stderr

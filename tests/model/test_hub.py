@@ -191,6 +191,7 @@ def test_commands_take_names(real: FakeHub) -> None:
     ("words", "code", "said"),
     [
         ("-hf a/b -m c.gguf", 2, "Give one model: -m or -hf."),
+        ("-hf a/b -hf c/d", 2, "Give one model: -m or -hf."),
         ("-hff x.gguf -m c.gguf", 2, "-hff names a file of one -hf repository."),
         ("", 2, "Missing option -m (a GGUF file) or -hf (a model of Hugging Face's hub)."),
         ("-m Qwen/Qwen2.5-0.5B-Instruct-GGUF", 1, "Then -hf Qwen/Qwen2.5-0.5B-Instruct-GGUF, or hf://"),

@@ -127,7 +127,7 @@ Q_B = {"blk.0.attn_q.weight.lora_b": (256, 8)}
 Q_A = {"blk.0.attn_q.weight.lora_a": (8, 256)}
 EMBEDDINGS = {"token_embd.weight.lora_a": (1024, 8), "token_embd.weight.lora_b": (256, 8)}
 BAD: dict[str, tuple[Callable[[Forge], object], str]] = {
-    "missing": (lambda f: f.target.unlink(missing_ok=True), "No such file"),
+    "missing": (lambda f: f.target.unlink(missing_ok=True), "does not exist"),
     "a folder": (lambda f: f.target.mkdir(), "not a regular file"),
     "empty": (lambda f: f.bytes(b""), "is empty"),
     "a text": (lambda f: f.bytes(b"no adapter\n" * 99), "not a GGUF"),

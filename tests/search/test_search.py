@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -237,6 +238,29 @@ def test_prompts_are_values() -> None:
         Prompt("a").ids  # noqa: B018
 
 
+@pytest.mark.parametrize("algorithm", [SelfConsistency(), Adaptive(), BestOfN(Majority())])
+def test_results_are_short_in_a_notebook(algorithm: Any) -> None:
+    lm = Scripted({"p" * 500: [("so it is 42. " * 100, 0)] * 4})
+    lm.keep_prefixes = nullcontext  # type: ignore[attr-defined]
+    shown = repr(algorithm.infer(lm, "p" * 500, 4))
+    assert len(shown) < 250
+    assert "'so it is 42." in shown
+    assert ("answer 42 (42 x" in shown) == (not isinstance(algorithm, BestOfN))
+
+
+def test_one_prompt_is_not_taken_for_several() -> None:
+    lm = Scripted({"ab": [("1", 0)] * 2})
+    talk: Any = [{"role": "user", "content": "ab"}]
+    for wrong in ("ab", Prompt("ab"), talk, talk[0]):
+        with pytest.raises(TilebeamError, match="put it into a list"):
+            SelfConsistency().run(lm, wrong, 2)
+        with pytest.raises(TilebeamError, match="put it into a list"):
+            SelfConsistency().completed(lm, wrong, 2)
+    with pytest.raises(TilebeamError, match="put it into a list"):
+        SelfConsistency().infer(lm, talk[0], 2)
+    assert lm.calls == []
+
+
 def test_misbehaving_scorers_are_named() -> None:
     lm = Scripted({"p": [("1", 0)] * 2})
 
@@ -260,6 +284,18 @@ def test_misbehaving_scorers_are_named() -> None:
         BestOfN(unsure).infer(lm, "p", budget=2)  # type: ignore[arg-type]
     with pytest.raises(TilebeamError, match="Nothing returned None as a score"):
         BestOfN(Nothing()).infer(lm, "p", budget=2)
+
+    class OfTexts(Scorer):
+        def score(self, prompt: Any, candidates: Any) -> list[float]:  # noqa: ARG002
+            return [len(c) for c in candidates]
+
+    class OfPrompts(Scorer):
+        def score(self, prompt: Any, candidates: Any) -> list[float]:
+            return [prompt.count(c.text) for c in candidates]
+
+    for scorer in (OfTexts(), OfPrompts()):
+        with pytest.raises(TilebeamError, match=r"reads prompt.text and candidate.text"):
+            BestOfN(scorer).infer(lm, "p", budget=2)
     with pytest.raises(TilebeamError, match="scorer must be"):
         BestOfN(5)  # type: ignore[arg-type]
 

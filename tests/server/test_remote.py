@@ -14,7 +14,7 @@ pytest.importorskip("openai")
 pytest.importorskip("fastapi")
 
 import tilebeam
-from tilebeam import LM, Adaptive, BestOfN, LLMJudge, OwnReward, RemoteLM, SelfConsistency, TilebeamError, connect
+from tilebeam import LM, Adaptive, BestOfN, LLMJudge, RemoteLM, SelfConsistency, TilebeamError, connect
 
 if TYPE_CHECKING:
     from server_kit import Running
@@ -44,37 +44,93 @@ def test_texts_are_those_of_the_model(remote: RemoteLM, lm: LM) -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [SelfConsistency("text"), BestOfN("logprob"), SelfConsistency("text", weighting="logprob")]
+    "algorithm",
+    [
+        SelfConsistency("text"),
+        BestOfN("logprob"),
+        SelfConsistency("text", weighting="logprob"),
+        Adaptive("text", wave=3, confidence=1),
+    ],
 )
 def test_searches(remote: RemoteLM, lm: LM, algorithm: Any) -> None:
     here = algorithm.infer(lm, lm.chat_prompt(HI, template="chatml"), 4, **SHORT)
     there = algorithm.infer(remote, HI, 4, **SHORT)
     assert there.text == here.text
+    assert there.scores == pytest.approx(here.scores, abs=1e-3)
+    assert (there.usage.prompt_tokens, there.usage.completion_tokens) == (
+        here.usage.prompt_tokens,
+        here.usage.completion_tokens,
+    )
     both = algorithm.infer(remote, [HI, "a text"], 2, **SHORT)
     assert both[0].text in [c.text for c in there.candidates]
 
 
+def test_many_conversations_and_classes(remote: RemoteLM, lm: LM) -> None:
+    first, second = remote.chat([HI, HI[1:]], **SHORT)
+    assert first.text == remote.chat(HI, **SHORT).text
+    assert second.text == lm.chat(HI[1:], template="chatml", **SHORT).text
+    whole = {"max_tokens": 60, "seed": 2, "json_schema": Word}
+    output = remote.chat(HI, **whole)  # type: ignore[arg-type]
+    assert output.outputs[0].parsed.word == json.loads(output.text)
+    assert remote.chat(HI, **whole | {"max_tokens": 1}).outputs[0].parsed is None  # type: ignore[arg-type]
+
+
+class Word:
+    """What pydantic's classes have."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return {"enum": ["rain", "sun"]}
+
+    @classmethod
+    def model_validate_json(cls, text: str) -> Word:
+        return cls(json.loads(text))
+
+
 def test_a_judge_and_events(remote: RemoteLM) -> None:
-    judge = LLMJudge(remote, verdict="number", chat=True)  # type: ignore[arg-type]
+    judge = LLMJudge(remote, verdict="number", chat=True)
     seen: list[Any] = []
     best = BestOfN(judge).infer(remote, HI, 3, events=seen.append, **SHORT)
     assert len(best.scores) == 3
     assert sum(e.event == "candidate" for e in seen) == 3
 
 
-def test_what_needs_the_model_here_says_so(remote: RemoteLM) -> None:
-    for ask in (
-        lambda: remote.save_state,
-        lambda: LLMJudge(remote),  # type: ignore[arg-type]
-        lambda: remote.generate("a", hidden=True),
-        lambda: remote.generate(tilebeam.Prompt("a", [1, 2])),
-        lambda: Adaptive("text").infer(remote, HI, 4, **SHORT),
-        lambda: tilebeam.BeamSearch(OwnReward.__new__(OwnReward)).infer(remote, "a", 4),
-    ):
-        with pytest.raises(TilebeamError):
+def test_what_needs_the_model_here_says_so(small: str) -> None:
+    remote = connect(small, model="a")
+    asked: dict[str, Any] = {
+        "save_state": lambda: remote.save_state("x", "y"),  # type: ignore[attr-defined]
+        "tokenize": lambda: LLMJudge(remote),
+        "hidden": lambda: BestOfN(OfStates()).infer(remote, "a", 4),
+        "n_ctx|tokenize": lambda: tilebeam.BeamSearch(Steps()).infer(remote, "a", 4),
+        "lora": lambda: remote.generate("a", lora=[1.0]),
+    }
+    for said, ask in asked.items():
+        with pytest.raises(TilebeamError, match=f"^({said}) needs the model in this process"):
             ask()
-    with pytest.raises(TilebeamError, match="save_state needs the model in this process"):
-        remote.save_state("x", "y")
+    for wrong, said in ((tilebeam.Prompt("a", [1, 2]), "token ids"), ({"role": "user"}, "messages"), ([3], "int")):
+        with pytest.raises(TilebeamError, match=said):
+            remote.generate(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TilebeamError, match="list of messages"):
+        remote.chat("hi")  # type: ignore[call-overload]
+    assert not hasattr(remote, "embed")
+    assert Small.asked == []
+
+
+class OfStates(tilebeam.Scorer):
+    needs_hidden = True
+
+    def score(self, *_: Any) -> list[float]:
+        raise AssertionError
+
+
+class Steps(tilebeam.StepScorer):
+    def score(self, *_: Any) -> list[float]:
+        raise AssertionError
+
+    score_steps = score  # type: ignore[assignment]
 
 
 def test_a_hook_cancels(server: Running) -> None:
@@ -102,10 +158,13 @@ class Small(BaseHTTPRequestHandler):
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         self._say({"id": "x", "object": "chat.completion", "created": 0, "model": "a", "choices": [choice]})
 
+    page: bytes | None = None
+    kind = "application/json"
+
     def _say(self, told: Any) -> None:
-        raw = json.dumps(told if self.status == 200 else {"error": {"message": "no such thing"}}).encode()
+        raw = self.page or json.dumps(told if self.status == 200 else {"error": {"message": "no such thing"}}).encode()
         self.send_response(self.status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", self.kind)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
@@ -148,3 +207,13 @@ def test_errors_are_sentences(small: str, monkeypatch: pytest.MonkeyPatch) -> No
         lm.chat(HI)
     with pytest.raises(TilebeamError, match="No server can be reached"):
         connect("http://127.0.0.1:9/v1", model="a", max_retries=0).chat(HI)
+
+
+@pytest.mark.parametrize("page", [b"<html></html>", b'{"a": ', b"null", b"[]", b'{"choices": [{"index": 0}]}'])
+def test_what_is_no_such_api_is_said_to_be_none(small: str, monkeypatch: pytest.MonkeyPatch, page: bytes) -> None:
+    monkeypatch.setattr(Small, "page", page)
+    monkeypatch.setattr(Small, "kind", "text/html" if page.startswith(b"<") else "application/json")
+    with pytest.raises(TilebeamError, match="does its address end in /v1"):
+        connect(small)
+    with pytest.raises(TilebeamError, match="does its address end in /v1"):
+        connect(small, model="a").generate("x")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilebeam.chat.answer_parts import calls_in, reasoning_in, text_in
 from tilebeam.chat.answer_reader import AnswerReader
@@ -17,7 +16,7 @@ from tilebeam.grammars.constraint import grammar_of
 from tilebeam.grammars.gbnf import spells
 from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, ToolCallDelta
 from tilebeam.prompt import Prompt
-from tilebeam.sampling_params import HasSchema, ModelSchema, SamplingParams
+from tilebeam.sampling_params import SamplingParams, parsed_under
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class PreparedChat:
     params: SamplingParams
     use: ToolUse | None
     thinking: Thinking | None
-    schema: Mapping[str, Any] | bool | str | HasSchema | None = None
+    schema: object = None
 
     def reader(self) -> AnswerReader | None:
         """Return a reader of one answer, None: all that is written is text."""
@@ -44,22 +43,20 @@ class PreparedChat:
 
     def read(self, output: RequestOutput) -> RequestOutput:
         """Return what was generated for the prompt, with thoughts and calls told apart from the texts."""
-        found = replace(output, outputs=[self._read(sample) for sample in output.outputs])
-        fill_parsed(found, self.schema)
-        return found
+        return replace(output, outputs=[self._read(sample) for sample in output.outputs])
 
     def _read(self, sample: CompletionOutput) -> CompletionOutput:
         reader = self.reader()
-        if reader is None:
-            return sample
-        parts, finish = reader.take(sample.text, sample.finish_reason)
-        return replace(
-            sample,
-            text=text_in(parts),
-            reasoning=reasoning_in(parts) or None,
-            tool_calls=calls_in(parts),
-            finish_reason=finish or sample.finish_reason,
-        )
+        if reader is not None:
+            parts, finish = reader.take(sample.text, sample.finish_reason)
+            sample = replace(
+                sample,
+                text=text_in(parts),
+                reasoning=reasoning_in(parts) or None,
+                tool_calls=calls_in(parts),
+                finish_reason=finish or sample.finish_reason,
+            )
+        return replace(sample, parsed=parsed_under(self.schema, sample.text, sample.finish_reason))
 
     def read_stream(self, stream: Stream) -> Iterator[Delta]:
         """Yield a stream's deltas with thoughts and calls told apart from the texts; what is left of the stream is
@@ -84,13 +81,6 @@ class PreparedChat:
         calls = tuple(part for part in parts if isinstance(part, ToolCallDelta))
         text, thoughts = text_in(parts), reasoning_in(parts)
         return replace(delta, text=text, reasoning=thoughts, tool_calls=calls, finish_reason=finish)
-
-
-def fill_parsed(output: RequestOutput, schema: object) -> None:
-    """Let the class whose schema it is read the texts that are complete, into `CompletionOutput.parsed`."""
-    if isinstance(schema, ModelSchema):
-        for sample in output.outputs:
-            sample.parsed = schema.parsed(sample.text) if sample.finish_reason == "stop" else None
 
 
 def bound(params: SamplingParams, model: ModelTokens, use: ToolUse | None, marks: Marks | None) -> SamplingParams:

@@ -16,7 +16,7 @@ from tilebeam.cli import console
 from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
 from tilebeam.errors import TilebeamError
 from tilebeam.model.hub import missing
-from tilebeam.model.load_options import Backend, backend, default_threads
+from tilebeam.model.load_options import Backend, backends, default_threads
 
 if TYPE_CHECKING:
     from tilebeam.measure.benchmark import Row
@@ -166,9 +166,7 @@ def _planned(o: BenchOptions) -> BenchPlan:
     """
     from tilebeam.measure.throughput import Case
 
-    devices = [found for name in o.device.split(",") if (found := backend(name))]
-    if len(devices) <= o.device.count(","):
-        raise TilebeamError(f"--device {o.device!r}: devices are cpu and tilebeam, separated by commas.")
+    devices = backends(o.device)
     if len(set(devices)) != len(devices):
         raise TilebeamError(f"--device {o.device!r} names a device twice.")
     for model in (*o.model, *([o.cpu_model] if o.cpu_model else [])):

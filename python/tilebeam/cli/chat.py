@@ -89,8 +89,7 @@ def chat(
 
 def _converse(talk: _Talk, first: str | None) -> bool:
     """Carry out lines until they end; return whether one failed."""
-    read, failed = _reader(), False
-    line = first
+    read, line, failed = _reader(), first, False
     while True:
         try:
             line = read() if line is None else line
@@ -115,11 +114,7 @@ def _on_terminal() -> bool:
 
 
 def _reader() -> Callable[[], str]:
-    """Return what reads a line: with editing, history and completion of commands on a terminal.
-
-    Raises:
-        EOFError: by it, at the end.
-    """
+    """Return what reads a line: with editing, history and completion of commands on a terminal."""
     if not _on_terminal():
         return input
     try:
@@ -239,11 +234,7 @@ class _Talk:
             raise
 
     def _prepared(self, samples: int) -> PreparedChat:
-        """Make the chat ready to be answered.
-
-        Raises:
-            TilebeamError: the context is full.
-        """
+        """Make the chat ready to be answered; raise `TilebeamError` if the context is full."""
         params = replace(self.params, seed=self.params.sample_seed(self.drawn))
         ready = self.lm.prepare_chat(self.messages, params)
         used = len(ready.prompt.ids)

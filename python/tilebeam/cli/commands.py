@@ -36,7 +36,7 @@ _FIRST = (
 )
 # Options of llama.cpp's programs that change nothing here, and those that something else stands for.
 _IGNORED = frozenset(
-    ("--mlock", "--mmap", "--no-mmap", "--jinja", "--no-warmup", "--simple-io", "--no-perf", "-kvu", "--kv-unified")
+    ("--mlock", "--mmap", "--no-mmap", "--jinja", "--no-warmup", "--simple-io", "--no-perf", "-kvu", "-cnv")
 )
 _ON, _OFF = {"on", "1", "enabled", "auto", "-1"}, {"off", "0", "disabled"}  # of -fa
 _CHAT, _FETCH = "`tilebeam chat` converses", "download the file and name it with -m, or use -hf"
@@ -46,6 +46,7 @@ _INSTEAD = {
     **dict.fromkeys(("-hft", "--hf-token"), "set the variable HF_TOKEN, or use `hf auth login`"),
     "--mmproj": "Tilebeam reads text only",
     "-ngl": "--device says where a model runs",
+    "-no-cnv": "`tilebeam generate --raw` continues a text",
     "-sys": "`tilebeam chat` takes a system prompt; with -f a line may have messages",
 }
 # What people who come from other programs type.
@@ -60,7 +61,7 @@ _OTHER_NAMES = {
 }
 
 
-class Command(help_text.Command):
+class Command(help_text.PlainCommand):
     """A command that understands llama.cpp's habits."""
 
     first = _FIRST
@@ -73,14 +74,20 @@ class Command(help_text.Command):
         rest: list[str] = super().parse_args(ctx, args)
         if not ctx.resilient_parsing and "hf_repo" in ctx.params:
             named, repos, file = (ctx.params[name] for name in ("model", "hf_repo", "hf_file"))
-            count = (len(named) if isinstance(named, list) else named is not None) + len(repos or [])
+            count = (len(named) if isinstance(named, list | tuple) else named is not None) + len(repos or [])
             if file is not None and len(repos or []) != 1:
                 ctx.fail("-hff names a file of one -hf repository.")
-            if not count and self.callback.needs_model:
+            if not count and getattr(self.callback, "needs_model", False):
                 ctx.fail("Missing option -m (a GGUF file) or -hf (a model of Hugging Face's hub).")
             if count > 1 and not next(p for p in self.params if p.name == "model").multiple:
                 ctx.fail("Give one model: -m or -hf.")
         return rest
+
+    def missing(self, known: dict[str, Any]) -> list[str]:
+        """As the base's, with the model, which two options can name."""
+        model = any(p.name == "hf_repo" for p in self.params) and getattr(self.callback, "needs_model", False)
+        named = known.get("model") or known.get("hf_repo")
+        return ["-m", *super().missing(known)] if model and not named else super().missing(known)
 
     def _translated(self, ctx: Any, args: list[str]) -> Iterator[str]:
         known = {flag for p in self.params for flag in (*p.opts, *p.secondary_opts)}
@@ -112,15 +119,12 @@ class Command(help_text.Command):
         """Say which options were given twice: as in llama.cpp, the last one counts."""
         args = args[: args.index("--")] if "--" in args else args
         for p in self.params:
-            if (
-                not getattr(p, "multiple", True)
-                and not getattr(p, "is_flag", True)
-                and sum(args.count(flag) for flag in p.opts) > 1
-            ):
+            takes_one = not (getattr(p, "multiple", True) or getattr(p, "is_flag", True))
+            if takes_one and sum(args.count(flag) for flag in p.opts) > 1:
                 console.err().print(f"{p.opts[0]} is given twice: the last one counts", style="yellow")
 
 
-class Group(help_text.Group):
+class Group(help_text.PlainGroup):
     """The program: names that others use for a command lead to it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -135,7 +139,7 @@ def prepared(command: Callable[..., None], status: int = 1) -> Callable[..., Non
     hints = get_type_hints(command, include_extras=True)
     if "model" not in hints:
         return console.sentences(command, status)
-    kind, *info = hints["model"].__origin__, *hints["model"].__metadata__
+    kind, info = hints["model"].__origin__, hints["model"].__metadata__
     several = get_args(kind)[:1] in ((str,), (Path,)) and type(None) not in get_args(kind)
     options = []
     for p in inspect.signature(command).parameters.values():

@@ -12,7 +12,7 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import ExecutorOption, Json, Model, Threads
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import Backend, LoadOptions, backend, default_threads
+from tilebeam.model.load_options import Backend, LoadOptions, backends, default_threads
 from tilebeam.text_files import read_corpus
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def diff(
 
 
 def _devices(text: str) -> tuple[Backend, Backend]:
-    found = [known for name in text.split(",") if (known := backend(name))]
-    if len(found) != 2 or text.count(",") != 1:
-        raise TilebeamError(f"--device {text}: give two of tilebeam and cpu, such as cpu,tilebeam.")
+    found = backends(text)
+    if len(found) != 2:
+        raise TilebeamError(f"--device {text}: give two, such as cpu,tilebeam.")
     return found[0], found[1]
 
 

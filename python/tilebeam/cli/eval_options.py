@@ -24,7 +24,7 @@ from tilebeam.cli.options import (
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.model.hub import missing
-from tilebeam.model.load_options import BACKENDS, LoadOptions, backend, default_threads
+from tilebeam.model.load_options import BACKENDS, LoadOptions, backends, default_threads
 from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class TimingOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Give the arguments of `runner.evaluate`."""
-        devices = known_devices(self.latency_device) if self.latency_device else ()
+        devices = backends(self.latency_device, "--latency-device") if self.latency_device else ()
         return {"latency_items": self.latency_items, "latency_devices": devices}
 
 
@@ -224,7 +224,7 @@ class PlaceOptions:
     def fields(self) -> dict[str, Any]:
         """Give the fields of `Setting`."""
         return {
-            "devices": known_devices(self.device),
+            "devices": backends(self.device),
             "threads": self.threads or default_threads(),
             "executor": self.executor,
             "lookup": self.lookup,
@@ -301,14 +301,6 @@ def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFil
             raise TilebeamError(f"{option}: {missing(path)}")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
-
-
-def known_devices(text: str) -> tuple[str, ...]:
-    """Split a list of backends, and refuse unknown ones."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if unknown := [n for n in names if backend(n) is None]:
-        raise TilebeamError(f"--device must be tilebeam, cpu, or both, not {unknown[0]!r}.")
-    return tuple(found for name in names if (found := backend(name)))
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

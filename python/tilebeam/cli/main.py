@@ -17,13 +17,13 @@ import typer
 
 from tilebeam.cli import (
     bench,
+    cached_models,
     chat,
     diff,
     doctor,
     evaluate,
     generate,
     imatrix,
-    models,
     perplexity,
     reward,
     score,
@@ -79,7 +79,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "trace": trace.trace,
     },
     "Models and files": {
-        "models": models.models,
+        "models": cached_models.models,
         "doctor": doctor.doctor,
         "imatrix": imatrix.imatrix,
         "score": score.score,

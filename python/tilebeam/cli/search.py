@@ -183,7 +183,8 @@ def best_of_n(
             help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
             "own mean log-probability; logprob-sum: of the whole text; majority: the share of candidates with the "
             "same answer; examples: the share of the examples in the docstring of the Python function that is asked "
-            "for which the program passes; judge: a model is asked. Instead of a scorer: --prm, --orm or "
+            "for which the program passes; behavior: the same, then how many programs give the same values; judge: a "
+            "model is asked. Instead of a scorer: --prm, --orm or "
             "--reward-head.",
         ),
     ] = None,
@@ -208,7 +209,7 @@ def best_of_n(
         raise TilebeamError("Give a reward model or --scorer, not both.")
     if extract is not None and scorer != "majority":
         raise TilebeamError("--extract matters only for --scorer majority.")
-    if scorer in ("examples", "code-consensus"):
+    if scorer in ("examples", "behavior"):
         need_confinement(unsafe=unsafe_code)
     find = _extractor(extract or EXTRACTOR)
 

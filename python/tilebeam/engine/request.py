@@ -14,7 +14,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.grammars.constraint import grammar_of
 from tilebeam.native.llama import Context, Vocab, check_tokens
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.sampling_params import SamplingParams, parsed_under
 from tilebeam.text_state import TextState
 
 
@@ -58,16 +58,18 @@ class Sample:
         """Return what came of it, complete once it has ended, without its hidden states."""
         params = self.request.params
         logprobs = self.logprobs if params.logprobs else None
+        text, finish = self.detokenizer.text if self.detokenizer else "", self.finish or "aborted"
         return CompletionOutput(
             index=self.index,
-            text=self.detokenizer.text if self.detokenizer else "",
+            text=text,
             token_ids=self.tokens,
-            finish_reason=self.finish or "aborted",
+            finish_reason=finish,
             seed=self.seed,
             cumulative_logprob=sum(logprobs) if logprobs is not None else None,
             logprobs=logprobs,
             stop_reason=self.detokenizer.stop_string if self.detokenizer else None,
             top_logprobs=self.top_logprobs if params.top_logprobs else None,
+            parsed=parsed_under(self.request.schema, text, finish),
         )
 
     def target(self) -> list[int]:
@@ -109,6 +111,7 @@ class Request:
     unfinished: int = 0  # samples
     error: TilebeamError | None = None  # why it ended early, if it is this request's own fault
     adapters: tuple[float, ...] = ()  # scales of the LoRA adapters that compute it
+    schema: object = None  # that the grammar was made of
 
     @property
     def text_start(self) -> int:
@@ -158,9 +161,9 @@ def make_request(
             "This model has no tokenizer, so that its tokens are no text: no grammar and no stop strings."
         )
     _check_vocabulary(params, context.model.vocab.size)
-    params = _with_checked_grammar(params, context.model.vocab)
-    params = params.resolved()
-    request = Request(prompt, prompt_ids, params, params.seed or 0, progress, unfinished=params.n)
+    schema = params.json_schema
+    params = _with_checked_grammar(params, context.model.vocab).resolved()
+    request = Request(prompt, prompt_ids, params, params.seed or 0, progress, unfinished=params.n, schema=schema)
     request.usage.prompt_tokens = len(prompt_ids)
     request.samples = [Sample(request, i, params.sample_seed(i)) for i in range(params.n)]
     progress.total += params.n

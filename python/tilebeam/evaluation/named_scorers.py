@@ -4,7 +4,7 @@ logprob          the model's own log-probability per token
 logprob-sum      of the whole text
 verifier         the task's own checker, which knows the answer: an upper bound for real scorers
 examples         the share of the examples in a question's docstring that a program passes
-code-consensus   the same, then how many other programs give the same values
+behavior         the same, then how many other programs give the same values
 prm, orm         the reward model that the options name
 head             the reward head on the generator's own hidden states
 module:function, FILE.py:function
@@ -28,7 +28,7 @@ from tilebeam.scoring.scoring_defaults import STEP_STOP
 OWN = "head"
 REWARDS = ("prm", "orm", OWN)
 VERIFIER = "verifier"
-RUN_PROGRAMS = ("examples", "code-consensus")
+RUN_PROGRAMS = ("examples", "behavior")
 
 
 class FunctionScorer(StepScorer):

@@ -24,7 +24,7 @@ from tilebeam.model.filling import gap_prompt
 from tilebeam.model.load_options import Backend
 from tilebeam.native.llama import Context, Model, errors_in, log_router
 from tilebeam.outputs import EngineFigures
-from tilebeam.prompt import Prompt, PromptLike
+from tilebeam.prompt import Prompt, PromptLike, refuse_messages
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,7 @@ class Core:
         """Return the tokens of a prompt."""
         if isinstance(prompt, str | Prompt):
             return Prompt.of(prompt).tokens(self)
+        refuse_messages(prompt)
         return [int(t) for t in prompt]
 
     # --- text -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Unpack, cast
 
 import numpy as np
 
-from tilebeam.chat.prepared import fill_parsed
 from tilebeam.engine.dispatcher import Call
 from tilebeam.engine.request import Request, check_prompt, make_request
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async, run_each
@@ -54,8 +53,8 @@ class Generating(Core):
                 failed; the model must be loaded again.
         """
         call = Call(watched=progress is not None or on_sample is not None)
-        params = self._fill(call, prompts, updated(sampling, fields))
-        return _parsed(run(self._dispatcher, call, progress, on_sample), params)
+        self._fill(call, prompts, updated(sampling, fields))
+        return run(self._dispatcher, call, progress, on_sample)
 
     async def agenerate(
         self,
@@ -72,8 +71,8 @@ class Generating(Core):
         after several batches at once, if it was busy.
         """
         call = Call(watched=progress is not None)
-        params = self._fill(call, prompts, updated(sampling, fields))
-        return _parsed(await run_async(self, self._dispatcher, call, progress), params)
+        self._fill(call, prompts, updated(sampling, fields))
+        return await run_async(self, self._dispatcher, call, progress)
 
     def completed(
         self,
@@ -109,9 +108,7 @@ class Generating(Core):
             _check_count(items, chosen)
             pairs = zip(items, chosen, strict=True)
         calls = (self._numbered_call(i, *pair) for i, pair in enumerate(pairs))
-        found = run_each(self._dispatcher, calls, _AHEAD * self.n_seq_max)
-        own = (lambda _: chosen) if isinstance(chosen, SamplingParams) else chosen.__getitem__
-        return ((i, _parsed([output], [own(i)])[0]) for i, output in found)
+        return run_each(self._dispatcher, calls, _AHEAD * self.n_seq_max)
 
     def _numbered_call(self, i: int, prompt: PromptLike, params: SamplingParams) -> Call:
         call = Call(watched=True)
@@ -159,8 +156,8 @@ class Generating(Core):
         call: Call,
         prompts: PromptLike | Sequence[PromptLike],
         sampling: SamplingParams | Sequence[SamplingParams],
-    ) -> list[SamplingParams]:
-        """Make requests of prompts, all of them checked before any is submitted; return how each is sampled."""
+    ) -> None:
+        """Make requests of prompts, all of them checked before any is submitted."""
         items = _as_list(prompts)
         if isinstance(sampling, SamplingParams):
             params = [sampling] * len(items)
@@ -169,7 +166,6 @@ class Generating(Core):
             _check_count(items, params)
         for prompt, p in zip(items, params, strict=True):
             call.add(self._request(prompt, p, call.progress))
-        return params
 
     def _request(self, prompt: PromptLike, params: SamplingParams, progress: Progress) -> Request:
         """Make a request of a prompt, checked."""
@@ -194,12 +190,6 @@ class Generating(Core):
         self._scales(sampling.lora)
         with self._dispatcher.using():
             make_request(self._context, "", list(prompt), sampling, Progress())
-
-
-def _parsed(outputs: list[RequestOutput], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-    for output, own in zip(outputs, params, strict=True):
-        fill_parsed(output, own.json_schema)
-    return outputs
 
 
 def _check_count(prompts: Sequence[PromptLike], sampling: Sequence[SamplingParams]) -> None:

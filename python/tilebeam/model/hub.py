@@ -74,10 +74,10 @@ def local_file(name: str, file: str | None = None) -> str:
             raise _refusal(repo, error) from None
         return found[_chosen(repo, _models(found), *wanted)]
     models = _models(s.rfilename for s in info.siblings or [])
+    chosen = models[_chosen(repo, models, *wanted)]
     try:
-        return next(iter([library.hf_hub_download(repo, part) for part in models[_chosen(repo, models, *wanted)]]))
-    except TilebeamError:
-        raise
+        paths: list[str] = [library.hf_hub_download(repo, part) for part in chosen]
+        return paths[0]
     except Exception as error:
         raise _refusal(repo, error) from None
 
@@ -111,7 +111,7 @@ def _library() -> Any:
 
 def _models(files: Iterable[str]) -> dict[str, list[str]]:
     """Find the complete models among files: of each the file, or first part, and all its parts."""
-    names, found = sorted(f for f in files if f.endswith(".gguf")), {}
+    names, found = sorted(f for f in files if f.endswith(".gguf")), dict[str, list[str]]()
     for name in names:
         part = _PART.search(name)
         parts = [f for f in names if part and f[: part.start()] == name[: part.start()] and f.endswith(part[0][6:])]
@@ -156,7 +156,7 @@ def _label(file: str) -> str:
 def _newest(repo: str) -> dict[str, str]:
     """Files of a repository that the cache has, and their paths, the newest of each."""
     folder = Path(_library().constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots"
-    found = {}
+    found: dict[str, str] = {}
     for snapshot in sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime):
         found |= {str(p.relative_to(snapshot)): str(p) for p in snapshot.rglob("*.gguf") if p.exists()}
     return found

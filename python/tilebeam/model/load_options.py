@@ -115,7 +115,7 @@ class LoadOptions:
 class CheckedOptions:
     """`LoadOptions` that can work: n_ctx a multiple of 256, defaults filled in, memory limits in bytes."""
 
-    device: Device
+    device: Backend | Literal["auto"]
     n_ctx: int
     n_seq_max: int
     threads: int
@@ -134,10 +134,17 @@ class CheckedOptions:
     verbose: bool
 
 
-def backend(name: str) -> Backend | None:
-    """Return the backend that people call so ("tilebeam" and "npu" are one), None if there is none."""
+def backends(text: str, option: str = "--device") -> tuple[Backend, ...]:
+    """Read a list of backends as people call them: "cpu,tilebeam"; "npu" is Tilebeam, too.
+
+    Raises:
+        TilebeamError: one is unknown.
+    """
     known: dict[str, Backend] = {BACKENDS[0]: "npu", "npu": "npu", BACKENDS[1]: "cpu"}
-    return known.get(name.strip().lower())
+    names = [name.strip().lower() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise TilebeamError(f"{option}: the devices are {' and '.join(BACKENDS)}, not {unknown[0]!r}.")
+    return tuple(known[name] for name in names)
 
 
 def default_threads() -> int:

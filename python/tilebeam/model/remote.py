@@ -3,40 +3,37 @@
     lm = tilebeam.connect("http://127.0.0.1:8000/v1", model="qwen")
     tilebeam.SelfConsistency("last-number").infer(lm, "Natalia sold ...", budget=16)
 
-A server gives texts and log-probabilities: best-of-n, votes and judges that write numbers work. What reads tokens,
-logits or hidden states (adaptive votes, searches by steps, reward heads) needs `tilebeam.load`, and says so.
+A server gives texts and log-probabilities: best-of-n, votes, adaptive votes and judges that write numbers work. What
+reads tokens, logits or hidden states (searches by steps, reward heads) needs `tilebeam.load`, and says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 from tilebeam.chat.chat_prompt import filled_text
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import (
-    CompletionOutput,
-    FinishReason,
-    Progress,
-    ProgressHook,
-    RequestOutput,
-    SampleHook,
-    Usage,
-)
+from tilebeam.extras import how_to_install
+from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Messages, Prompt, is_messages
-from tilebeam.sampling_params import FIELDS, SamplingFields, SamplingParams, updated
+from tilebeam.sampling_params import FIELDS, SamplingFields, SamplingParams, parsed_under, updated
 
 AT_ONCE = 16  # requests under way
-# Fields that every server takes, by their names there.
-_COMMON = {name: name for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty", "max_tokens")}
+# Fields that every server takes.
+_COMMON = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "max_tokens")
 # Fields that OpenAI's own API lacks, and others have: sent where they are not the default.
-_MORE = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty", "min_tokens": "min_tokens"}
-_MORE |= {"ignore_eos": "ignore_eos", "grammar": "grammar"}
+_MORE = ("top_k", "min_p", "repeat_penalty", "min_tokens", "ignore_eos", "grammar")
 _SENT = {*_COMMON, *_MORE, "n", "stop", "seed", "logprobs", "top_logprobs", "json_schema", "speculate"}
-_FINISHES: dict[str | None, FinishReason] = {"length": "length", "tool_calls": "tool_calls"}
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,10 @@ class _Conversation(Prompt):
     """A prompt whose messages the server puts into its template."""
 
     messages: tuple[Any, ...] = field(default=(), hash=False)
+
+
+class _NotHereError(TilebeamError, AttributeError):
+    """Something is asked of a server that only a model in this process has."""
 
 
 class RemoteLM:
@@ -63,32 +64,55 @@ class RemoteLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise TilebeamError(
-            f"{name} needs the model in this process, as tilebeam.load gives it; {self.url} gives texts only."
-        )
+    def __repr__(self) -> str:
+        return f"<tilebeam.RemoteLM {self.model!r} at {self.url}>"
+
+    if not TYPE_CHECKING:  # type checkers refuse what is not here
+
+        def __getattr__(self, name: str) -> Any:
+            raise _NotHereError(
+                f"{name} needs the model in this process, as tilebeam.load gives it; a server gives texts only."
+            )
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
+    def keep_prefixes(self) -> AbstractContextManager[None]:
+        """Do nothing: a server keeps the prefixes that it wants to."""
+        return nullcontext()
+
     def chat_prompt(self, messages: Messages) -> Prompt:
         """Make the prompt of a conversation; the server has the template. Its question is what the user said last."""
+        if not is_messages(messages):
+            raise TilebeamError('A conversation is a list of messages, like {"role": "user", "content": ".."}.')
         said = [str(turn.get("content") or "") for turn in messages]
         asked = [text for turn, text in zip(messages, said, strict=True) if turn.get("role") == "user"]
         return _Conversation("\n\n".join(said), question=asked[-1] if asked else None, messages=tuple(messages))
 
-    def filled_prompt(self, template: str, values: dict[str, str]) -> Prompt:
+    def filled_prompt(self, template: str, values: Mapping[str, str]) -> Prompt:
         """Make a prompt of a template and what takes the place of its fields; see `tilebeam.LM.filled_prompt`."""
         return Prompt(filled_text(template, values))
 
+    @overload
     def chat(
-        self, messages: Messages, sampling: SamplingParams | None = None, **fields: Unpack[SamplingFields]
-    ) -> RequestOutput:
-        """Answer in a conversation."""
-        return self.generate([self.chat_prompt(messages)], sampling, **fields)[0]
+        self, messages: Messages, sampling: SamplingParams | None = ..., **fields: Unpack[SamplingFields]
+    ) -> RequestOutput: ...
+    @overload
+    def chat(
+        self, messages: Sequence[Messages], sampling: SamplingParams | None = ..., **fields: Unpack[SamplingFields]
+    ) -> list[RequestOutput]: ...
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling: SamplingParams | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> RequestOutput | list[RequestOutput]:
+        """Answer in one conversation, or in several; see `tilebeam.LM.chat`."""
+        one = is_messages(messages)
+        talks = cast(Sequence[Messages], [messages] if one else messages)
+        found = self.generate([self.chat_prompt(talk) for talk in talks], sampling, **fields)
+        return found[0] if one else found
 
     def generate(
         self,
@@ -99,7 +123,7 @@ class RemoteLM:
         on_sample: SampleHook | None = None,
         **fields: Unpack[SamplingFields],
     ) -> list[RequestOutput]:
-        """Draw samples for each prompt. A text is what a user says; `chat_prompt` takes whole conversations.
+        """Draw samples for each prompt. A text is what a user says; messages are a whole conversation.
 
         Args:
             prompts: one or several.
@@ -108,26 +132,43 @@ class RemoteLM:
         Raises:
             TilebeamError: the server cannot be reached or refuses, or something is asked for that no server gives.
         """
-        one = isinstance(prompts, str | Prompt) or is_messages(prompts)
-        asked = [self._conversation(p) for p in (cast(list[Any], [prompts] if one else prompts))]
+        one = isinstance(prompts, str | Prompt | Mapping) or is_messages(prompts)
+        talks = [self._conversation(p) for p in (cast(list[Any], [prompts] if one else prompts))]
         chosen = updated(sampling, fields)
-        params = [p.resolved() for p in ([chosen] * len(asked) if isinstance(chosen, SamplingParams) else chosen)]
-        if len(params) != len(asked):
-            raise TilebeamError(f"{len(asked)} prompts but {len(params)} SamplingParams.")
-        calls = [_Call(self, talk, p) for talk, p in zip(asked, params, strict=True)]
+        params = [p.resolved() for p in ([chosen] * len(talks) if isinstance(chosen, SamplingParams) else chosen)]
+        if len(params) != len(talks):
+            raise TilebeamError(f"{len(talks)} prompts but {len(params)} SamplingParams.")
+        requests = [
+            _request(p) | {"model": self.model, "messages": t.messages} for t, p in zip(talks, params, strict=True)
+        ]
+        # Samples that do not come are aborted.
+        none = [[CompletionOutput(k, "", [], "aborted", p.sample_seed(k)) for k in range(p.n)] for p in params]
+        outputs = [
+            RequestOutput(talk.text, [], samples, Usage(), cast(int, p.seed))
+            for talk, samples, p in zip(talks, none, params, strict=True)
+        ]
         state = Progress(total=sum(p.n for p in params))
+        running: dict[Future[tuple[list[CompletionOutput], Usage]], tuple[int, int, int]] = {}
         with ThreadPoolExecutor(self._at_once, thread_name_prefix="tilebeam-remote") as pool:
-            running: dict[Future[None], int] = {
-                pool.submit(call.ask, 0, p.n): i for i, (call, p) in enumerate(zip(calls, params, strict=True))
-            }
+
+            def ask(i: int, place: int, n: int) -> None:
+                """Ask for so many samples of a prompt, from that index on."""
+                own = {"seed": params[i].sample_seed(place)} | ({"n": n} if n > 1 else {})
+                create = partial(self._client.chat.completions.create, **requests[i], **own)
+                running[pool.submit(_told_by, lambda: _drawn(create(), place, n, params[i]))] = i, place, n
+
             try:
+                for i, p in enumerate(params):
+                    ask(i, 0, p.n)
                 while running:
                     done = next(as_completed(running))
-                    i = running.pop(done)
-                    done.result()
-                    for place in calls[i].missing():
-                        running[pool.submit(calls[i].ask, place, 1)] = i
-                    for sample in calls[i].news():
+                    i, place, n = running.pop(done)
+                    fresh, usage = done.result()
+                    outputs[i].usage += usage
+                    outputs[i].outputs[place : place + len(fresh)] = fresh
+                    for missing in range(place + len(fresh), place + n):  # of a server that knows no n
+                        ask(i, missing, 1)
+                    for sample in fresh:
                         state.finished, state.tokens = state.finished + 1, state.tokens + len(sample.token_ids)
                         if on_sample is not None:
                             on_sample(i, sample)
@@ -135,7 +176,7 @@ class RemoteLM:
                         break
             finally:
                 pool.shutdown(cancel_futures=True)
-        return [call.output() for call in calls]
+        return outputs
 
     def _conversation(self, prompt: Any) -> _Conversation:
         if isinstance(prompt, _Conversation):
@@ -148,61 +189,15 @@ class RemoteLM:
         return _Conversation(given.text, question=given.question, messages=({"role": "user", "content": given.text},))
 
 
-class _Call:
-    """One prompt's samples while they come.
-
-    Attributes:
-        samples: by their index.
-    """
-
-    def __init__(self, lm: RemoteLM, talk: _Conversation, params: SamplingParams) -> None:
-        self._lm, self._talk, self._params = lm, talk, params
-        self._request = _request(params)
-        self._told: set[int] = set()
-        self._split = False  # the server gives one sample a request
-        self.samples: dict[int, CompletionOutput] = {}
-        self.usage = Usage()
-
-    def ask(self, place: int, n: int) -> None:
-        """Ask for so many samples from that index on."""
-        seed = self._params.sample_seed(place)
-        many = {"n": n} if n > 1 else {}
-        client = self._lm._client.chat.completions
-        answer = _told_by(
-            lambda: client.create(
-                model=self._lm.model, messages=self._talk.messages, seed=seed, **many, **self._request
-            )
-        )
-        if not answer.choices:
-            raise TilebeamError(f"{self._lm.url} gave an answer without choices.")
-        for i, given in enumerate(answer.choices[:n], place):
-            self.samples[i] = _sample(i, given, self._params)
-        if answer.usage is not None:
-            self.usage += Usage(
-                prompt_tokens=answer.usage.prompt_tokens, completion_tokens=answer.usage.completion_tokens
-            )
-
-    def missing(self) -> list[int]:
-        """Return the indices of samples that a server which knows no `n` has left out; asked once."""
-        if self._split:
-            return []
-        self._split = True
-        return [i for i in range(self._params.n) if i not in self.samples]
-
-    def news(self) -> list[CompletionOutput]:
-        """Return the samples that nobody was told of."""
-        new = [s for i, s in sorted(self.samples.items()) if i not in self._told]
-        self._told |= {s.index for s in new}
-        return new
-
-    def output(self) -> RequestOutput:
-        """Return what came; samples that did not are aborted."""
-        params = self._params
-        outputs = [
-            self.samples.get(i) or CompletionOutput(i, "", [], "aborted", params.sample_seed(i))
-            for i in range(params.n)
-        ]
-        return RequestOutput(self._talk.text, [], outputs, self.usage, cast(int, params.seed))
+def _drawn(answer: Any, place: int, n: int, params: SamplingParams) -> tuple[list[CompletionOutput], Usage]:
+    """Read the samples of an answer, from that index on and at most so many, and what they cost."""
+    samples = [_sample(k, choice, params) for k, choice in enumerate(answer.choices[:n], place)]
+    if not samples:
+        raise TilebeamError("The server gave an answer without choices.")
+    if (told := answer.usage) is None:
+        return samples, Usage()
+    cached = getattr(told.prompt_tokens_details, "cached_tokens", None) or 0
+    return samples, Usage(told.prompt_tokens, cached, told.completion_tokens)
 
 
 def _sample(index: int, choice: Any, params: SamplingParams) -> CompletionOutput:
@@ -211,14 +206,18 @@ def _sample(index: int, choice: Any, params: SamplingParams) -> CompletionOutput
     if params.logprobs and told is None:
         raise TilebeamError("The server tells no log-probabilities, which this search needs.")
     logprobs = [float(token.logprob) for token in told or ()]
+    text: str = choice.message.content or ""
+    finish: FinishReason = "length" if choice.finish_reason == "length" else "stop"
     return CompletionOutput(
         index,
-        choice.message.content or "",
+        text,
         [-1] * len(logprobs),
-        _FINISHES.get(choice.finish_reason, "stop"),
+        finish,
         params.sample_seed(index),
         cumulative_logprob=sum(logprobs) if params.logprobs else None,
         logprobs=logprobs if params.logprobs else None,
+        reasoning=getattr(choice.message, "reasoning_content", None),
+        parsed=parsed_under(params.json_schema, text, finish),
     )
 
 
@@ -232,8 +231,7 @@ def _request(params: SamplingParams) -> dict[str, Any]:
     changed = {name for name in FIELDS if getattr(params, name) != getattr(usual, name)}
     if unknown := sorted(changed - _SENT):
         raise TilebeamError(f"{unknown[0]} needs the model in this process, as tilebeam.load gives it.")
-    request: dict[str, Any] = {sent: getattr(params, name) for name, sent in _COMMON.items()}
-    request = {name: value for name, value in request.items() if value is not None}
+    request: dict[str, Any] = {name: value for name in _COMMON if (value := getattr(params, name)) is not None}
     if params.stop:
         request["stop"] = list(params.stop)
     if params.logprobs:
@@ -241,12 +239,12 @@ def _request(params: SamplingParams) -> dict[str, Any]:
     if params.json_schema is not None:
         schema = {"name": "answer", "schema": params.json_schema, "strict": True}
         request["response_format"] = {"type": "json_schema", "json_schema": schema}
-    if more := {sent: getattr(params, name) for name, sent in _MORE.items() if name in changed}:
+    if more := {name: getattr(params, name) for name in _MORE if name in changed}:
         request["extra_body"] = more
     return request
 
 
-def _told_by(ask: Callable[[], Any]) -> Any:
+def _told_by(ask: Callable[[], _T]) -> _T:
     """Ask a server; what goes wrong becomes a sentence."""
     import openai
 
@@ -258,6 +256,10 @@ def _told_by(ask: Callable[[], Any]) -> Any:
         raise TilebeamError("The server did not answer in time: give connect a longer timeout.") from None
     except openai.APIConnectionError as error:
         raise TilebeamError(f"No server can be reached: {error.__cause__ or error}") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TilebeamError(
+            f"The server does not answer as OpenAI's API does ({error}): does its address end in /v1?"
+        ) from None
 
 
 def connect(
@@ -282,16 +284,14 @@ def connect(
     Raises:
         TilebeamError: the package openai is missing, the server cannot be reached, or it has several models.
     """
-    import os
-
     try:
         import openai
     except ImportError:
-        raise TilebeamError("tilebeam.connect needs the package openai: pip install openai") from None
+        raise TilebeamError(f"tilebeam.connect needs the package openai: {how_to_install('remote')}") from None
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=max_retries)
     if model is None:
-        found = [m.id for m in _told_by(lambda: client.models.list()).data]
+        found = _told_by(lambda: [m.id for m in client.models.list().data])
         if len(found) != 1:
             raise TilebeamError(f"Which model? {url} has {', '.join(found) or 'none'}: connect(url, model=..).")
         model = found[0]

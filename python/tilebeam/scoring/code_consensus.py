@@ -76,7 +76,7 @@ class CodeConsensus(Scorer):
         question = question_of(Prompt.of(prompt).text)
         if question is None:
             raise TilebeamError(
-                "The scorer code-consensus is for Python functions, but no line of the prompt begins with def."
+                "The scorer behavior is for Python functions, but no line of the prompt begins with def."
             )
         calls = calls_of(question)
         programs = [program_of(question, c.text) for c in candidates]

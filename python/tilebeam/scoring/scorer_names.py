@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
     """Make a scorer by name: "consensus", "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`),
-    "code-consensus" (`CodeConsensus`), or "judge": a model asked about the candidates.
+    "behavior" (`CodeConsensus`), or "judge": a model asked about the candidates.
 
     Args:
         name: the scorer's.
         lm: the judge.
-        unsafe_code: let "examples" and "code-consensus" run programs even where they cannot be confined.
+        unsafe_code: let "examples" and "behavior" run programs even where they cannot be confined.
 
     Raises:
         TilebeamError: no scorer has that name, or there is no judge.
@@ -33,7 +33,7 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
         "logprob-sum": lambda: LogProb(per_token=False),
         "majority": Majority,
         "examples": lambda: CodeExamples(unsafe=unsafe_code),
-        "code-consensus": lambda: CodeConsensus(unsafe=unsafe_code),
+        "behavior": lambda: CodeConsensus(unsafe=unsafe_code),
         "judge": lambda: _judge(lm),
     }
     for choice, make in known.items():

@@ -164,7 +164,15 @@ def rate_outputs(scorer: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Re
         TilebeamError: as `checked_scores`, or there are more or fewer ratings than prompts.
     """
     began = time.perf_counter()
-    ratings = scorer.rate(prompts, [o.outputs for o in outputs])
+    try:
+        ratings = scorer.rate(prompts, [o.outputs for o in outputs])
+    except (TypeError, AttributeError) as error:
+        if not re.search(r"\b(CompletionOutput|Prompt)\b", str(error)):
+            raise
+        raise TilebeamError(
+            f"{type(scorer).__name__} takes prompt or candidates for texts ({error}): a scorer reads prompt.text and "
+            "candidate.text. A function of the two texts does in its place: BestOfN(lambda prompt, text: ..)."
+        ) from error
     if len(ratings) != len(outputs):
         raise TilebeamError(f"{type(scorer).__name__} rated {len(ratings)} of {len(outputs)} prompts.")
     scores = [checked_scores(r.scores, len(o.outputs), scorer) for r, o in zip(ratings, outputs, strict=True)]

@@ -13,7 +13,7 @@ HeadOutput = Literal["sigmoid", "softmax", "none"]
 # How a judge says what it thinks: by the probability of one word, or by a number that it writes.
 Verdict = Literal["probability", "number"]
 # Scorers that need no reward model, by name.
-ScorerName = Literal["consensus", "logprob", "logprob-sum", "majority", "examples", "code-consensus", "judge"]
+ScorerName = Literal["consensus", "logprob", "logprob-sum", "majority", "examples", "behavior", "judge"]
 
 AGGREGATION: Aggregation = "last"
 VERDICT: Verdict = "probability"

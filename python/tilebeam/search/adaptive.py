@@ -30,7 +30,7 @@ from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
-@dataclass
+@dataclass(repr=False)
 class AdaptiveResult(VoteResult):
     """What an adaptive vote found; ``scores`` are the reward model's aggregates, 1 without one.
 
@@ -133,7 +133,8 @@ class Adaptive(Algorithm[AdaptiveResult]):
         """See `Algorithm.search`."""
         budget = call.budget
         polls = [
-            _Poll(task, number, RunningVote(self.extract, self.equal)) for number, task in enumerate(tasks_of(lm, call))
+            _Poll(task, number, RunningVote(self.extract, self.equal))
+            for number, task in enumerate(tasks_of(lm if self._expander else None, call))
         ]
         tell = SearchProgress(call.progress, budget * len(polls))
         with ExitStack() as stack:
@@ -159,7 +160,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
             for p in polls
         ]
         told = {} if call.events is None else {"on_sample": partial(_tell_ended, call.events, polls)}
-        outputs = lm.generate([p.task.prompt_ids for p in polls], params, progress=tell.call(drawn), **told)
+        outputs = lm.generate([p.task.prompt for p in polls], params, progress=tell.call(drawn), **told)
         check_complete(outputs)
         for poll, output in zip(polls, outputs, strict=True):
             poll.task.account(output.usage)

@@ -23,7 +23,7 @@ from tilebeam.search.search_defaults import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKE
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
-@dataclass
+@dataclass(repr=False)
 class StepResult(SearchResult):
     """What a search by steps found; ``scores`` are the aggregates of the steps' scores.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -268,7 +268,7 @@ class Algorithm(ABC, Generic[Result]):
         """
         checked_integer("budget", budget)
         params = updated(sampling, fields)
-        asked = [_prompt_of(lm, prompt) for prompt in prompts]
+        asked = [_prompt_of(lm, prompt) for prompt in _several(prompts)]
         # Searches by steps ask for more; a model that lacks it says so.
         return self.search(
             cast(StepGenerator, lm), SearchCall(asked, budget, sampling_for(asked, params), progress, events)
@@ -317,7 +317,7 @@ class Algorithm(ABC, Generic[Result]):
             on_result: called with a prompt's number and its result as soon as that is complete, as `completed` has
                 them; instead of ``progress`` and ``events``.
         """
-        one = isinstance(prompt, str | Prompt) or is_messages(prompt)
+        one = isinstance(prompt, str | Prompt | Mapping) or is_messages(prompt)  # a single message is refused below
         prompts = [cast(Askable, prompt)] if one else list(cast(Sequence[Askable], prompt))
         if on_result is None:
             results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events, **fields)
@@ -359,7 +359,7 @@ class Algorithm(ABC, Generic[Result]):
             TilebeamError: by the iterator: as `run`; the number of the prompt is in the error's notes.
         """
         checked_integer("at_once", at_once)
-        params = updated(sampling, fields)
+        params, prompts = updated(sampling, fields), _several(prompts)
         if isinstance(params, SamplingParams):
             pairs = zip(prompts, repeat(params))
         else:
@@ -410,6 +410,13 @@ def _prompt_of(lm: Generator, asked: Askable) -> Prompt:
     if is_messages(asked) and (chat_prompt := getattr(lm, "chat_prompt", None)) is not None:
         return Prompt.of(chat_prompt(asked))
     return Prompt.of(asked)
+
+
+def _several(prompts: Iterable[Askable]) -> Iterable[Askable]:
+    """Return prompts, which a single one is not."""
+    if isinstance(prompts, str | Prompt | Mapping) or is_messages(prompts):
+        raise TilebeamError("This is one prompt where several are expected: put it into a list, or call infer.")
+    return prompts
 
 
 def sampling_for(

@@ -88,16 +88,17 @@ class PromptTask:
         if self.calls:
             own.recomputed_tokens += usage.prompt_tokens - usage.cached_tokens
         else:
-            own.cached_tokens = usage.cached_tokens
+            own.prompt_tokens, own.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         self.usage += own
         self.calls += 1
 
 
-def tasks_of(lm: StepGenerator, call: SearchCall) -> list[PromptTask]:
-    """Return the searches of a call's prompts."""
-    ids = [prompt.tokens(lm) for prompt in call.prompts]
-    costs = [Usage(prompt_tokens=len(tokens)) for tokens in ids]
-    return [PromptTask(*facts) for facts in zip(call.prompts, ids, call.sampling, costs, strict=True)]
+def tasks_of(lm: StepGenerator | None, call: SearchCall) -> list[PromptTask]:
+    """Return the searches of a call's prompts; without a model they know no tokens."""
+    return [
+        PromptTask(prompt, prompt.tokens(lm) if lm else [], params, Usage())
+        for prompt, params in zip(call.prompts, call.sampling, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

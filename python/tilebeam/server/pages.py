@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 
 from tilebeam.pages.ask import AskOptions, ask_page, ask_policy
-from tilebeam.pages.chat import chat_page, chat_policy
+from tilebeam.pages.chat_page import chat_page, chat_policy
 from tilebeam.search.search_defaults import BUDGET
 from tilebeam.server.models import Models
 from tilebeam.server.searches import EXTRACTORS
