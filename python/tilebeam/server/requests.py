@@ -259,11 +259,10 @@ class Generation(Neutral, Sampling):
     def _fits_together(self) -> Generation:
         if len(self.formats) > 1:
             raise ValueError(f"{' and '.join(self.formats)} exclude each other")
-        if None not in (self.max_tokens, self.n_predict) and self.max_tokens != self.n_predict:
-            raise ValueError("max_tokens and n_predict are two names of one number, but differ")
-        penalties = {self.repeat_penalty, self.repetition_penalty} - {None}
-        if len(penalties) > 1:
-            raise ValueError("repeat_penalty and repetition_penalty are two names of one number, but differ")
+        twins = ("max_tokens", "n_predict"), ("max_tokens", "max_completion_tokens")
+        for names in (*twins, ("repeat_penalty", "repetition_penalty")):
+            if len({getattr(self, name, None) for name in names} - {None}) > 1:
+                raise ValueError(f"{' and '.join(names)} are two names of one number, but differ")
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of ({self.best_of}) must be at least n ({self.n})")
         if self.stream_options is not None and not self.stream:
@@ -493,8 +492,6 @@ class ChatRequest(Generation):
             raise ValueError("continue_final_message: a message that calls functions cannot be continued")
         if self.n_predict == 0:
             raise ValueError("n_predict: a chat generates at least one token")
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens are two names of one number, but differ")
         return self
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from tilebeam.server.answer_events import Json
 from tilebeam.server.chat_forms import ChatForm, FormTurn, function
@@ -158,19 +158,13 @@ class ResponsesRequest(ChatForm, Neutral, Sampling):
     def _kept(cls, _: object) -> None:
         raise ValueError(_STATELESS)
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> ResponsesRequest:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options go with stream: true")
-        return self
-
     def fields(self) -> Json:
         """Return the chat's."""
         fields: Json = self.sampling() | {"stream": self.stream, "parallel_tool_calls": self.parallel_tool_calls}
         fields["max_completion_tokens"] = self.max_output_tokens
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
-        if self.stream:
+        if self.stream or self.stream_options is not None:  # a chat says that these go together
             fields["stream_options"] = {"include_usage": True}
         if self.tools is not None:
             fields["tools"] = [function(tool.name, tool.description, tool.parameters) for tool in self.tools]

@@ -123,9 +123,8 @@ class CountRequest(ChatForm):
 
     def fields(self) -> Json:
         """Return the chat's."""
-        fields: Json = {"reasoning_effort": self.output_config.effort}
-        if fields["reasoning_effort"] == "max":
-            fields["reasoning_effort"] = "xhigh"
+        effort = self.output_config.effort
+        fields: Json = {"reasoning_effort": "xhigh" if effort == "max" else effort}
         if self.tools:
             fields["tools"] = [function(tool.name, tool.description, tool.input_schema) for tool in self.tools]
         if (choice := self.tool_choice) is not None:
