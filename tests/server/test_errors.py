@@ -248,18 +248,26 @@ def test_what_is_no_request(server: Running) -> None:
     assert (broken.status_code, "not valid JSON" in said(broken)) == (400, True)
     deep = httpx.post(f"{url}{TEXT}", content=b"[" * 60000, headers={"content-type": "application/json"})
     assert deep.status_code == 400
-    surrogate = httpx.post(
-        f"{url}{TEXT}", content=b'{"prompt": "\\ud800"}', headers={"content-type": "application/json"}
-    )
-    assert surrogate.status_code == 400
+    talk = [{"role": "user", "content": "a"}]
+    function = {"name": "f", "parameters": {"type": "object", "description": "\ud800"}}
+    for field in (
+        {"prompt": "\ud800"},
+        {"messages": talk, "tools": [{"type": "function", "function": function}]},
+        {"messages": talk, "json_schema": {"const": "\ud800"}},
+    ):
+        surrogate = httpx.post(f"{url}{CHAT if 'messages' in field else TEXT}", content=json.dumps(field))
+        assert (surrogate.status_code, "half of a surrogate pair" in said(surrogate)) == (400, True)
     form = httpx.post(f"{url}{TEXT}", data={"prompt": "a"})
     assert (form.status_code, "not valid JSON" in said(form)) == (400, True)
     plain = httpx.post(f"{url}{TEXT}", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
     assert (plain.status_code, "application/json" in said(plain)) == (400, True)
     listed = server.post(TEXT, ["a"])
     assert (listed.status_code, "JSON object" in said(listed)) == (400, True)
-    large = server.post(TEXT, {"prompt": "a" * (1 << 16)})
-    assert (large.status_code, "larger than" in said(large)) == (413, True)
+    body = json.dumps({"prompt": "a" * (1 << 16)}).encode()
+    for content in (body, iter([body])):  # the latter does not say how long it is
+        large = httpx.post(f"{url}{TEXT}", content=content)
+        assert (large.status_code, "larger than" in said(large)) == (413, True)
+        assert large.json()["error"]["code"] == "body_too_large"
     # Sent in chunks, no header tells how large it is.
     chunks = httpx.post(f"{url}{TEXT}", content=iter([b"x" * 1000] * 100), headers={"content-type": "application/json"})
     assert chunks.status_code == 413

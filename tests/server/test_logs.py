@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ pytest.importorskip("openai", reason="the openai client is not installed (extra 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from server_kit import CHAT, PATIENCE, Running, until  # noqa: E402
+from server_kit import ANSWER, CHAT, PATIENCE, Running, until  # noqa: E402
+from tilebeam.server import service  # noqa: E402
 from tilebeam.server.errors import ApiError  # noqa: E402
 from tilebeam.server.logs import LogLines, begin_notes  # noqa: E402
 
@@ -84,6 +85,9 @@ def test_lines_of_requests_that_fail(server: Running, lines: Lines, monkeypatch:
     # Nothing that a client sends begins a line of its own.
     odd = httpx.get(f"{server.url}/v1/a%0A2026%20INFO%20b", timeout=PATIENCE)
     assert lines.of(odd.headers["x-request-id"])["path"] == "/v1/a%0A2026%20INFO%20b"
+    named = httpx.get(f"{server.url}/docs", headers=[(b"x-forwarded-for", b"a\x85b")], timeout=PATIENCE)
+    assert lines.of(named.headers["x-request-id"])["client"] == "a\x85b"
+    assert r' client="a\u0085b" ' in lines.text[-1]
     assert not any("\n" in line for line in lines.text)
 
     def broken(*_: Any) -> None:
@@ -93,8 +97,38 @@ def test_lines_of_requests_that_fail(server: Running, lines: Lines, monkeypatch:
     failed = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "job-2"}, timeout=PATIENCE)
     assert (failed.status_code, failed.headers["x-request-id"]) == (500, "job-2")
     told = lines.of("job-2")
-    assert (told["status"], told["level"]) == (500, "warning")
+    assert (told["status"], told["level"], told["error"]) == (500, "warning", "internal_error")
     assert SECRET not in "".join(lines.text)
+
+
+SAID: dict[str, Any] = {"messages": TALK, "max_tokens": 3, "model": "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("where", "body"),
+    [
+        (CHAT, SAID),
+        (ANSWER, {"input": "a"}),
+        ("/v1/messages", SAID),
+        ("/api/chat", {"messages": TALK, "model": "tiny"}),
+    ],
+)
+def test_what_breaks_in_the_middle_of_a_stream_is_told(
+    server: Running, lines: Lines, monkeypatch: pytest.MonkeyPatch, where: str, body: Any
+) -> None:
+    real = service.streamed
+
+    async def broken(*args: Any) -> AsyncIterator[Any]:
+        async for events in real(*args):
+            yield events
+            raise ValueError("unforeseen")
+
+    monkeypatch.setattr(service, "streamed", broken)
+    answer = server.post(where, body | {"stream": True})
+    assert answer.status_code == 200
+    assert "Unexpected ValueError" in answer.text.strip().splitlines()[-1]
+    told = lines.of(answer.headers["x-request-id"])
+    assert (told["status"], told["level"], told["error"]) == (500, "warning", "internal_error")
 
 
 def test_probes_are_quiet(server: Running, lines: Lines) -> None:

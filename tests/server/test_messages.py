@@ -95,7 +95,7 @@ def test_an_answer_is_a_chats(server: Running) -> None:
     for fields in (
         {"system": "answer"},
         {"system": [{"type": "text", "text": "answer"}], "messages": [{"role": "user", "content": blocks}]},
-        {"messages": messages, "metadata": {"user_id": "u"}, "service_tier": "auto"},
+        {"messages": messages, "metadata": {"user_id": "u"}, "service_tier": "auto", "system": ""},
     ):
         answer = asked(server, **fields)
         assert answer["content"] == [{"type": "text", "text": choice["message"]["content"]}]

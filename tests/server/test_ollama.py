@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from tilebeam import LM
@@ -99,9 +100,9 @@ def test_functions(hermes: Running) -> None:
     assert told(hermes, "/api/chat", {"messages": USER, "tools": TOOLS})["message"]["content"] == plain
     forced = chat(hermes, tools=TOOLS, tool_choice=NAMED, max_tokens=200)["choices"][0]["message"]
     function = forced["tool_calls"][0]["function"]
-    called = {"function": {"name": function["name"], "arguments": json.loads(function["arguments"])}}
-    result = {"role": "tool", "tool_name": "weather", "content": "rain"}
-    talk = [*USER, {"role": "assistant", "content": "", "tool_calls": [called]}, result]
+    called = {"function": {"index": 0, "name": function["name"], "arguments": json.loads(function["arguments"])}}
+    result = {"role": "tool", "tool_name": "weather", "content": "rain", "images": []}
+    talk = [*USER, {"role": "assistant", "content": None, "tool_calls": [called]}, result]
     ided = [{"id": "x", "type": "function", "function": function}]
     same = [*USER, {"role": "assistant", "content": "", "tool_calls": ided}]
     same += [{"role": "tool", "tool_call_id": "x", "name": "weather", "content": "rain"}]
@@ -156,6 +157,10 @@ def test_what_is_served(server: Running) -> None:
     for path in ("/api/chat", "/api/generate"):
         loaded = server.post(path, {"model": "tiny"}).json()
         assert (loaded["done"], loaded["done_reason"]) == (True, "load")
+        assert server.post(path, {"model": "tiny", "keep_alive": 0}).json()["done_reason"] == "unload"
+        assert server.post(path, {"model": "b", "keep_alive": 0}).status_code == 404
+    assert server.post("/api/show", {"name": "tiny"}).json() == shown | {"modified_at": ANY}
+    assert httpx.head(server.url, timeout=PATIENCE).status_code == 200  # which Ollama's commands ask first
 
 
 DEEP = {"function": {"name": "f", "arguments": json.loads('{"a":' * 80 + "1" + "}" * 80)}}
@@ -166,6 +171,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/api/chat", {"messages": USER, "options": {"top_p": 2}}, 400, "options.top_p"),
     ("/api/chat", {"messages": USER, "options": {"num_predict": 0}}, 400, "options.num_predict"),
     ("/api/chat", {"messages": USER, "options": {"stop": ["x"] * 17}}, 400, "options.stop: at most 16 stop strings"),
+    ("/api/chat", {"messages": USER, "think": "most"}, 400, "think: has a wrong type"),
     ("/api/chat", {"messages": USER, "format": "json", "tools": TOOLS}, 400, "format with tools: leave out one"),
     ("/api/chat", {"messages": USER, "format": {"not": {}}}, 400, "format cannot be turned into a grammar"),
     ("/api/chat", {"messages": [{"role": "user", "images": ["x"]}]}, 400, "messages[0].images"),

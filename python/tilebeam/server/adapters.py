@@ -40,7 +40,7 @@ class Adapters:
         return [{"id": i, "path": path, "scale": scale} for i, (path, scale) in enumerate(told)]
 
     def put_in_force(self, wanted: Sequence[LoraScale]) -> None:
-        """Scales of requests that come from now on and do not say; adapters that are not named get 0.
+        """Set the scales of requests that come from now on and do not say; adapters that are not named get 0.
 
         Raises:
             ApiError: there is no such adapter.

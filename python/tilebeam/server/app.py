@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -72,15 +73,10 @@ def create_app(models: Models) -> FastAPI:
     app = FastAPI(title="Tilebeam", lifespan=life, docs_url=None, redoc_url=None)
     app.state.models = models
     _routes(app, models)
-    add_token_routes(app, models)
-    add_response_routes(app, models)
-    add_message_routes(app, models)
-    add_ollama_routes(app, models)
-    add_embedding_routes(app, models)
-    add_rerank_routes(app, models)
-    add_score_routes(app, models)
-    add_page_routes(app, models)
-    add_adapter_routes(app, models)
+    for add in (add_token_routes, add_response_routes, add_message_routes, add_ollama_routes, add_embedding_routes):
+        add(app, models)
+    for add in (add_rerank_routes, add_score_routes, add_page_routes, add_adapter_routes):
+        add(app, models)
     add_api_page(app)
     add_error_handlers(app)
     add_access_rules(app, models.settings)
@@ -136,13 +132,13 @@ def _routes(app: FastAPI, models: Models) -> None:
     @app.head("/health", include_in_schema=False)
     @app.head("/v1/health", include_in_schema=False)
     async def health() -> JSONResponse:
-        """200 while requests are answered, be it after a model is loaded; 503 with the reason while not."""
+        """Return 200 while requests are answered, be it after a model is loaded; 503 with the reason while not."""
         status, body = models.health()
         return JSONResponse(body, status)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Figures for Prometheus."""
+        """Return figures for Prometheus."""
         return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -166,7 +162,9 @@ def add_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         path = request.url.path
         said = {404: f"Unknown path {path}.", 405: f"{path} does not take {request.method}."}
-        code = "request_timeout" if error.status_code == 408 else None
+        code = {408: "request_timeout", 413: "body_too_large"}.get(error.status_code)
+        if isinstance(error.__cause__, ClientDisconnect):
+            return await gone(request, ClientGone())
         return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), code=code).response(path)
 
     @app.exception_handler(Exception)
@@ -209,6 +207,9 @@ class _Measured:
 
         try:
             await self._app(scope, receive, watched)
+        except Exception as error:
+            from_exception(error).note()
+            raise
         finally:
             seconds, status = time.monotonic() - began, noted.pop("status")
             path = scope["path"] if scope["path"] in self._paths else "other"

@@ -112,7 +112,7 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 
 def unavailable(message: str, *, code: str, retry_after: float | None = None) -> ApiError:
-    """Nothing can be generated now."""
+    """Make an error that says why nothing can be generated now."""
     return ApiError(503, message, code=code, retry_after=retry_after)
 
 
@@ -134,7 +134,7 @@ def from_validation(error: RequestValidationError | ValidationError) -> ApiError
     first = next((e for e in errors if e["type"] == "too_long" and e["loc"][:2] == errors[0]["loc"][:2]), errors[0])
     where = [part for part in first["loc"] if part != "body"]
     # Where a field takes several types, the path goes on with the name of the type that was tried.
-    tried = next((i for i, part in enumerate(where) if isinstance(part, str) and not part.isidentifier()), len(where))
+    tried = next((i for i, part in enumerate(where) if _is_type(part)), len(where))
     several, where = tried < len(where), where[:tried]
     kind = str(first["type"])
     if kind == "json_invalid":
@@ -155,6 +155,10 @@ def from_validation(error: RequestValidationError | ValidationError) -> ApiError
     return bad_request(f"{param}: {message}.", param=param, code="invalid_value")
 
 
+def _is_type(part: object) -> bool:
+    return isinstance(part, str) and (not part.isidentifier() or part in ("bool", "float", "int", "str"))
+
+
 @contextmanager
 def errors_for_client(lm: LM) -> Iterator[None]:
     """Raise what the library says of a request as `ApiError`: the client's mistake, unless the model has failed."""
@@ -167,6 +171,8 @@ def errors_for_client(lm: LM) -> Iterator[None]:
         raise bad_request(message, param=error.param, code=error.code) from None
     except NoTemplate as error:
         raise bad_request(f"{error} Or start the server with --chat-template.", code="no_chat_template") from None
+    except UnicodeEncodeError:  # in JSON, of which no field is checked by itself
+        raise bad_request("The request holds half of a surrogate pair.", code="invalid_value") from None
     except TilebeamError as error:
         if lm.failure is not None:
             raise

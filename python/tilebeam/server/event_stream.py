@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.answer_events import Event
-from tilebeam.server.errors import ApiError
+from tilebeam.server.errors import ApiError, from_exception
 from tilebeam.server.logs import note
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.plan import AnswerPlan
@@ -66,14 +66,16 @@ class EventStream(Response):
                     watcher.cancel()
         except ClientGone:
             note(status=499)
-        except ApiError as found:
-            error = self.as_sent(found)
-            if self._answer is None:
-                await error.response(scope.get("path", ""))(scope, receive, send)
-            else:
+        except Exception as found:
+            error, foreseen = self.as_sent(from_exception(found)), isinstance(found, ApiError)
+            if self._answer is not None:
                 error.note()
                 body = last_event(error, scope.get("path", ""), self._count)
                 await send({"type": "http.response.body", "body": body, "more_body": False})
+            elif foreseen:
+                await error.response(scope.get("path", ""))(scope, receive, send)
+            if not foreseen:
+                raise  # the traceback goes to the log
 
     async def _watch(self, job: Job) -> None:
         """End the job if its client takes nothing of what is sent."""

@@ -27,7 +27,7 @@ def no_zero(value: int) -> int:
     return value
 
 
-def parsed_schema(value: dict[str, Any] | bool | str | None) -> dict[str, Any] | bool | None:
+def parsed_schema(value: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
     """Return a schema, which may come as a text."""
     if not isinstance(value, str):
         return value
@@ -40,18 +40,18 @@ def parsed_schema(value: dict[str, Any] | bool | str | None) -> dict[str, Any] |
     return schema
 
 
-def checked_choices(value: list[str] | None) -> list[str] | None:
-    """Texts of which the model writes one."""
-    if value is not None and (not all(value) or any("\0" in choice for choice in value)):
+def checked_choices(value: list[str]) -> list[str]:
+    """Return texts of which the model writes one."""
+    if not all(value) or any("\0" in choice for choice in value):
         raise ValueError("a choice must not be empty, nor hold a NUL character")
     return value
 
 
-def checked_samplers(value: list[str] | None) -> list[str] | None:
-    """Names of samplers that are there, in the order in which they work; those that are left out do nothing."""
-    names = [SAMPLERS_NAMED.get(name, name) for name in value or ()]
+def checked_samplers(value: list[str]) -> list[str]:
+    """Return names of samplers that are there, in the order in which they work; those that are left out do nothing."""
+    names = [SAMPLERS_NAMED.get(name, name) for name in value]
     if others := [name for name in names if name not in SAMPLERS]:
         raise ValueError(f"there is no sampler {others[0][:40]!r}, only {', '.join(SAMPLERS)}")
     if [SAMPLERS.index(name) for name in names] != sorted({SAMPLERS.index(name) for name in names}):
         raise ValueError(f"they work in the order {', '.join(SAMPLERS)}, each once")
-    return None if value is None else names
+    return names

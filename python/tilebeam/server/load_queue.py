@@ -62,7 +62,7 @@ class LoadQueue:
         self.turn()
 
     def turn(self) -> None:
-        """Something changed: hand out what is free, and see that more becomes free where some wait."""
+        """Hand out what is free, as something changed, and see that more becomes free where some wait."""
         while self._queue and (self._most is None or len(self._held) < self._most):
             model = next(iter(self._queue))
             place = self._queue.pop(model)

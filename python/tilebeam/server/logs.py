@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from contextvars import ContextVar
 from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
+
+_PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes
 
 log = logging.getLogger("tilebeam.server")
 
@@ -55,7 +58,7 @@ class LogLines(logging.Formatter):
             if record.exc_info:
                 told["traceback"] = self.formatException(record.exc_info)
             return json.dumps(told, ensure_ascii=False)
-        written = " ".join(f"{name}={json.dumps(v) if ' ' in str(v) else v}" for name, v in fields.items())
+        written = " ".join(f"{k}={v if _PLAIN.fullmatch(str(v)) else json.dumps(v)}" for k, v in fields.items())
         return super().format(record) + (f" {written}" if written else "")
 
 

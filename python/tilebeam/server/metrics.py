@@ -63,13 +63,15 @@ class Metrics:
         count, histogram = partial(self._counter, labels=label), partial(self._histogram, labels=label)
         self.refused = count("requests_refused", "Requests that met a full queue.")
         self.searches = count("searches", "Searches completed.", labels=(*label, "method"))
-        self.prompt_tokens = count("prompt_tokens", "Tokens of prompts.")
-        self.cached_tokens = count("cached_prompt_tokens", "Of these, taken from other prompts' KV cells.")
-        self.generated_tokens = count("generated_tokens", "Tokens sampled.")
-        self.recomputed_tokens = count("recomputed_tokens", "Tokens decoded a second time.")
-        self.drafted_tokens = count("drafted_tokens", "Tokens guessed ahead and decoded.")
-        self.accepted_tokens = count("accepted_tokens", "Of these, drawn: a step less each.")
-        self.scored_tokens = count("scored_tokens", "Tokens decoded by reward models.")
+        self.tokens = {
+            "prompt": count("prompt_tokens", "Tokens of prompts."),
+            "cached": count("cached_prompt_tokens", "Of these, taken from other prompts' KV cells."),
+            "completion": count("generated_tokens", "Tokens sampled."),
+            "recomputed": count("recomputed_tokens", "Tokens decoded a second time."),
+            "drafted": count("drafted_tokens", "Tokens guessed ahead and decoded."),
+            "accepted": count("accepted_tokens", "Of these, drawn: a step less each."),
+            "scored": count("scored_tokens", "Tokens decoded by reward models."),
+        }
         self.seconds = count(
             "seconds", "Seconds of the engine spent on completed requests, by kind.", labels=(*label, "kind")
         )
@@ -83,7 +85,7 @@ class Metrics:
         )
 
     def of(self, model: str) -> ModelMetrics:
-        """Those of one model."""
+        """Return those of one model."""
         return ModelMetrics(self, (model,) if self._labelled else ())
 
     def watch(self, look: Callable[[], dict[str, Snapshot]]) -> None:
@@ -91,7 +93,7 @@ class Metrics:
         self.registry.register(_Gauges(look, self._labelled))
 
     def text(self) -> bytes:
-        """Prometheus' text format, without the times at which its client began to count each figure."""
+        """Write Prometheus' text format, without the times at which its client began to count each figure."""
         return _CREATED.sub(b"", generate_latest(self.registry))
 
     def _counter(self, name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -131,13 +133,8 @@ class ModelMetrics:
         """Add what a completed request cost."""
         note(tokens_in=usage.prompt_tokens, cached=usage.cached_tokens, tokens_out=usage.completion_tokens)
         all_ = self._metrics
-        self._of(all_.prompt_tokens).inc(usage.prompt_tokens)
-        self._of(all_.cached_tokens).inc(usage.cached_tokens)
-        self._of(all_.generated_tokens).inc(usage.completion_tokens)
-        self._of(all_.recomputed_tokens).inc(usage.recomputed_tokens)
-        self._of(all_.drafted_tokens).inc(usage.drafted_tokens)
-        self._of(all_.accepted_tokens).inc(usage.accepted_tokens)
-        self._of(all_.scored_tokens).inc(usage.scored_tokens)
+        for kind, counter in all_.tokens.items():
+            self._of(counter).inc(getattr(usage, f"{kind}_tokens"))
         for kind in ("prefill", "decode", "drafting", "sampling", "scoring"):
             self._of(all_.seconds, kind).inc(getattr(usage, f"{kind}_seconds"))
 
@@ -164,11 +161,7 @@ class _Gauges(Collector):
         figures: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
             ("ready", "1 if requests are answered.", lambda now: now.ready),
             ("model_loaded", "1 if the model is loaded.", lambda now: now.loaded),
-            (
-                "samples_admitted",
-                "Samples of requests that were let in and are not done.",
-                lambda now: now.admitted,
-            ),
+            ("samples_admitted", "Samples of requests that were let in and are not done.", lambda now: now.admitted),
             ("samples_running", "Samples that decode now.", lambda now: now.model.running),
             ("samples_waiting", "Samples that wait for a slot (queue depth).", lambda now: now.model.waiting),
             ("slots", "Samples that can decode at the same time.", lambda now: now.model.slots),

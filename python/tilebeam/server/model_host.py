@@ -153,7 +153,7 @@ class ModelHost:
             self._load_queue.turn()
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body of /health: 200 if requests are answered, be it after loading."""
+        """Return HTTP status and body of /health: 200 if requests are answered, be it after loading."""
         self.look()
         if self.state in ("restarting", "failed", "stopped"):
             return 503, {"status": self.state, "reason": self.reason, "restarts": self.restarts}
@@ -317,14 +317,14 @@ class ModelHost:
 
 
 def _reason_of(error: Exception) -> tuple[str, bool]:
-    """Why a load failed, for clients, and whether such failures are known."""
+    """Return why a load failed, for clients, and whether such failures are known."""
     if isinstance(error, TilebeamError | OSError):
         return str(error), True
     return f"Unexpected {type(error).__name__}; the server's log has more.", False
 
 
 def _looked_at(task: asyncio.Task[None]) -> None:
-    """Nobody may wait for its failure any more; the log has it."""
+    """Log its failure, for which nobody may wait any more."""
     if not task.cancelled() and not isinstance(task.exception(), ApiError | None):
         log.error("loading failed", exc_info=task.exception())
 

@@ -11,7 +11,7 @@ from typing import Any
 from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import ApiError
 from tilebeam.server.load_queue import LoadQueue
-from tilebeam.server.metrics import Metrics, Snapshot
+from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.service import Service
@@ -65,16 +65,13 @@ class Models:
         for service in self.services:
             for name in service.adapters.names:
                 self._by_name.setdefault(name, service)
-        self.metrics.watch(self._snapshots)
+        self.metrics.watch(lambda: {service.name: service.snapshot() for service in self.services})
 
     def _service(self, entry: Entry, load_queue: LoadQueue) -> Service:
         idle = self.settings.idle_seconds
         host = ModelHost(entry.load, entry.loaded, name=entry.names[0], load_queue=load_queue, idle_seconds=idle)
         metrics = self.metrics.of(entry.names[0])
         return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics, entry.lora)
-
-    def _snapshots(self) -> dict[str, Snapshot]:
-        return {service.name: service.snapshot() for service in self.services}
 
     def of(self, name: str | None) -> Service:
         """Return the model that a request asks for; the first one if it says none.
@@ -115,7 +112,7 @@ class Models:
         return told | {"meta": {"n_ctx": lm.n_ctx, "n_vocab": lm.n_vocab, "n_params": lm.n_params, "size": lm.n_bytes}}
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body of /health: 200 while one of the models answers."""
+        """Return HTTP status and body of /health: 200 while one of the models answers."""
         told = [service.host.health() for service in self.services]
         if len(told) == 1:
             return told[0]

@@ -25,14 +25,15 @@ def add_page_routes(app: FastAPI, models: Models) -> None:
     """Serve them. They hold nothing that needs a key."""
 
     @app.get("/", include_in_schema=False)
+    @app.head("/", include_in_schema=False)  # Ollama's clients look whether somebody is there
     @app.get("/ui", include_in_schema=False)
     async def chat(request: Request) -> Response:
-        """Chat."""
+        """Return the page to chat on."""
         return _answer(request, chat_page(_options(models)), chat_policy())
 
     @app.get("/search", include_in_schema=False)
     async def ask(request: Request) -> Response:
-        """Ask questions that searches answer."""
+        """Return the page to ask questions on that searches answer."""
         return _answer(request, ask_page(_options(models)), ask_policy())
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -34,6 +33,10 @@ FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 MostTokens = Annotated[int, Field(ge=-1), AfterValidator(no_zero)]
+Schema = Annotated[dict[str, Any] | bool | Text, AfterValidator(parsed_schema)]
+Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
+Grammar = Annotated[Text, Field(max_length=MAX_GRAMMAR)]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES), AfterValidator(checked_choices)]
 
 
 def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
@@ -91,7 +94,7 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema", "grammar"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
-    grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
+    grammar: Grammar | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
@@ -118,17 +121,16 @@ class Search(BaseModel):
 class StructuredOutputs(Strict):
     """What the text must look like, as newer clients of vLLM say it: one of the four."""
 
-    json_: dict[str, Any] | bool | Text | None = Field(None, alias="json")
-    regex: Text | None = Field(None, max_length=MAX_PATTERN)
-    choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
-    grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
+    json_: Schema | None = Field(None, alias="json")
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = None
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
         given = (self.json_, self.regex, self.choice, self.grammar)
         if len(given) - given.count(None) != 1:
             raise ValueError("takes one of json, regex, choice and grammar")
-        self.json_, self.choice = parsed_schema(self.json_), checked_choices(self.choice)
         return self
 
 
@@ -163,7 +165,22 @@ class Neutral(Strict):
     spaces_between_special_tokens: Literal[True] | None = None
 
 
-class Generation(Neutral):
+class Sampling(Strict):
+    """How tokens are drawn, as all forms say it but for where they do."""
+
+    temperature: Number | None = Field(default=None, ge=0, le=100)
+    top_p: Number | None = Field(default=None, gt=0, le=1)
+    seed: int | None = None
+    # Extensions, named as llama-server names them:
+    top_k: int | None = Field(default=None, ge=0, lt=2**31)
+    min_p: Number | None = Field(default=None, ge=0, lt=1)
+
+    def sampling(self) -> dict[str, Any]:
+        """Return these fields."""
+        return {name: getattr(self, name) for name in Sampling.model_fields}
+
+
+class Generation(Neutral, Sampling):
     """What both kinds of requests share.
 
     temperature, top_p, top_k, min_p and repeat_penalty default to what the server was started with; max_tokens too
@@ -173,27 +190,22 @@ class Generation(Neutral):
     model: Text | None = None
     n: int = Field(1, ge=1)
     best_of: int | None = Field(None, ge=1)
-    temperature: Number | None = Field(None, ge=0, le=100)
-    top_p: Number | None = Field(None, gt=0, le=1)
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
     frequency_penalty: Number = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, Number] | None = None
     max_tokens: MostTokens | None = None
-    seed: int | None = None
     stop: Text | list[Text] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     # Extensions, named as llama-server names them:
-    top_k: int | None = Field(None, ge=0, lt=2**31)
-    min_p: Number | None = Field(None, ge=0, lt=1)
     repeat_penalty: Number | None = Field(None, gt=0)
     ignore_eos: bool = False
     lora: list[LoraScale] | None = Field(None, max_length=MOST_ADAPTERS)  # those that are not in it do nothing
-    grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
+    grammar: Grammar | None = None
     json_schema: dict[str, Any] | bool | None = None
     n_predict: int | None = Field(None, ge=-1)  # max_tokens; -1: until the context is full
-    samplers: list[Text] | None = Field(None, max_length=32)  # see `Samplers`
+    samplers: Annotated[list[Text], Field(max_length=32), AfterValidator(checked_samplers)] | None = None
     search: Search | None = None
     # Named as vLLM names them:
     repetition_penalty: Number | None = Field(None, gt=0)  # repeat_penalty
@@ -201,14 +213,14 @@ class Generation(Neutral):
     min_tokens: int | None = Field(None, ge=0)
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOPS)
     include_stop_str_in_output: bool = False
-    guided_json: dict[str, Any] | bool | Text | None = None
-    guided_regex: Text | None = Field(None, max_length=MAX_PATTERN)
-    guided_choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _unpacked(cls, value: object) -> object:
-        """Fields under "extra_body" are the request's own: OpenAI's client unpacks them, others send them so."""
+        """Unpack "extra_body", whose fields are the request's own: OpenAI's client does, others send them so."""
         if not isinstance(value, dict) or value.get("extra_body") is None:
             return value
         if not isinstance(value["extra_body"], dict):
@@ -221,8 +233,8 @@ class Generation(Neutral):
 
     @field_validator("stop")
     @classmethod
-    def _stops(cls, value: str | list[str] | None) -> list[str]:
-        stops = [value] if isinstance(value, str) else list(value or ())
+    def _stops(cls, value: str | list[str]) -> list[str]:
+        stops = [value] if isinstance(value, str) else value
         if len(stops) > MAX_STOPS:
             raise ValueError(f"at most {MAX_STOPS} stop strings, not {len(stops)}")
         if not all(stops):
@@ -243,30 +255,14 @@ class Generation(Neutral):
                 raise ValueError(f"must be between -100 and 100, not {bias:g}")
         return value
 
-    @field_validator("guided_json")
-    @classmethod
-    def _parsed(cls, value: dict[str, Any] | bool | str | None) -> dict[str, Any] | bool | None:
-        return parsed_schema(value)
-
-    @field_validator("guided_choice")
-    @classmethod
-    def _said(cls, value: list[str] | None) -> list[str] | None:
-        return checked_choices(value)
-
-    @field_validator("samplers")
-    @classmethod
-    def _done(cls, value: list[str] | None) -> list[str] | None:
-        return checked_samplers(value)
-
     @model_validator(mode="after")
     def _fits_together(self) -> Generation:
         if len(self.formats) > 1:
             raise ValueError(f"{' and '.join(self.formats)} exclude each other")
-        if None not in (self.max_tokens, self.n_predict) and self.max_tokens != self.n_predict:
-            raise ValueError("max_tokens and n_predict are two names of one number, but differ")
-        penalties = {self.repeat_penalty, self.repetition_penalty} - {None}
-        if len(penalties) > 1:
-            raise ValueError("repeat_penalty and repetition_penalty are two names of one number, but differ")
+        twins = ("max_tokens", "n_predict"), ("max_tokens", "max_completion_tokens")
+        for names in (*twins, ("repeat_penalty", "repetition_penalty")):
+            if len({getattr(self, name, None) for name in names} - {None}) > 1:
+                raise ValueError(f"{' and '.join(names)} are two names of one number, but differ")
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of ({self.best_of}) must be at least n ({self.n})")
         if self.stream_options is not None and not self.stream:
@@ -303,7 +299,7 @@ class Generation(Neutral):
         return bool(self.formats or self.logit_bias)
 
     def limit(self, otherwise: int | None) -> int | None:
-        """Most tokens of a sample; None: until the context is full.
+        """Return the most tokens of a sample; None: until the context is full.
 
         Args:
             otherwise: where the request does not say.
@@ -350,12 +346,6 @@ class CompletionRequest(Generation):
         return [item for item in self.prompt if not isinstance(item, int)]
 
 
-class HasText(Protocol):
-    """A piece of a message's content, of any API."""
-
-    text: str
-
-
 class TextPart(Strict):
     """A piece of a message's content."""
 
@@ -363,8 +353,8 @@ class TextPart(Strict):
     text: Text
 
 
-def joined(content: str | Sequence[HasText] | None) -> str:
-    """Return a message's content, which may come in pieces, as one text; without any an empty one."""
+def joined(content: Any) -> str:
+    """Return a message's content, which may come in pieces of any API, as one text; without any an empty one."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
@@ -452,7 +442,7 @@ class Message(Strict):
         return joined(self.content)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the library takes it."""
+        """Return it as the library takes it."""
         told = self.model_dump(exclude={"annotations", "content"}, exclude_none=True)
         return told | {"content": self.text}
 
@@ -502,8 +492,6 @@ class ChatRequest(Generation):
             raise ValueError("continue_final_message: a message that calls functions cannot be continued")
         if self.n_predict == 0:
             raise ValueError("n_predict: a chat generates at least one token")
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens are two names of one number, but differ")
         return self
 
     @property

@@ -132,7 +132,7 @@ class SearchAnswer:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinities: a score that is one becomes null."""
+    """Return a value without infinities, which JSON does not have: a score that is one becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -77,7 +77,7 @@ def algorithm_of(
 def _scorer(
     search: Search, name: str, given: Mapping[str, Any], reward: RewardModel | OwnReward | None
 ) -> Scorer | str | None:
-    """Which scorer: the named one, or the reward model where the method can use one and the request does not say."""
+    """Return the named scorer, or the reward model where the method can use one and the request does not say."""
     if search.scorer == "reward":
         if reward is None:
             raise TilebeamError("this server has no reward model (--prm, --orm, --reward-head).")
@@ -111,7 +111,7 @@ class SearchPool:
         sampling: SamplingParams,
         events: EventHook | None = None,
     ) -> list[SearchResult]:
-        """Results, one for each prompt. Cancelling ends the search after its present batch; this returns only then,
+        """Return results, one for each prompt. Cancelling ends the search after its present batch; this ends only then,
         because the search uses the model until then. ``events`` is called in the search's thread.
 
         Raises:

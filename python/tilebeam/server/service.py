@@ -33,7 +33,7 @@ from tilebeam.server.openai import chat_completions
 from tilebeam.server.other.infill import Filling
 from tilebeam.server.plan import AnswerMaker, AnswerPlan, Ready
 from tilebeam.server.prompts import completion_prompt
-from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
+from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, given
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
 from tilebeam.server.settings import Settings
@@ -164,32 +164,23 @@ class Service:
     # --- what they share --------------------------------------------------------------------------------------------
 
     def _params(self, body: Generation, max_tokens: int | None, logprobs: bool, top: int) -> SamplingParams:
-        default = self.settings.sampling
-
-        def chosen(value: Any, otherwise: Any) -> Any:
-            return otherwise if value is None else value
-
         if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
             message = f"min_tokens: must be at most max_tokens, {max_tokens}, not {body.min_tokens}."
             raise bad_request(message, param="min_tokens", code="invalid_value")
         penalty = body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty
+        # llama.cpp's convention: a negative seed is a new one.
+        seed = {"seed": None} if body.seed is None or body.seed < 0 else {}
         try:
             params = replace(
-                default,
+                self.settings.sampling,
+                **given(body.sampling() | {"repeat_penalty": penalty}) | seed,
                 n=body.samples,
-                temperature=chosen(body.temperature, default.temperature),
-                top_k=chosen(body.top_k, default.top_k),
-                top_p=chosen(body.top_p, default.top_p),
-                min_p=chosen(body.min_p, default.min_p),
-                repeat_penalty=chosen(penalty, default.repeat_penalty),
                 frequency_penalty=body.frequency_penalty,
                 presence_penalty=body.presence_penalty,
                 max_tokens=max_tokens,
                 min_tokens=body.min_tokens or 0,
                 stop=body.stop or (),
                 stop_tokens=tuple(body.stop_token_ids or ()),
-                # llama.cpp's convention: a negative seed is a new one.
-                seed=None if body.seed is None or body.seed < 0 else body.seed,
                 ignore_eos=body.ignore_eos,
                 logprobs=logprobs or (body.samples > body.n and body.search is None),
                 top_logprobs=top,

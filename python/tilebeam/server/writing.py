@@ -42,7 +42,7 @@ class StreamedAnswer(Answer):
 def complete_calls(parts: Sequence[Part]) -> Iterator[tuple[ToolCall, Json]]:
     """Yield the calls that parts make up, with their arguments; one that `max_tokens` cut is none."""
     for call in calls_in(parts):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             yield call, json.loads(call.arguments or "{}")
 
 

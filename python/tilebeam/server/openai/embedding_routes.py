@@ -57,7 +57,7 @@ def add_embedding_routes(app: FastAPI, models: Models) -> None:
     @app.post("/v1/embeddings", response_model=None)
     @app.post("/embeddings", response_model=None, include_in_schema=False)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        """Texts as vectors of length 1."""
+        """Return texts as vectors of length 1."""
         service = models.of(body.model)
 
         def answer(loaded: LoadedModel, stopped: threading.Event) -> tuple[Response, int]:

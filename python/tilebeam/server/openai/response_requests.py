@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from tilebeam.server.answer_events import Json
 from tilebeam.server.chat_forms import ChatForm, FormTurn, function
@@ -12,8 +12,10 @@ from tilebeam.server.requests import (
     MAX_TOOLS,
     Effort,
     FunctionName,
+    JsonSchema,
+    NamedFunction,
     Neutral,
-    Number,
+    Sampling,
     StreamOptions,
     Strict,
     Text,
@@ -93,21 +95,16 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
-class ToolChoiceFunction(Strict):
+class ToolChoiceFunction(NamedFunction):
     """The function that must be called."""
 
     type: Literal["function"]
-    name: str
 
 
-class TextFormat(Strict):
+class TextFormat(JsonSchema):
     """What the text must look like."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str = ""
-    description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
-    strict: bool | None = None
 
 
 class TextField(Strict):
@@ -125,7 +122,7 @@ class ReasoningField(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(ChatForm, Neutral):
+class ResponsesRequest(ChatForm, Neutral, Sampling):
     """POST /v1/responses."""
 
     own_names = (
@@ -141,8 +138,6 @@ class ResponsesRequest(ChatForm, Neutral):
     input: Text | Annotated[list[MessageItem | CallItem | ResultItem | ReasoningItem], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    temperature: Number | None = Field(None, ge=0, le=100)
-    top_p: Number | None = Field(None, gt=0, le=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
     text: TextField | None = None
@@ -157,30 +152,19 @@ class ResponsesRequest(ChatForm, Neutral):
     include: list[Included] | None = Field(None, max_length=16)
     previous_response_id: None = None
     conversation: None = None
-    # Extensions, as for chats:
-    seed: int | None = None
-    top_k: int | None = Field(None, ge=0, lt=2**31)
-    min_p: Number | None = Field(None, ge=0, lt=1)
 
     @field_validator("previous_response_id", "conversation", mode="before")
     @classmethod
     def _kept(cls, _: object) -> None:
         raise ValueError(_STATELESS)
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> ResponsesRequest:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options go with stream: true")
-        return self
-
     def fields(self) -> Json:
         """Return the chat's."""
-        same = ("temperature", "top_p", "seed", "top_k", "min_p", "stream", "parallel_tool_calls")
-        fields: Json = {name: getattr(self, name) for name in same}
+        fields: Json = self.sampling() | {"stream": self.stream, "parallel_tool_calls": self.parallel_tool_calls}
         fields["max_completion_tokens"] = self.max_output_tokens
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
-        if self.stream:
+        if self.stream or self.stream_options is not None:  # a chat says that these go together
             fields["stream_options"] = {"include_usage": True}
         if self.tools is not None:
             fields["tools"] = [function(tool.name, tool.description, tool.parameters) for tool in self.tools]
@@ -188,10 +172,9 @@ class ResponsesRequest(ChatForm, Neutral):
         fields["tool_choice"] = function(choice.name) if isinstance(choice, ToolChoiceFunction) else choice
         wanted = self.text.format if self.text is not None else None
         if wanted is not None:
-            schema = wanted.model_dump(include={"name", "description", "strict"})
             fields["response_format"] = {"type": wanted.type}
             if wanted.type == "json_schema":
-                fields["response_format"]["json_schema"] = schema | {"schema": wanted.schema_ or {}}
+                fields["response_format"]["json_schema"] = wanted.model_dump(exclude={"type"}, by_alias=True)
         return fields
 
     def turns(self) -> list[FormTurn]:

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from tilebeam.chat.answer_parts import Part, Reasoning, Text
+from tilebeam.chat.answer_parts import Part, Text
 from tilebeam.outputs import ToolCallDelta, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
@@ -122,43 +122,34 @@ class ResponsesAnswer(StreamedAnswer):
         }
 
     def _grown(self, part: Part) -> Iterator[Json]:
+        if isinstance(part, ToolCallDelta):
+            if part.name is not None:
+                yield from self._begin("fc", "function_call", call_id=part.id, name=part.name, arguments="")
+            if part.arguments:
+                self._output[-1]["arguments"] += part.arguments
+                yield self._at("response.function_call_arguments.delta", delta=part.arguments)
+            return
+        grows = self._output[-1]["type"] if self._open else ""
         if isinstance(part, Text):
-            return self._text(part.text)
-        return self._thought(part.text) if isinstance(part, Reasoning) else self._call(part)
+            if grows != "message":
+                yield from self._begin("msg", "message", role="assistant", content=[])
+                piece = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+                self._output[-1]["content"].append(piece)
+                yield self._at("response.content_part.added", content_index=0, part=dict(piece))
+            told = self._at("response.output_text.delta", content_index=0, delta=part.text, logprobs=[])
+        else:
+            if grows != "reasoning":
+                yield from self._begin("rs", "reasoning", summary=[], content=[{"type": "reasoning_text", "text": ""}])
+            told = self._at("response.reasoning_text.delta", content_index=0, delta=part.text)
+        self._output[-1]["content"][0]["text"] += part.text
+        yield told
 
-    def _thought(self, text: str) -> Iterator[Json]:
-        if not self._open or self._output[-1]["type"] != "reasoning":
-            yield from self._close_item()
-            part = {"type": "reasoning_text", "text": ""}
-            item = {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning", "summary": [], "content": [part]}
-            yield self._begun(item | {"status": "in_progress"})
-        self._output[-1]["content"][0]["text"] += text
-        yield self._at("response.reasoning_text.delta", content_index=0, delta=text)
-
-    def _text(self, text: str) -> Iterator[Json]:
-        if not self._open or self._output[-1]["type"] != "message":
-            yield from self._close_item()
-            item = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
-            yield self._begun(item | {"status": "in_progress", "content": []})
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            self._output[-1]["content"].append(part)
-            yield self._at("response.content_part.added", content_index=0, part=dict(part))
-        self._output[-1]["content"][0]["text"] += text
-        yield self._at("response.output_text.delta", content_index=0, delta=text, logprobs=[])
-
-    def _call(self, part: ToolCallDelta) -> Iterator[Json]:
-        if part.name is not None:
-            yield from self._close_item()
-            item = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "call_id": part.id}
-            yield self._begun(item | {"name": part.name, "arguments": "", "status": "in_progress"})
-        if part.arguments:
-            self._output[-1]["arguments"] += part.arguments
-            yield self._at("response.function_call_arguments.delta", delta=part.arguments)
-
-    def _begun(self, item: Json) -> Json:
-        self._output.append(item)
+    def _begin(self, prefix: str, kind: str, **fields: Any) -> Iterator[Json]:
+        yield from self._close_item()
         self._open = True
-        return {"type": "response.output_item.added", "output_index": len(self._output) - 1, "item": deepcopy(item)}
+        item = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", **fields}
+        self._output.append(item)
+        yield {"type": "response.output_item.added", "output_index": len(self._output) - 1, "item": deepcopy(item)}
 
     def _close_item(self) -> Iterator[Json]:
         if not self._open:

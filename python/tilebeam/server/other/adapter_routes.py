@@ -23,6 +23,6 @@ def add_adapter_routes(app: FastAPI, models: Models) -> None:
     async def put_in_force(
         body: Annotated[list[LoraScale], Field(max_length=MOST_ADAPTERS)], model: str | None = None
     ) -> dict[str, bool]:
-        """Other scales for requests that do not say; an adapter that is not in the list gets 0."""
+        """Set other scales for requests that do not say; an adapter that is not in the list gets 0."""
         models.of(model).adapters.put_in_force(body)
         return {"success": True}

@@ -54,7 +54,7 @@ class InfillRequest(Generation):
     @field_validator("samplers", mode="before")
     @classmethod
     def _without_infill(cls, value: object) -> object:
-        """llama-server's sampler "infill" stands last; it prefers the shortest of tokens that begin alike."""
+        """Drop llama-server's last sampler "infill", which prefers the shortest of tokens that begin alike."""
         return value[:-1] if isinstance(value, list) and value[-1:] == ["infill"] else value
 
     @model_validator(mode="after")

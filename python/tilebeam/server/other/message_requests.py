@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tilebeam.server.answer_events import Json
 from tilebeam.server.chat_forms import ChatForm, FormTurn, function
-from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Number, Strict, Text
+from tilebeam.server.requests import MAX_MESSAGES, MAX_TOOLS, FunctionName, JsonObject, Sampling, Strict, Text, joined
 
 # What the kinds of a message's pieces hold; a result's content may be left out.
 _HELD = {
@@ -123,9 +123,8 @@ class CountRequest(ChatForm):
 
     def fields(self) -> Json:
         """Return the chat's."""
-        fields: Json = {"reasoning_effort": self.output_config.effort}
-        if fields["reasoning_effort"] == "max":
-            fields["reasoning_effort"] = "xhigh"
+        effort = self.output_config.effort
+        fields: Json = {"reasoning_effort": "xhigh" if effort == "max" else effort}
         if self.tools:
             fields["tools"] = [function(tool.name, tool.description, tool.input_schema) for tool in self.tools]
         if (choice := self.tool_choice) is not None:
@@ -142,14 +141,14 @@ class CountRequest(ChatForm):
     def turns(self) -> list[FormTurn]:
         """Return the messages: one for each of theirs, and one for each result of a call."""
         found: list[FormTurn] = []
-        if self.system:
-            found.append(FormTurn("system", {"role": "system", "content": _text(self.system)}))
+        if said := joined(self.system):
+            found.append(FormTurn("system", {"role": "system", "content": said}))
         for i, message in enumerate(self.messages):
             turn: FormTurn | None = None
             for j, piece in enumerate(message.content):
                 own = f"messages[{i}].content[{j}]"
                 if piece.type == "tool_result":
-                    result = {"role": "tool", "tool_call_id": piece.tool_use_id, "content": _text(piece.content)}
+                    result = {"role": "tool", "tool_call_id": piece.tool_use_id, "content": joined(piece.content)}
                     found.append(FormTurn(own, result))
                     turn = None
                     continue
@@ -163,25 +162,17 @@ class CountRequest(ChatForm):
         return found
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, Sampling):
     """POST /v1/messages."""
 
     max_tokens: int = Field(ge=1)
     stop_sequences: list[Text] | None = None
     stream: bool = False
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
-    seed: int | None = None  # an extension, as for chats
     # Without effect:
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def fields(self) -> Json:
         """Return the chat's."""
-        same = ("max_tokens", "stream", "temperature", "top_k", "top_p", "seed")
-        return super().fields() | {name: getattr(self, name) for name in same} | {"stop": self.stop_sequences}
-
-
-def _text(pieces: list[_Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
+        told = {"max_tokens": self.max_tokens, "stream": self.stream, "stop": self.stop_sequences}
+        return super().fields() | self.sampling() | told

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 from starlette.responses import Response
 
 from tilebeam._version import __version__
@@ -19,7 +19,7 @@ from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
 from tilebeam.server.chat_forms import ChatForm, FormTurn, answered
 from tilebeam.server.models import Models
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.requests import ChatRequest, CompletionRequest, JsonObject, Number, Strict, Text
+from tilebeam.server.requests import ChatRequest, CompletionRequest, JsonObject, Number, Sampling, Strict, Text
 from tilebeam.server.service import Service
 from tilebeam.server.writing import StreamedAnswer, complete_calls, dumped
 
@@ -30,17 +30,14 @@ if TYPE_CHECKING:
 _TAG = ":latest"
 # Options that were decided when the server was started.
 _DECIDED = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap", "use_mlock", "numa")
+# Values of keep_alive by which a client says that it needs the model no longer.
+_UNWANTED = (0, "0", "0s", "0m")
 # What a chat calls a message's fields.
 _FIELDS = {"thinking": "reasoning_content", "tool_name": "name"}
 
 
-class _Options(Strict):
+class _Options(Sampling):
     num_predict: int | None = None
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
-    seed: int | None = None
     stop: Text | list[Text] | None = None
     repeat_penalty: Number | None = None
     presence_penalty: Number | None = None
@@ -101,7 +98,10 @@ class OllamaChat(_OllamaForm):
 
     def turns(self) -> list[FormTurn]:
         """Return the messages."""
-        turns = [{"content": ""} | {_FIELDS.get(k, k): v for k, v in message.items()} for message in self.messages]
+        turns = [
+            {"content": ""} | {_FIELDS.get(k, k): v for k, v in message.items() if v not in (None, [])}
+            for message in self.messages
+        ]
         for turn in turns:
             if isinstance(calls := turn.get("tool_calls"), list):
                 turn["tool_calls"] = [_call(call) for call in calls]
@@ -109,11 +109,12 @@ class OllamaChat(_OllamaForm):
 
 
 def _call(call: Any) -> Any:
-    """Return a call with its arguments as a text."""
+    """Return a call with its arguments as a text, and without its number."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
         return call
-    return call | {"function": function | {"arguments": json.dumps(function["arguments"])}}
+    told = {name: value for name, value in function.items() if name != "index"}
+    return call | {"function": told | {"arguments": json.dumps(function["arguments"])}}
 
 
 class OllamaGenerate(_OllamaForm):
@@ -138,7 +139,7 @@ class OllamaGenerate(_OllamaForm):
 
 
 class _Show(Strict):
-    model: Text
+    model: Text = Field(validation_alias=AliasChoices("model", "name"))
     verbose: bool | None = None
 
 
@@ -150,18 +151,21 @@ def add_ollama_routes(app: FastAPI, models: Models) -> None:
         """Answer a conversation, in Ollama's form; without messages the model is loaded."""
         if body.messages:
             return await answered(models, body, request, partial(OllamaAnswer, True))
-        return await loaded(request, body.model, {"message": {"role": "assistant", "content": ""}})
+        return await loaded(body, request, {"message": {"role": "assistant", "content": ""}})
 
     @app.post("/api/generate", response_model=None)
     async def ollama_generate(body: OllamaGenerate, request: Request) -> Response | Json:
         """Answer a text, in Ollama's form; without a prompt the model is loaded."""
         if body.prompt or body.suffix:
             return await answered(models, body, request, partial(OllamaAnswer, False))
-        return await loaded(request, body.model, {"response": ""})
+        return await loaded(body, request, {"response": ""})
 
-    async def loaded(request: Request, name: str, said: Json) -> Json:
-        await models.of(name).run_quick(request, lambda _: None)
-        return {"model": name, "created_at": _now(), **said, "done": True, "done_reason": "load"}
+    async def loaded(body: _OllamaForm, request: Request, said: Json) -> Json:
+        service, unwanted = models.of(body.model), body.keep_alive in _UNWANTED
+        if not unwanted:
+            await service.run_quick(request, lambda _: None)
+        reason = "unload" if unwanted else "load"
+        return {"model": body.model, "created_at": _now(), **said, "done": True, "done_reason": reason}
 
     @app.get("/api/tags")
     async def ollama_tags() -> Json:

@@ -62,7 +62,7 @@ def add_rerank_routes(app: FastAPI, models: Models) -> None:
     @app.post("/reranking", include_in_schema=False)
     @app.post("/v1/reranking", include_in_schema=False)
     async def rerank(body: RerankRequest, request: Request) -> Json | list[Json]:
-        """Documents by their relevance to a query, the most relevant first."""
+        """Return documents by their relevance to a query, the most relevant first."""
         service = models.of(body.model)
         texts, named = body.candidates, "documents" if body.texts is None else "texts"
         scores, tokens = await service.in_thread(
@@ -89,7 +89,7 @@ def add_rerank_routes(app: FastAPI, models: Models) -> None:
 def ranked(
     loaded: LoadedModel, asked: Sequence[tuple[str, Sequence[str]]], stopped: threading.Event, fields: tuple[str, str]
 ) -> tuple[list[float], int]:
-    """Scores of documents, and how many tokens were read.
+    """Return scores of documents, and how many tokens were read.
 
     Args:
         asked: queries, each with its documents.

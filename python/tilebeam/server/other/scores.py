@@ -69,7 +69,7 @@ def add_score_routes(app: FastAPI, models: Models) -> None:
 
     @app.post("/v1/score")
     async def score(body: ScoreRequest, request: Request) -> Json:
-        """Scores of texts and of their steps, by the server's reward model; of pairs, by a rerank model."""
+        """Return scores of texts and of their steps, by the server's reward model; of pairs, by a rerank model."""
         service = models.of(body.model)
         if body.pairs:
             return await _of_pairs(service, body.pairs, request)

@@ -91,12 +91,12 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
 
 
 def _answer(data: Json) -> Response:
-    """Written in the thread that made it: it may be long."""
+    """Write it in the thread that made it: it may be long."""
     return Response(dumped(data), media_type="application/json")
 
 
 def _tokenized(lm: LM, body: TokenizeRequest) -> dict[str, Any]:
-    """Texts of a list follow each other; the first one alone may get BOS."""
+    """Return the tokens of texts that follow each other; the first one alone may get BOS."""
     if body.prompt is not None:
         ids = lm.tokenize(body.prompt, add_special=body.add_special_tokens)
         return {"count": len(ids), "max_model_len": lm.n_ctx, "tokens": ids}

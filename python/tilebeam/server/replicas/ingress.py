@@ -22,7 +22,7 @@ from tilebeam.server.app import add_access_rules, add_error_handlers
 from tilebeam.server.errors import ApiError, bad_request, unavailable
 from tilebeam.server.replicas.routing import Ticket, ticket_for
 from tilebeam.server.settings import Settings
-from tilebeam.server.writing import dumped, last_event
+from tilebeam.server.writing import last_event
 
 log = logging.getLogger("tilebeam.server")
 
@@ -51,7 +51,7 @@ class Replicas(Protocol):
         """Have one of them answer; the ticket then says which."""
 
     async def all(self, method: str, patience: float) -> dict[str, Any]:
-        """By the replica's name what a method of each returns; without those that do not answer in so many seconds."""
+        """Return what a method of each returns, by its name; without those that do not answer in so many seconds."""
 
 
 def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
@@ -68,7 +68,7 @@ def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
     @app.head("/health")
     @app.head("/v1/health")
     async def health() -> JSONResponse:
-        """200 while a replica answers."""
+        """Return 200 while a replica answers."""
         told = await replicas.all("health", _PATIENCE)
         status = min((status for status, _ in told.values()), default=503)
         bodies = {name: body for name, (_, body) in sorted(told.items())}
@@ -81,7 +81,7 @@ def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
 
     @app.post("/lora-adapters")
     async def no_scales() -> None:
-        """One replica alone would have them."""
+        """Refuse: one replica alone would have them."""
         raise bad_request(
             "Replicas keep the scales of LoRA adapters that they were started with: give `lora` in requests.",
             code="not_with_replicas",
@@ -180,11 +180,9 @@ class _Reply:
                 {"type": "http.response.body", "body": last_event(error, self._path, self._events), "more_body": False}
             )
             return
-        body = dumped(error.body(self._path))
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers += [(name.encode(), value.encode()) for name, value in error.headers().items()]
-        await self._send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        answer = error.response(self._path)
+        await self._send({"type": "http.response.start", "status": error.status, "headers": answer.raw_headers})
+        await self._send({"type": "http.response.body", "body": answer.body})
 
 
 async def _left(receive: Receive) -> None:
@@ -197,7 +195,7 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (.+)$")
 
 
 def merged_metrics(told: dict[str, bytes]) -> str:
-    """Several processes' figures in Prometheus' text format as one text, each with the label `replica`.
+    """Return several processes' figures in Prometheus' text format as one text, each with the label `replica`.
 
     Args:
         told: by the process's name what it tells.

@@ -65,7 +65,7 @@ class Replica:
             exchange.leave()
 
     async def health(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body of /health."""
+        """Return HTTP status and body of /health."""
         return self._models.health()
 
     async def metrics(self) -> bytes:
@@ -78,7 +78,7 @@ class Replica:
         await self._models.drain(seconds)
 
     async def check_health(self) -> None:
-        """Asked now and then. RuntimeError: this replica cannot go on, and another must take its place."""
+        """Answer Ray now and then. RuntimeError: this replica cannot go on, and another must take its place."""
         if not self._counts_idle_seconds:
             self._counts_idle_seconds = True
             self._models.start()

@@ -142,7 +142,7 @@ def ticket_for(body: bytes) -> Ticket:
 
 
 def blocks_of(texts: Iterable[str]) -> list[int]:
-    """Hashes of a text's beginnings: each of a block and all before it. Good for this process only.
+    """Return hashes of a text's beginnings: each of a block and all before it. Good for this process only.
 
     Args:
         texts: its parts.
