@@ -262,7 +262,7 @@ def vote(
 
 @grouped
 def beam(options: SearchOptions, beams: BeamOptions) -> None:
-    """Search by steps, with beams: of N beginnings the best N / M go on, each in M ways, as the reward model rates them.
+    """Search by steps with beams: of N beginnings the best N / M go on, each in M ways, as a reward model rates them.
 
     A fork shares the KV cells of its beginning, in both models. The result is printed as a tree of steps with scores.
 
