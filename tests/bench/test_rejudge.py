@@ -50,7 +50,7 @@ def test_samples_and_searches_are_judged_again(options: argparse.Namespace, tmp_
 
     told = list(rejudge.told([ROW], options))
     assert told == [
-        "gsm8k: 4 texts, 3 other answers, 3 other verdicts",
+        "gsm8k: 4 texts, 3 other answers, 3 other verdicts, 0 other scores",
         "  samples, item 0: '1' (0) is '2' (1), right is '2'",
         "  samples, item 0: '3' (0) is '2' (1), right is '2'",
         "  beam, item 0: '2' (1) is None (0), right is '2'",
@@ -60,7 +60,7 @@ def test_samples_and_searches_are_judged_again(options: argparse.Namespace, tmp_
     options.write = True
     assert list(rejudge.told([ROW], options)) == told
     options.write = False
-    assert list(rejudge.told([ROW], options)) == ["gsm8k: 4 texts, 0 other answers, 0 other verdicts"]
+    assert list(rejudge.told([ROW], options)) == ["gsm8k: 4 texts, 0 other answers, 0 other verdicts, 0 other scores"]
     today = setting(open_task(TaskOptions(f"gsm8k:{tmp_path / 'gsm8k_test.jsonl'}")).digest)
     for name, units in (("log", ["samples", "beam"]), ("latency", ["latency"])):
         log = tmp_path / f"{name}.jsonl"

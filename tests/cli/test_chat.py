@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -192,6 +193,7 @@ class Terminal:
 
 
 def _own_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a job in the background ignores
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 

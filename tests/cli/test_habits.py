@@ -143,7 +143,9 @@ def test_bash_is_told_how() -> None:
 
 # An import that Ctrl-C falls into.
 SLOW = """
-import os, sys
+import os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background may ignore
 
 class Slow:
     def find_spec(self, name, *_):

@@ -3,10 +3,9 @@ fetches the 0.5B, `python -m bench.real.sources 1.5B` the other. Questions have 
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +28,6 @@ pytestmark = pytest.mark.timeout(1200)
 def run(
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> Run:
     """Runs a program with model.gguf and its head.gguf beside it; gives what it printed."""
     name = request.param
@@ -38,14 +35,14 @@ def run(
         pytest.skip(f"not fetched: python -m bench.real.sources {name}")
     (tmp_path / "model.gguf").symlink_to(file)
     (tmp_path / "head.gguf").symlink_to(HEADS / f"{name}.gguf")
-    monkeypatch.chdir(tmp_path)
 
     def run(program: Path | str, *files: str, said: str = "") -> str:
-        monkeypatch.setattr(sys, "argv", ["program", "model.gguf", *files])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
         path = ROOT / "docs" / "cookbook" / f"{program}.py" if isinstance(program, str) else program
-        runpy.run_path(str(path), run_name="__main__")
-        return capsys.readouterr().out
+        # A process of its own: programs need not close their models.
+        command = [sys.executable, str(path), "model.gguf", *files]
+        done = subprocess.run(command, cwd=tmp_path, input=said, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return run
 

@@ -303,7 +303,7 @@ def test_a_search_overtakes_the_one_answer_of_a_better_model() -> None:
         share = statistics.Share(accuracy, accuracy, accuracy, 9, 1, 0.0)
         row = Accuracy(model, device, series, budget, "best@k", series == "verifier", share, 1.0, 0.0, np.zeros((1, 9)))
         cost = statistics.Mean(seconds, seconds, seconds)
-        return Point(row, Latency(model, device, series, budget, cost, seconds, cost, None, 1, 1.0), on_front=False)
+        return Point(row, Latency(model, device, series, budget, cost, seconds, cost, 1, 1.0), on_front=False)
 
     large, small = point("large", "pass", 1, 0.5, 4.0), point("small", "pass", 1, 0.3, 1.0)
     near, far, late, told = (

@@ -136,6 +136,14 @@ def test_a_conversation(tab: browser_kit.Tab, server: Running) -> None:
     assert {url.split("/")[2] for url in tab.requests if url.startswith("http")} == {server.url.split("/")[2]}
 
 
+# A random model ends its text when it likes.
+ENDLESS = """(() => {
+  const before = window.fetch;
+  window.fetch = (url, sent) =>
+    before(url, sent?.body ? { ...sent, body: JSON.stringify({ ...JSON.parse(sent.body), ignore_eos: true }) } : sent);
+})()"""
+
+
 def test_an_answer_is_shown_as_it_comes_and_can_be_stopped(tab: browser_kit.Tab, server: Running) -> None:
     fresh(tab, server)
     stub(tab, {"reasoning_content": "hm"}, {"content": "**one**"}, {"content": " two"})
@@ -152,7 +160,8 @@ def test_an_answer_is_shown_as_it_comes_and_can_be_stopped(tab: browser_kit.Tab,
     tab.until("document.getElementById('stop').hidden")
     assert said(tab)[1].strip() == "one two"
     assert {"thoughts": "hm", "content": "**one** two"}.items() <= kept(tab)[1].items()
-    fresh(tab, server, max_tokens="400", temperature="0.8")
+    fresh(tab, server, max_tokens="900", temperature="0.8")
+    tab.run(ENDLESS)
     ask(tab, "how many", wait=False)
     tab.until("document.querySelectorAll('.assistant .said')[0]?.textContent.length > 8")
     click(tab, "#stop")
@@ -161,6 +170,16 @@ def test_an_answer_is_shown_as_it_comes_and_can_be_stopped(tab: browser_kit.Tab,
     assert kept(tab)[1]["note"] == "stopped"
     assert kept(tab)[1]["content"]
     assert tab.run("document.getElementById('news').textContent") == "Stopped."
+
+
+@pytest.mark.parametrize(("question", "method"), [("How many are 2 + 2?", "vote"), ("Why?", "best-of-n")])
+def test_how_one_of_several_answers_is_chosen_follows_the_question(
+    tab: browser_kit.Tab, server: Running, question: str, method: str
+) -> None:
+    fresh(tab, server, answers="4", max_tokens="2")
+    ask(tab, question)
+    assert tab.run("asked[0].search.method") == method
+    assert tab.problems == []
 
 
 @pytest.mark.parametrize("judge", ["vote text", "best-of-n"])

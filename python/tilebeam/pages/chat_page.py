@@ -72,8 +72,9 @@ def _controls(options: AskOptions) -> list[object]:
 
 
 def _settings(options: AskOptions) -> Html:
-    judges = {f"vote {e}": f"vote: an answer is {EXTRACTORS.get(e, e)}" for e in options.extractors}
-    judges["best-of-n"] = "best score, for open questions"
+    judges = {"": "a vote on the last number if the question has one, else the best text"}
+    judges |= {f"vote {e}": f"vote: an answer is {EXTRACTORS.get(e, e)}" for e in options.extractors}
+    judges["best-of-n"] = "the best text"
     return tag(
         "details",
         tag("summary", "Settings"),

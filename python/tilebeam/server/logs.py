@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import time
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 
@@ -62,9 +63,22 @@ class LogLines(logging.Formatter):
         return super().format(record) + (f" {written}" if written else "")
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what is stderr at the time: a program that holds the server may exchange it."""
+
+    @property
+    def stream(self) -> TextIO:
+        """Return stderr."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        pass
+
+
 def log_to_stderr(form: LogFormat, level: int) -> None:
     """Have what is logged written to stderr: the server's own from a level on, of others warnings and errors."""
-    handler = logging.StreamHandler()
+    handler = _Stderr()
     handler.setFormatter(LogLines(form))
     root = logging.getLogger()
     root.handlers = [*(old for old in root.handlers if not isinstance(old.formatter, LogLines)), handler]
