@@ -128,6 +128,11 @@ def test_forms(text: str, call: str | None, value: str | None) -> None:
         "assert a" + " " * 3900 + "z f(1)",
         "f(1) == " + "1 " * 50_000,
         "f(1 2 " * 400 + ")" * 1500,
+        # Nested too deeply for the parser, and for what walks its tree.
+        ">>> " + "-" * 3900 + "1\n2",
+        "f(" + "-" * 900 + "1) == 2",
+        "Input: 1" + "+1" * 1900 + "\nOutput: 3",
+        "Input: [{1" + "+1" * 1800 + "}]\nOutput: 3",
     ],
 )
 def test_doubtful_lines_are_no_examples(text: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
@@ -59,11 +59,12 @@ def examples_of(source: str, function: str) -> list[Test]:
             they are taken for its.
     """
     source = "\n".join(line for line in source.split("\n") if len(line) <= LINE)
-    found = [*_doctests(source), *_called(source, function)]
+    doctests = list(_doctests(source))
+    found = [*doctests, *_called(source, function, {test.source for test in doctests})]
     if not found and (described := _function(source, function)):
         found = [*_given(described), *_input_output(described)]
         if not found and len(others := _foreign(described)) == 1:
-            found = [*_called(re.sub(rf"\b{others.pop()}\(", f"{function}(", described.text), function)]
+            found = [*_called(re.sub(rf"\b{others.pop()}\(", f"{function}(", described.text), function, set())]
     return list(dict.fromkeys(found))
 
 
@@ -93,17 +94,11 @@ _DOCTEST = re.compile(r"^[ \t]*>>> ?(?P<call>.+)\n(?P<rest>(?:(?!\s*(?:>>>|\"\"\
 def _doctests(source: str) -> Iterator[Test]:
     for found in _DOCTEST.finditer(source):
         call = found["call"].strip()
-        try:
-            ast.parse(call, mode="eval")
-        except SyntaxError:
+        if (tree := _parsed(call)) is None:
             continue
         value = _value(found["rest"].splitlines())
-        if not (_is_comparison(call) and value not in {"True", "False"}):  # prose below `>>> f(1) == 2`
+        if not (isinstance(tree, ast.Compare) and value not in {"True", "False"}):  # prose below `>>> f(1) == 2`
             yield Test(call, value)
-
-
-def _is_comparison(call: str) -> bool:
-    return isinstance(ast.parse(call, mode="eval").body, ast.Compare)
 
 
 def _value(lines: list[str]) -> str:
@@ -115,9 +110,9 @@ def _value(lines: list[str]) -> str:
     return lines[0].strip()
 
 
-def _called(source: str, function: str) -> Iterator[Test]:
-    """Find `f(1) == 2`, `f(1) => 2`, `>>> f(1) [2]`, `2 == f(1)` and their like, several in a line too."""
-    taken = {test.source for test in _doctests(source)}
+def _called(source: str, function: str, taken: Set[str]) -> Iterator[Test]:
+    """Find `f(1) == 2`, `f(1) => 2`, `>>> f(1) [2]`, `2 == f(1)` and their like, several in a line too; none of the
+    calls that are taken."""
     for line in source.splitlines():
         code = line.strip()
         if code.startswith(("def ", "return ", "async def ")) or code.removeprefix(">>>").strip() in taken:
@@ -172,8 +167,8 @@ def _sum(text: str) -> float | None:
         raise ValueError("no sum")
 
     try:
-        return of(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+        return of(tree) if (tree := _parsed(text)) is not None else None
+    except (ValueError, OverflowError, RecursionError):
         return None
 
 
@@ -253,13 +248,10 @@ def _inputs(text: str) -> list[tuple[str | None, str]]:
         if re.match(pattern, text):
             values, end = _assigned(text, pattern)
             return values if not text[end:].strip(" .;") else []
-    try:
-        tree = ast.parse(f"f({text.strip()})", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
+    tree = _parsed(f"f({text.strip()})")
     if not isinstance(tree, ast.Call) or tree.keywords:
         return []
-    parts = [_literal(ast.unparse(part)) for part in tree.args]
+    parts = [_plain(part) for part in tree.args]
     return [] if None in parts else [(None, part) for part in parts if part is not None]
 
 
@@ -302,13 +294,27 @@ class _Spelled(ast.NodeTransformer):
 
 def _literal(text: str) -> str | None:
     """Write a text that is plain data as Python does; None if it is something else."""
-    try:
-        tree = _Spelled().visit(ast.parse(text.strip(), mode="eval").body)
-        ast.literal_eval(tree)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
+    tree = _parsed(text)
     # `("a")` may be meant for a tuple.
-    return ast.unparse(tree) if isinstance(tree, ast.Tuple) or not text.lstrip().startswith("(") else None
+    doubtful = text.lstrip().startswith("(") and not isinstance(tree, ast.Tuple)
+    return None if tree is None or doubtful else _plain(tree)
+
+
+def _parsed(text: str) -> ast.expr | None:
+    """Read an expression; None if it is none, or nested too deeply for Python's parser."""
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _plain(tree: ast.expr) -> str | None:
+    """Write an expression that is plain data; None if it is something else. Long sums are nested deeply too."""
+    try:
+        ast.literal_eval(tree := _Spelled().visit(tree))
+        return ast.unparse(tree)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return None
 
 
 def _longest(text: str, *, call: bool) -> str:
@@ -327,10 +333,7 @@ def _longest(text: str, *, call: bool) -> str:
 
 
 def _is_call(text: str) -> bool:
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
+    tree = _parsed(text)
     return isinstance(tree, ast.Call) and all(
-        _literal(ast.unparse(part)) is not None for part in [*tree.args, *(k.value for k in tree.keywords)]
+        _plain(part) is not None for part in [*tree.args, *(k.value for k in tree.keywords)]
     )
