@@ -20,12 +20,12 @@ from typing import Any
 
 from tilebeam import CompletionOutput
 from tilebeam.answers.normalize import merged
-from tilebeam.evaluation.named_scorers import RUN_PROGRAMS
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Task
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.scoring.scorer_names import named_scorer
+from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS
 
 from bench.lib.options import Parser
 from bench.lib.report import start

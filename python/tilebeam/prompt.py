@@ -85,6 +85,12 @@ def is_messages(given: object) -> bool:
     return isinstance(given, Sequence) and len(given) > 0 and all(isinstance(turn, Mapping) for turn in given)
 
 
+def is_one(given: object) -> bool:
+    """Tell whether this is one prompt or conversation, where several could stand; a single message counts too, for
+    whoever reads prompts to refuse."""
+    return isinstance(given, str | Prompt | Mapping) or is_messages(given)
+
+
 class _NotAPromptError(TilebeamError, TypeError):
     pass
 

@@ -26,7 +26,7 @@ from tilebeam.cli.read_prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target, whole_file
-from tilebeam.scoring.scoring_defaults import VERDICT, ScorerName, Verdict
+from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, VERDICT, ScorerName, Verdict
 from tilebeam.search.search_defaults import (
     BEAM_WIDTH,
     BUDGET,
@@ -184,8 +184,7 @@ def best_of_n(
             "own mean log-probability; logprob-sum: of the whole text; majority: the share of candidates with the "
             "same answer; examples: the share of the examples in the docstring of the Python function that is asked "
             "for which the program passes; behavior: the same, then how many programs give the same values; judge: a "
-            "model is asked. Instead of a scorer: --prm, --orm or "
-            "--reward-head.",
+            "model is asked. Instead of a scorer: --prm, --orm or --reward-head.",
         ),
     ] = None,
     extract: Annotated[
@@ -209,7 +208,7 @@ def best_of_n(
         raise TilebeamError("Give a reward model or --scorer, not both.")
     if extract is not None and scorer != "majority":
         raise TilebeamError("--extract matters only for --scorer majority.")
-    if scorer in ("examples", "behavior"):
+    if scorer in RUN_PROGRAMS:
         need_confinement(unsafe=unsafe_code)
     find = _extractor(extract or EXTRACTOR)
 

@@ -23,12 +23,11 @@ from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import LogProb, Scorer, Verifier
-from tilebeam.scoring.scoring_defaults import STEP_STOP
+from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, STEP_STOP
 
 OWN = "head"
 REWARDS = ("prm", "orm", OWN)
 VERIFIER = "verifier"
-RUN_PROGRAMS = ("examples", "behavior")
 
 
 class FunctionScorer(StepScorer):

@@ -24,7 +24,7 @@ from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.extras import how_to_install
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
-from tilebeam.prompt import Messages, Prompt, is_messages
+from tilebeam.prompt import Messages, Prompt, is_messages, is_one
 from tilebeam.sampling_params import FIELDS, SamplingFields, SamplingParams, parsed_under, updated
 
 AT_ONCE = 16  # requests under way
@@ -134,7 +134,7 @@ class RemoteLM:
         Raises:
             TilebeamError: the server cannot be reached or refuses, or something is asked for that no server gives.
         """
-        one = isinstance(prompts, str | Prompt | Mapping) or is_messages(prompts)
+        one = is_one(prompts)
         talks = [self._conversation(p) for p in (cast(list[Any], [prompts] if one else prompts))]
         chosen = updated(sampling, fields)
         params = [p.resolved() for p in ([chosen] * len(talks) if isinstance(chosen, SamplingParams) else chosen)]

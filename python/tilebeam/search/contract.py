@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +24,7 @@ from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage, short
-from tilebeam.prompt import Messages, Prompt, is_messages
+from tilebeam.prompt import Messages, Prompt, is_messages, is_one
 from tilebeam.sampling_params import SamplingFields, SamplingParams, updated
 from tilebeam.search.events import EventHook
 from tilebeam.search.search_defaults import BUDGET
@@ -317,7 +317,7 @@ class Algorithm(ABC, Generic[Result]):
             on_result: called with a prompt's number and its result as soon as that is complete, as `completed` has
                 them; instead of ``progress`` and ``events``.
         """
-        one = isinstance(prompt, str | Prompt | Mapping) or is_messages(prompt)  # a single message is refused below
+        one = is_one(prompt)
         prompts = [cast(Askable, prompt)] if one else list(cast(Sequence[Askable], prompt))
         if on_result is None:
             results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events, **fields)
@@ -414,7 +414,7 @@ def _prompt_of(lm: Generator, asked: Askable) -> Prompt:
 
 def _several(prompts: Iterable[Askable]) -> Iterable[Askable]:
     """Return prompts, which a single one is not."""
-    if isinstance(prompts, str | Prompt | Mapping) or is_messages(prompts):
+    if is_one(prompts):
         raise TilebeamError("This is one prompt where several are expected: put it into a list, or call infer.")
     return prompts
 
