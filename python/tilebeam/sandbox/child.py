@@ -7,6 +7,7 @@ import os
 import re
 import select
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ SECONDS = 5
 PATIENCE = 10  # times as long by the clock, where a machine is busy or a program waits for what never comes
 MEMORY = 512 << 20  # bytes for a program, beyond what the interpreter has
 _ENDING_SECONDS = 60.0  # for the zygote to end a process; it takes milliseconds
+_CLOSING_SECONDS = 1.0  # for a zygote that was killed to be gone; one that only could not fork stays
 
 _LIBRARIES = ("numpy", "mpmath", "sympy")
 _NEEDS_LIBRARIES = re.compile(rf"\b(?:{'|'.join(_LIBRARIES)})\b")
@@ -118,7 +120,7 @@ class Child:
         self._control, given = socket.socketpair()
         with given:
             descriptors = [given.fileno(), channel.fileno(), other.fileno()]
-            self._zygote.send(REQUEST.pack(judges, confined, seconds, MEMORY), descriptors)
+            self._parent = self._zygote.send(REQUEST.pack(judges, confined, seconds, MEMORY), descriptors)
 
     def __enter__(self) -> Child:
         return self
@@ -177,6 +179,10 @@ class Child:
                 self._zygote.close()
                 raise Lost("the process that they are forked from does not answer") from error
             except Exception as error:
+                # Who is killed closes its sockets a moment before it can be seen to have ended: whoever tries again
+                # must not ask it.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._parent.wait(_CLOSING_SECONDS)
                 raise Lost("the process that they are forked from was ended, or could start none") from error
         return self._ended
 

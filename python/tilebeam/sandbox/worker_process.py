@@ -75,18 +75,18 @@ class WorkerProcess:
             reply: dict[str, Any] = json.loads(line)
             return reply
 
-    def send(self, request: bytes, descriptors: Sequence[int]) -> None:
-        """Send a request that brings the descriptors along on which it is answered.
+    def send(self, request: bytes, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Send a request that brings the descriptors along on which it is answered, and return the process that has it.
 
         Raises:
             TilebeamError: the process does not start.
         """
         with self._lock:
             for _ in range(2):
-                _, requests = self._running()
+                process, requests = self._running()
                 try:
                     socket.send_fds(requests, [request], descriptors)
-                    return
+                    return process
                 except OSError:  # it died meanwhile
                     self._end()
             raise TilebeamError(f"The process for {self._purpose} ends as soon as it is started.")
