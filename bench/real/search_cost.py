@@ -74,6 +74,7 @@ _SEARCHES = ("--method", "greedy,best-of-n,self-consistency,beam,dvts", "--score
 _STEPS = (*_SEARCHES, "--budget", "4,16", "--step-stop", r"\n\n")
 EVALUATIONS = (
     Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
+    Evaluation("gsm8k-tir", "GSM8K, programs run", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448", "--tir")),
     Evaluation("gsm8k-steps", "GSM8K, searches by steps", "gsm8k", GSM8K, 100, (*_STEPS, "-n", "448")),
     Evaluation("math", "MATH, heads from GSM8K", "math", MATH, 100, (*_CHOSEN, *_EIGHT, "-n", "600")),
     Evaluation(
