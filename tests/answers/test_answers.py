@@ -112,7 +112,7 @@ def test_extractors_go_by_name() -> None:
     assert extractor("choice")("(A)") == "A"
     assert extractor(r"= (\d+)")("= 5, = 7") == "7"
     with pytest.raises(
-        TilebeamError, match=r"'\(' is neither last-number, gsm8k, text, choice, boxed, code, math, nor"
+        TilebeamError, match=r"'\(' is neither last-number, gsm8k, text, choice, boxed, code, program, math, nor"
     ):
         extractor("(")
 

@@ -10,6 +10,7 @@ import pytest
 from eval_kit import lines
 from tilebeam import CompletionOutput, Prompt, RequestOutput, TilebeamError, Usage
 from tilebeam.evaluation.config import ModelFile, Setting, Unit
+from tilebeam.evaluation.results import _majority, _voted
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.worker import EvalJob, Workbench
@@ -107,3 +108,21 @@ def test_programs_run_in_the_samples_of_every_method(spec: str, method: str, mon
     for sample in item.get("samples", [item]):
         assert sample["text"].endswith(f"{MARK}\n5\n```\nIt is \\boxed{{5}}.")
         assert (sample["answer"], sample["correct"]) == ("5", 1.0)
+
+
+def test_answers_are_those_of_programs_and_their_votes_count_twice(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = TaskOptions(spec, programs=True, unsafe_code=True)
+    task = open_task(options)
+    models = (ModelFile("m", "m.gguf", "0"),)
+    setting = Setting(models, ("cpu",), options, task.digest, ("self-consistency",), (2,))
+    assert replace(setting, task=TaskOptions(spec)).digest != setting.digest
+    bench = Workbench(EvalJob(setting), task)
+    monkeypatch.setattr(bench, "_lm", lambda *_: _Writes())
+    (item,) = bench.run(Unit("m", "cpu", 1, 0, 1, 2, ""), lambda _: None)["items"]
+    # Its words end within its program: the last number in them is 3.
+    assert [(s["answer"], s["correct"], s.get("worth")) for s in item["samples"]] == [("5", 1.0, None)] * 2
+    samples = [{"answer": a, "correct": float(a == "5"), "finish": "stop", "text": a} for a in "775"]
+    assert _voted(_majority)(samples, 3) == 0
+    assert _voted(_majority)([*samples[:2], samples[2] | {"worth": 2.0}], 3) == 0.5
+    with pytest.raises(TilebeamError, match="--programs is for problems that have an answer"):
+        open_task(TaskOptions(f"humaneval:{spec.partition(':')[2]}", programs=True))

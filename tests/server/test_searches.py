@@ -60,13 +60,21 @@ def test_programs_run_only_where_the_server_was_told_so(server: Running, lm: LM)
     refused = ask(server, method="tir", budget=2)
     assert refused.status_code == 400
     assert "--programs" in refused.json()["error"]["message"]
+    refused = ask(server, method="vote", budget=2, programs=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "search.programs")
     plain = ask(server, method="vote", budget=2, extract="text").json()
+    assert ask(server, method="vote", budget=2, extract="text", programs=False).json()["usage"] == plain["usage"]
     with running(lm, programs=True) as other:
         answer = ask(other, method="tir", budget=2, extract="text")
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["choices"][0]["search"]["scores"]) == 2
         assert answer.json()["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 50  # asks for programs
         assert ask(other, method="tir", budget=2, unsafe_code=True).status_code == 400
+        for method, status in (("vote", 200), ("adaptive", 200), ("best-of-n", 400)):
+            answer = ask(other, method=method, budget=2, programs=True)
+            assert answer.status_code == status, answer.text
+        assert "no option 'programs'" in answer.text
+        assert "true or false" in ask(other, method="vote", budget=2, programs="yes").text
 
 
 def test_a_search_in_a_chat_counts_what_it_cost(server: Running, client: Any) -> None:

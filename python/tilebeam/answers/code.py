@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
+_PYTHON = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL)
 _STATEMENT = re.compile(r"^(?:from\s+[\w.]+\s+import\b|import\s|def\s|async\s+def\s|class\s|@\w)", re.MULTILINE)
 
 
@@ -55,6 +56,11 @@ def blocks(text: str) -> list[str]:
             found.append(text[opened : fence.start()])
             opened = None
     return found if opened is None else [*found, text[opened:]]
+
+
+def python_blocks(text: str) -> list[str]:
+    """Find the closed blocks that say that they are Python."""
+    return _PYTHON.findall(text)
 
 
 def program_of(question: Question, text: str) -> str:

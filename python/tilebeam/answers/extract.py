@@ -1,7 +1,8 @@
 """Answers out of texts, in a form in which equal answers are equal strings.
 
 An extractor is any function from a text to an answer, None if the text holds none. It may bring its own equality of
-answers as an attribute ``equal``, see `equality_of`.
+answers as an attribute ``equal``, see `equality_of`, and as ``weight`` and ``heaviest`` what texts' votes weigh, see
+`weight_of`.
 """
 
 from __future__ import annotations
@@ -117,3 +118,9 @@ def equality_of(extract: Extractor) -> Equal:
     """Return the extractor's own ``equal``, or equality of strings."""
     own: Equal | None = getattr(extract, "equal", None)
     return own if callable(own) else operator.eq
+
+
+def weight_of(extract: Extractor, text: str) -> float:
+    """Return what a text's vote weighs: what the extractor's own ``weight`` says, at most its ``heaviest``; else 1."""
+    own: Callable[[str], float] | None = getattr(extract, "weight", None)
+    return own(text) if callable(own) else 1.0

@@ -9,6 +9,7 @@ from tilebeam.answers.code import code
 from tilebeam.answers.extract import Extractor, boxed, last_number, marked_number, regex, whole_text
 from tilebeam.answers.formulas import MathAnswer
 from tilebeam.answers.letters import choice
+from tilebeam.answers.program_answers import ProgramAnswer
 from tilebeam.errors import TilebeamError
 
 _BY_NAME: dict[str, Extractor] = {
@@ -19,18 +20,21 @@ _BY_NAME: dict[str, Extractor] = {
     "boxed": boxed,
     "code": code,
 }
-NAMES = (*_BY_NAME, "math")
+NAMES = (*_BY_NAME, "program", "math")
 
 
 def extractor(name: str) -> Extractor:
     """Return an extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed",
-    "code", "math" (`tilebeam.MathAnswer`), or a regular expression whose first group is the answer.
+    "code", "math" (`tilebeam.MathAnswer`), "program" (`tilebeam.ProgramAnswer`), or a regular expression whose first
+    group is the answer.
 
     Raises:
         TilebeamError: it is no name, and no expression with a group either.
     """
     if name == "math":
         return MathAnswer()
+    if name == "program":
+        return ProgramAnswer()
     if name in _BY_NAME:
         return _BY_NAME[name]
     wrong = "without a group in parentheses around the answer"

@@ -15,6 +15,7 @@ from tilebeam.cli.options import (
     Deterministic,
     Draft,
     ExecutorOption,
+    Programs,
     Sequences,
     TaskTextOptions,
     Threads,
@@ -152,6 +153,7 @@ class ItemOptions:
             "are run, confined, while they are drawn (gsm8k, math, jsonl).",
         ),
     ] = False
+    programs: Programs = TaskOptions.programs
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code
 
     def of(self, spec: str) -> TaskOptions:

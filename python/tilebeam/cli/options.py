@@ -286,6 +286,14 @@ class PromptOptions:
 
 # --- programs ---------------------------------------------------------------------------------------------------------
 
+Programs = Annotated[
+    bool,
+    typer.Option(
+        "--programs",
+        help="Run the last block of Python in each text, confined, and take what it prints as the text's answer; where "
+        "the words say the same, it counts twice.",
+    ),
+]
 UnsafeCode = Annotated[
     bool, typer.Option("--unsafe-code", help="Run programs that a model wrote even where they cannot be confined.")
 ]

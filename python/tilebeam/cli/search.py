@@ -16,6 +16,7 @@ from tilebeam.cli.options import (
     Json,
     LoraOptions,
     ModelOptions,
+    Programs,
     PromptOptions,
     SamplingOptions,
     SpeculationOptions,
@@ -233,6 +234,8 @@ def vote(
             "--reward-head (default with one of them); judge: by what a judge says.",
         ),
     ] = None,
+    programs: Programs = False,
+    unsafe_code: UnsafeCode = False,
 ) -> None:
     """Let answers vote (self-consistency): draw N candidates, extract their answers, take the one with the most votes.
 
@@ -248,7 +251,8 @@ def vote(
         )
     whole.check(rates, judged=weights == "judge")
     rated = weights in ("reward", "judge")
-    arguments: dict[str, Any] = {"extract": _extractor(extract), "weighting": "reward" if rated else weights}
+    found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
+    arguments: dict[str, Any] = {"extract": found, "weighting": "reward" if rated else weights}
     _run(
         "self-consistency",
         options,
@@ -299,6 +303,8 @@ def adaptive(
             show_default=str(GIVE_UP),
         ),
     ] = None,
+    programs: Programs = False,
+    unsafe_code: UnsafeCode = False,
 ) -> None:
     """Vote, but stop when the vote is settled: up to N candidates, as many as the question needs.
 
@@ -308,7 +314,8 @@ def adaptive(
 
     With a reward model: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32 --prm prm.gguf --give-up 0.2
     """
-    arguments: dict[str, Any] = {"extract": _extractor(extract), "confidence": confidence, "wave": wave}
+    found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
+    arguments: dict[str, Any] = {"extract": found, "confidence": confidence, "wave": wave}
     if give_up is not None:
         arguments["give_up"] = give_up
     _by_steps("adaptive", options, steps, arguments)
@@ -512,10 +519,12 @@ class _SearchRun:
             partial.write_text(page, encoding="utf-8")
 
 
-def _extractor(name: str) -> Extractor:
+def _extractor(name: str, *, programs: bool = False, unsafe_code: bool = False) -> Extractor:
     from tilebeam.answers.extractors import extractor
+    from tilebeam.answers.program_answers import ProgramAnswer
 
     try:
-        return extractor(name)
+        words = extractor(name)
     except TilebeamError as error:
         raise TilebeamError(f"--extract: {error}") from None
+    return ProgramAnswer(words, unsafe=unsafe_code) if programs else words

@@ -223,7 +223,10 @@ class LimitOptions:
     )
     programs: Annotated[
         bool,
-        _limit("--programs", help="Let searches run Python programs that the model writes, confined: the method tir."),
+        _limit(
+            "--programs",
+            help='Let searches run Python programs that the model writes, confined: method tir, "programs": true.',
+        ),
     ] = Settings.programs
     max_body: Annotated[int, _limit("--max-body", min=1, help="Bytes of a request's body.")] = Settings.max_body
     shutdown_seconds: Annotated[

@@ -190,7 +190,7 @@ class Setting:
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:
                 task[key] = _without_folder(task[key])
-        for key in ("tir", "field"):
+        for key in ("tir", "programs", "field"):
             if not task[key]:
                 del task[key]
         if task["pilot_seed"] is None:

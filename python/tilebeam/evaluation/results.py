@@ -243,7 +243,7 @@ def _estimators(
             "maj@k",
             False,
             False,
-            _voted(lambda answers, s, k: stats.majority_at_k(answers, _correct(s), k)),
+            _voted(_majority),
         )
         for scorer in filter(scoring.is_weight, setting.scorers):
             series = setting.series(method, scorer)
@@ -300,8 +300,24 @@ def _of_scores(formula: Callable[[Sequence[float], Sequence[float], int], float]
     return estimator
 
 
+def _worth(sample: Record) -> float:
+    """Return what a sample's vote weighs without a scorer; see `tilebeam.answers.extract.weight_of`."""
+    return float(sample.get("worth", 1.0))
+
+
+def _majority(answers: list[str | None], samples: Sequence[Record], k: int) -> float:
+    worth = [_worth(s) for s in samples]
+    if max(worth) == 1:
+        return stats.majority_at_k(answers, _correct(samples), k)
+    return stats.weighted_at_k(answers, worth, _correct(samples), k)
+
+
 def _of_weights(scorer: str) -> Estimator:
-    return _voted(lambda answers, s, k: stats.weighted_at_k(answers, [x["weights"][scorer] for x in s], _correct(s), k))
+    return _voted(
+        lambda answers, s, k: stats.weighted_at_k(
+            answers, [x["weights"][scorer] * _worth(x) for x in s], _correct(s), k
+        )
+    )
 
 
 def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:

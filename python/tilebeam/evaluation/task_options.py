@@ -30,6 +30,7 @@ class TaskOptions:
             or the item's answer.
         chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
         tir: prompts ask for programs, and those that samples write are run while they are drawn, by all methods.
+        programs: a text's answer is what its program prints, where it holds one; see `tilebeam.ProgramAnswer`.
         unsafe_code: run programs that a model wrote even where they cannot be confined.
         field: the question's name in the lines of a file; None: as the task and `question_files` have it.
     """
@@ -50,5 +51,6 @@ class TaskOptions:
     checker: str | None = None
     chat: bool | None = None
     tir: bool = False
+    programs: bool = False
     unsafe_code: bool = False
     field: str | None = None

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+from tilebeam.answers.extract import weight_of
 from tilebeam.answers.normalize import checked_answer, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import named_scorers as scoring
@@ -133,6 +134,7 @@ class Workbench:
         records = []
         for i, (item, output) in enumerate(zip(items, outputs, strict=True)):
             answers = merged([self.task.extract(c.text) for c in output.outputs], self.task.equal)
+            worth = [weight_of(self.task.extract, c.text) for c in output.outputs]
             samples = [
                 {
                     "text": c.text,
@@ -143,9 +145,10 @@ class Workbench:
                     "scores": {name: scores[name][i][j] for name in names},
                     "weights": {n: _weight(n, c, scores[n][i][j]) for n in names if scoring.is_weight(n)},
                 }
+                | ({"worth": worth[j]} if worth[j] != 1 else {})
                 for j, c in enumerate(output.outputs)
             ]
-            votes = {} if self.task.judged else {"votes": tally(answers, [1.0] * len(answers))}
+            votes = {} if self.task.judged else {"votes": tally(answers, worth)}
             records.append({"id": item.id, "samples": samples} | votes | _usage(output.usage))
         return records
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.extract import Extractor, equality_of, last_number, weight_of
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.answers.voted_answer import VotedAnswer
@@ -64,8 +64,9 @@ class _Poll:
     settled: bool = False
 
     def elected(self) -> tuple[dict[str, float], VotedAnswer | None, int]:
-        """Count the votes, one each; see `tilebeam.search.sampled.elected`."""
-        return elected(self.candidates, self.answers, [1.0] * len(self.answers), self.totals)
+        """Count the votes, which weigh what the extractor says; see `tilebeam.search.sampled.elected`."""
+        weights = [weight_of(self.vote.extract, c.text) for c in self.candidates]
+        return elected(self.candidates, self.answers, weights, self.totals)
 
 
 class Adaptive(Algorithm[AdaptiveResult]):
@@ -245,7 +246,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
             self.extract(c.text) if c.finish_reason != "aborted" else None for c in poll.candidates[len(poll.answers) :]
         ]
         poll.answers = merged(poll.answers, self.equal)
-        left = budget - len(poll.candidates)
+        left = (budget - len(poll.candidates)) * getattr(self.extract, "heaviest", 1.0)
         votes, _, best = poll.elected()
         leader, second = _leaders(votes)
         surely = leader > second + left and standings(poll.candidates)[best] == ENDED  # as all that voted
@@ -282,7 +283,7 @@ def _tell_candidate(events: EventHook, poll: _Poll, candidate: CompletionOutput,
     answer: str | None = None
     votes: dict[str, float] | None = poll.vote.votes()
     if candidate.finish_reason != "aborted":
-        answer, votes = poll.vote.add(candidate, 1.0)
+        answer, votes = poll.vote.add(candidate, weight_of(poll.vote.extract, candidate.text))
     events(candidate_event(poll.number, candidate, score=total, answer=answer, votes=votes))
 
 

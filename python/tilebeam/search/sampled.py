@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.extract import Extractor, equality_of, last_number, weight_of
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.answers.voted_answer import VotedAnswer
@@ -51,15 +51,19 @@ class _WholeSearch(Algorithm[Result]):
         told: dict[str, Any] = {} if teller is None else {"on_sample": teller.ended}
         outputs = lm.generate(call.prompts, params, progress=hook, **told)
         check_complete(outputs)
-        scores: Sequence[list[float] | None] = [None] * len(outputs)
+        scores: list[list[float]] | list[None] = [None] * len(outputs)
         if self.scorer is not None:
             ratings = rate_outputs(self.scorer, call.prompts, outputs)
             for output, rating in zip(outputs, ratings, strict=True):
                 output.usage += rating.usage
-            scores = [rating.scores for rating in ratings]
+            scores = [self._rated(o.outputs, r.scores) for o, r in zip(outputs, ratings, strict=True)]
             if teller is not None:
-                teller.rated(outputs, [rating.scores for rating in ratings])
+                teller.rated(outputs, scores)
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
+
+    def _rated(self, candidates: Sequence[CompletionOutput], scores: list[float]) -> list[float]:  # noqa: ARG002
+        """Return what candidates weigh whom a scorer gave these."""
+        return scores
 
     def _vote(self) -> RunningVote | None:
         """Make the vote that events tell, if there is one."""
@@ -169,9 +173,13 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         return RunningVote(self.extract, self.equal)
 
     def _weight(self, candidate: CompletionOutput) -> float | None:
-        if self.weighting == "logprob":
-            return math.exp(log_probability(candidate, per_token=True))
-        return 1.0 if self.scorer is None else None
+        if self.scorer is not None:
+            return None
+        likely = math.exp(log_probability(candidate, per_token=True)) if self.weighting == "logprob" else 1.0
+        return likely * weight_of(self.extract, candidate.text)
+
+    def _rated(self, candidates: Sequence[CompletionOutput], scores: list[float]) -> list[float]:
+        return [score * weight_of(self.extract, c.text) for score, c in zip(scores, candidates, strict=True)]
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> VoteResult:
         candidates = output.outputs

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tilebeam.answers.extractors import extractor
+from tilebeam.answers.program_answers import ProgramAnswer
 from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.outputs import Progress
 from tilebeam.prompt import Prompt
@@ -16,6 +18,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.search import algorithms as methods
 from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.events import EventHook
+from tilebeam.search.search_defaults import EXTRACTOR
 from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.server.errors import bad_request
 
@@ -33,8 +36,8 @@ EXTRACTORS = ("last-number", "text", "choice", "boxed")
 _SCORERS = ("consensus", "logprob", "logprob-sum", "majority")  # "examples" would run programs for a request
 
 
-def runs_programs(search: Search | None) -> bool:
-    """Return whether a request's search runs programs that the model writes."""
+def reasons_with_tools(search: Search | None) -> bool:
+    """Return whether programs run inside a request's samples, for which its messages should ask."""
     return search is not None and search.method == ToolReasoning.name
 
 
@@ -52,10 +55,11 @@ def algorithm_of(
         ApiError: 400, there is no such method, option or scorer, or a value does not fit.
     """
     given = dict(search.model_extra or {})
-    if runs_programs(search) and not programs:
+    computed = given.get("programs") is True
+    if (computed or reasons_with_tools(search)) and not programs:
         raise bad_request(
             "search: this server runs no programs that models write; start it with --programs.",
-            param="search.method",
+            param="search.programs" if computed else "search.method",
             code="programs_off",
         )
     try:
@@ -65,10 +69,15 @@ def algorithm_of(
             param = f"search.{key}"
             if not isinstance(value, (str, int, float, bool)):
                 raise bad_request(f"{param}: must be a number, a text or a boolean.", param=param)
+            if key == "programs" and not isinstance(value, bool):
+                raise bad_request(f"{param}: must be true or false.", param=param)
             if (key in known and "function" in known[key].type) or key == "unsafe_code":
                 raise bad_request(f"{param}: cannot be given in a request.", param=param)
             if key in known and "extractor" in known[key].type and value not in EXTRACTORS:
                 raise bad_request(f"{param}: must be one of {', '.join(EXTRACTORS)}.", param=param)
+        if "programs" in given and "extract" in known:
+            words = extractor(given.get("extract", EXTRACTOR))
+            given["extract"] = ProgramAnswer(words) if given.pop("programs") else words
         return methods.create(name, scorer=_scorer(search, name, given, reward), **given)
     except TilebeamError as error:
         raise bad_request(f"search: {error}", param="search", code="invalid_search") from None

@@ -24,7 +24,7 @@ class Settings:
         max_samples: that one request may ask for: n or best_of or the budget, times its prompts.
         max_searches: that run at the same time; others wait.
         max_body: bytes of a request.
-        programs: searches may run programs that the model writes, confined (the method tir).
+        programs: searches may run programs that the model writes, confined (the method tir, and "programs": true).
         sampling: temperature, top_k, top_p, min_p and repeat_penalty of requests that do not say.
         max_tokens: of chats that do not say; None: until the context is full.
         chat_template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.

@@ -33,8 +33,9 @@ class HumanEvalTask(FileTask):
     asked: ClassVar[str] = "prompt"
 
     def __init__(self, options: TaskOptions) -> None:
-        if options.tir:
-            raise TilebeamError("--tir is for problems that have an answer; humaneval asks for the program itself.")
+        if options.tir or options.programs:
+            option = "--tir" if options.tir else "--programs"
+            raise TilebeamError(f"{option} is for problems that have an answer; humaneval asks for the program itself.")
         self._judged: dict[tuple[str, str], bool] = {}  # several scorers ask about one text
         super().__init__(options)
         if self._check is None:

@@ -14,6 +14,7 @@ from tilebeam.answers.extract import Extractor, equality_of
 from tilebeam.answers.extractors import extractor
 from tilebeam.answers.formulas import MathAnswer
 from tilebeam.answers.normalize import normalize_answer
+from tilebeam.answers.program_answers import ProgramAnswer
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.evaluation.task_options import TaskOptions
@@ -101,6 +102,8 @@ class Task(ABC):
         self._shot_answer = self.defaults.shot_answer if options.shot_answer is None else options.shot_answer
         self.shots = [self._shot(entry) for entry in self._shots()]
         self.extract, self._extract_source = _extractor(options.extract or self.defaults.extract)
+        if options.programs:
+            self.extract = ProgramAnswer(self.extract, unsafe=options.unsafe_code)
         self.equal = equality_of(self.extract)
         self._check = load_function(options.checker, "--checker") if options.checker else None
         self.items = list(self._items())
@@ -190,7 +193,11 @@ class Task(ABC):
         answer = self.extract(text)
         assert item.answer is not None  # `judged`
         # math-verify reads a formula as it stands: in small letters it is another one
-        right = item.answer if isinstance(self.extract, MathAnswer) else normalize_answer(item.answer)
+        right = (
+            item.answer
+            if isinstance(getattr(self.extract, "words", self.extract), MathAnswer)
+            else normalize_answer(item.answer)
+        )
         return answer is not None and (answer == item.answer or self.equal(answer, right))
 
     def _sources(self) -> list[str]:

@@ -16,7 +16,7 @@ from tilebeam.server.answer_events import Grown, Json, Shown, Started, token_tex
 from tilebeam.server.errors import errors_for_client
 from tilebeam.server.openai.choice_answer import ChoicesAnswer
 from tilebeam.server.requests import ChatRequest, NamedTool
-from tilebeam.server.searches import runs_programs
+from tilebeam.server.searches import reasons_with_tools
 from tilebeam.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingPara
 def _messages(body: ChatRequest) -> list[dict[str, Any]]:
     """Return the messages as the library takes them."""
     messages = [message.as_dict() for message in body.messages]
-    if runs_programs(body.search) and not any(m["role"] in ("system", "developer") for m in messages):
+    if reasons_with_tools(body.search) and not any(m["role"] in ("system", "developer") for m in messages):
         return [*conversation("")[:-1], *messages]
     return messages
 
