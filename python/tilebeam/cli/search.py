@@ -351,14 +351,15 @@ def tir(
 
     One greedy answer whose programs run: tilebeam tir -m model.gguf -p "What is 17.5 % of 2340?" -N 1 --temp 0
     """
-    from tilebeam.search.tool_reasoning import conversation
+    from tilebeam.search.tool_forms import conversation, form_of
 
     rates = options.reward.read()
     judge.check(rates, judged=False)
     arguments = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
 
     def asked(lm: LM, question: UserQuestion) -> Prompt:
-        return lm.chat_prompt(conversation(question.alone, example=example))
+        form = form_of(lm.chat_template)
+        return lm.chat_prompt(conversation(question.alone, example=example, form=form), **form.told)
 
     _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
 

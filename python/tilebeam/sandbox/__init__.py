@@ -11,8 +11,8 @@ confinement     what both processes may still ask of the operating system
 
 from __future__ import annotations
 
-from tilebeam.sandbox.child import need_confinement
+from tilebeam.sandbox.child import SECONDS, need_confinement
 from tilebeam.sandbox.judging import Test, Verdict, run_tests
 from tilebeam.sandbox.running import Run, run
 
-__all__ = ["Run", "Test", "Verdict", "need_confinement", "run", "run_tests"]
+__all__ = ["SECONDS", "Run", "Test", "Verdict", "need_confinement", "run", "run_tests"]

@@ -28,6 +28,7 @@ class Run:
         error: the end of the traceback, whose last line names the error, or why it was ended; "" if it came to its end.
         seconds: by the clock.
         cut: whether a text was longer than `max_output`.
+        ended: whether its process ended before it came to its end: of a limit, by a crash or by itself.
     """
 
     output: str
@@ -35,6 +36,7 @@ class Run:
     error: str
     seconds: float
     cut: bool
+    ended: bool = False
 
     @property
     def text(self) -> str:
@@ -87,14 +89,14 @@ def _once(blocks: list[str], seconds: int, most: int, *, confined: bool) -> Run:
         # Texts that are cut there, of at most 4 bytes a character, or 10 for half of a surrogate pair.
         printed, said = child.hear({output: 4 * most + 4, here: 20 * most + 100})
     took = time.monotonic() - began
-    text, value, error = printed.decode("utf-8", "replace"), None, ""
+    text, value, error, ended = printed.decode("utf-8", "replace"), None, "", False
     match [raw.decode("utf-8", "replace") for raw in frames(said)]:
         case [found, error, *_]:
             value = found[1:] if found else None
         case _:
-            error = _why_ended(child, took)
+            error, ended = _why_ended(child, took), True
     cut = max(len(text), len(value or ""), len(error)) > most
-    return Run(text[:most], None if value is None else value[:most], error[:most], took, cut)
+    return Run(text[:most], None if value is None else value[:most], error[:most], took, cut, ended)
 
 
 def _why_ended(child: Child, took: float) -> str:

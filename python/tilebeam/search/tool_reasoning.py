@@ -5,77 +5,60 @@
 
 A model that was trained on it (Gou et al., "ToRA"; Qwen2.5-Math) writes a block of Python, then a block that begins
 with "```output", and without help invents what stands there. Here a sample stops at that mark, its program runs, the
-output is put behind the mark, and the sample goes on. Its KV cells are kept meanwhile, so that only the output is read;
-samples of all prompts go on in the same batches while programs run.
+output is put behind the mark, and the sample goes on. Models that call functions end their turn with a program and read
+its output in a turn of its own (`tool_forms`). KV cells are kept meanwhile, so that only the output is read; samples of
+all prompts go on in the same batches while programs run.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, cast
 
-from tilebeam.answers.extract import Extractor, marked_number
+from tilebeam.answers.code import python_blocks
+from tilebeam.answers.extract import Extractor, equality_of, marked_number, weight_of
+from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Prompt, PromptLike
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.scorers import Rating, Scorer, Verifier
+from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.contract import Algorithm, SearchCall, StepGenerator, VoteResult
-from tilebeam.search.sampled import SelfConsistency, as_scorer
+from tilebeam.search.sampled import SelfConsistency
 from tilebeam.search.search_defaults import ROUNDS
+from tilebeam.search.tool_forms import MARK, SYSTEM, ToolForm, conversation, form_of
 
 # Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
 Run = Callable[[Sequence[str]], str]
 
-MARK = "```output"
-# The words that Qwen2.5-Math was trained with, and its kin understand.
-SYSTEM = (
-    "Please integrate natural language reasoning with programs to solve the problem above, and put your final answer "
-    "within \\boxed{}."
-)
-# Without an example fewer than half of the samples write a program.
-_EXAMPLE = (
-    "A ticket costs 12 dollars for adults and half of that for children. How much do 3 adults and 4 children pay?",
-    "A child pays half of 12 dollars. I add up both groups with a program.\n"
-    "```python\nadult = 12\nchild = adult / 2\ntotal = 3 * adult + 4 * child\nprint(total)\n```\n"
-    "```output\n60.0\n```\n"
-    "Together they pay \\boxed{60} dollars.",
-)
 MOST_OUTPUT = 1000  # characters of a program's output that a model reads
-_BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL)
 _THREADS = 64  # samples whose programs run or that go on, at most
+
+
+__all__ = ["MARK", "SYSTEM", "Run", "ToolGenerator", "ToolModel", "ToolReasoning", "confined", "conversation"]
 
 
 class ToolModel(StepGenerator, Protocol):
     """What tool-integrated reasoning asks of a model; `tilebeam.LM` is one."""
+
+    def is_control(self, token: int) -> bool:
+        """Return whether a token is a control token; only asked where programs are calls."""
+        ...
 
     def tokenize(self, text: str, *, add_special: bool = ..., parse_special: bool = ...) -> list[int]:
         """Return token ids."""
         ...
 
 
-def conversation(question: str, *, example: bool = True) -> list[dict[str, str]]:
-    """Return the messages that ask a question so that a model writes programs.
-
-    Args:
-        question: of the user.
-        example: show one worked example in front.
-    """
-    asked, answered = _EXAMPLE
-    shots = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}] if example else []
-    return [{"role": "system", "content": SYSTEM}, *shots, {"role": "user", "content": question}]
-
-
 def last_program(text: str) -> str | None:
     """Return the last closed block of Python in a text, None if it holds none."""
-    blocks = _BLOCK.findall(text)
+    blocks = python_blocks(text)
     return blocks[-1] if blocks else None
 
 
@@ -94,10 +77,12 @@ def shown(output: str) -> str:
 
 @dataclass(eq=False)
 class _Draft:
-    """A sample on its way: what was written and inserted so far."""
+    """A sample on its way: what was written and inserted so far; of it the last text that the model wrote, and where
+    its tokens begin."""
 
     first: CompletionOutput
     text: str
+    last: str
     tokens: list[int]
     written: int  # tokens that the model wrote
     logprobs: list[float] | None
@@ -105,18 +90,27 @@ class _Draft:
     stop_reason: str | None
     programs: list[str] = field(default_factory=list)
     hidden: Any = None
+    begin: int = 0
 
     @classmethod
     def of(cls, first: CompletionOutput) -> _Draft:
         """Begin with what the model wrote up to the first mark."""
         tokens, logprobs = list(first.token_ids), None if first.logprobs is None else list(first.logprobs)
         return cls(
-            first, first.text, tokens, len(tokens), logprobs, first.finish_reason, first.stop_reason, [], first.hidden
+            first,
+            first.text,
+            first.text,
+            tokens,
+            len(tokens),
+            logprobs,
+            first.finish_reason,
+            first.stop_reason,
+            hidden=first.hidden,
         )
 
     def add(self, more: CompletionOutput) -> None:
         """Append what the model wrote behind an output."""
-        self.text += more.text
+        self.text, self.last, self.begin = self.text + more.text, more.text, len(self.tokens)
         self.tokens += more.token_ids
         self.written += len(more.token_ids)
         self.finish, self.stop_reason = more.finish_reason, more.stop_reason
@@ -150,10 +144,12 @@ class ToolGenerator:
         lm: the model.
         run: runs programs; from several threads at once.
         rounds: programs of a sample; one that wants more is cut there.
+        form: how the model has programs run, besides the blocks that all may write; None: as its chat template tells.
     """
 
-    def __init__(self, lm: ToolModel, run: Run, *, rounds: int = ROUNDS) -> None:
+    def __init__(self, lm: ToolModel, run: Run, *, rounds: int = ROUNDS, form: ToolForm | None = None) -> None:
         self._lm = lm
+        self._form = form or form_of(getattr(lm, "chat_template", None))
         self._run = run
         self._rounds = checked_integer("rounds", rounds)
 
@@ -208,15 +204,15 @@ class ToolGenerator:
         ids = Prompt.of(prompt).tokens(self._lm) if isinstance(prompt, str | Prompt) else list(prompt)
 
         def ended(_: int, first: CompletionOutput) -> None:
-            if first.stop_reason == MARK:
+            if self._stopped(first.finish_reason, first.stop_reason, first.text):
                 under_way[first.index] = pool.submit(self._go_on, ids, params, first, told)
             else:
                 told.ended(number, first)
 
         hidden = params.hidden  # those of the first part come with the result of the call
-        asked = replace(params, stop=(*(params.stop or ()), MARK))
+        params = self._watched(params)
         output = self._lm.generate(
-            cast(Sequence[Prompt], [prompt]), [asked], progress=told.hook(), on_sample=None if hidden else ended
+            cast(Sequence[Prompt], [prompt]), [params], progress=told.hook(), on_sample=None if hidden else ended
         )[0]
         for first in output.outputs if hidden else ():
             ended(0, first)
@@ -231,7 +227,7 @@ class ToolGenerator:
     ) -> tuple[CompletionOutput, Usage]:
         """Run a sample's program and let the model write on, until it ends."""
         draft, usage = _Draft.of(first), Usage()
-        while draft.stop_reason == MARK and draft.finish == "stop":
+        while self._stopped(draft.finish, draft.stop_reason, draft.last):
             left = None if params.max_tokens is None else params.max_tokens - draft.written
             if len(draft.programs) == self._rounds or (left is not None and left < 1) or told.cancelled:
                 draft.finish, draft.stop_reason = "aborted" if told.cancelled else "length", None
@@ -246,7 +242,6 @@ class ToolGenerator:
                 seed=params.sample_seed(first.index),
                 max_tokens=left,
                 min_tokens=0,
-                stop=(*(params.stop or ()), MARK),
                 hidden_prompt=params.hidden,
             )
             output = self._lm.generate([ids + draft.tokens], [asked], progress=told.hook())[0]
@@ -255,22 +250,43 @@ class ToolGenerator:
             usage += replace(output.usage, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
         return draft.output(), usage
 
+    def _watched(self, params: SamplingParams) -> SamplingParams:
+        """Return how to draw samples that stop for their programs."""
+        tokens = {t for mark in self._form.marks for t in self._lm.tokenize(mark, add_special=False)}
+        shown = tuple(t for t in tokens if self._lm.is_control(t))
+        return replace(params, stop=(*(params.stop or ()), MARK), shown_tokens=(*params.shown_tokens, *shown))
+
+    def _stopped(self, finish: FinishReason, reason: str | None, text: str) -> bool:
+        """Return whether a text ended for its program to be run."""
+        return finish == "stop" and (reason == MARK or (reason is None and self._form.program(text) is not None))
+
     def _insert(self, draft: _Draft) -> None:
-        """Put the output of a draft's last program behind its mark."""
-        program = last_program(draft.text)
+        """Put the output of a draft's last program behind it."""
+        called = self._form.program(draft.last) if draft.stop_reason is None else None
+        words, program = called or ("", last_program(draft.text))
         none = "There is no block of Python above."
-        output = none if program is None else self._run([*draft.programs, program])
+        output = shown(none if program is None else self._run([*draft.programs, program]))
         draft.programs.append(program or "")
-        draft.text += MARK
+        if called:
+            # The text shows all calls alike; the tokens are the family's own, but for the output, which is plain text.
+            call = f"{words}\n```python\n{(program or '').strip()}\n```\n{MARK}\n{output}\n```\n"
+            draft.text = draft.text.removesuffix(draft.last) + call.lstrip("\n")
+            before, after = (self._lm.tokenize(t, add_special=False) for t in (self._form.before, self._form.after))
+            plain = self._lm.tokenize(self._form.answer(output), add_special=False, parse_special=False)
+            draft.tokens += [*before, *plain, *after]
+            return
         # The last tokens may hold more than the mark: they are replaced.
-        kept, written = draft.tokens, self._lm.detokenize(draft.tokens)
-        while kept and len(written) > len(draft.text):
-            kept = kept[:-1]
-            written = self._lm.detokenize(kept)
-        missing = draft.text[len(written) :] if draft.text.startswith(written) else ""
-        inserted = f"\n{shown(output)}\n```\n"
-        draft.text += inserted
-        draft.tokens = kept + self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
+        stopped, kept = draft.last + MARK, draft.tokens[draft.begin :]
+        while kept and len(self._lm.detokenize(kept)) > len(stopped):
+            kept.pop()
+        written = self._lm.detokenize(kept)
+        missing = stopped[len(written) :] if stopped.startswith(written) else ""
+        inserted = f"\n{output}\n```\n"
+        draft.text += MARK + inserted
+        draft.tokens[draft.begin :] = [
+            *kept,
+            *self._lm.tokenize(missing + inserted, add_special=False, parse_special=False),
+        ]
 
 
 class _JoinedProgress:
@@ -351,11 +367,11 @@ class ToolReasoning(Algorithm[VoteResult]):
         self.rounds = checked_integer("rounds", rounds)
         self._run = run
         self._unsafe = unsafe_code
-        weigher = None if scorer is None else as_scorer(scorer)
+        extract = as_extractor(extract)
         if program_weight != 1.0:
-            weigher = _Weighed(weigher, program_weight)
+            extract = _weighing(extract, program_weight)
         self.vote = SelfConsistency(
-            extract, weighting="plain" if weigher is None else "reward", scorer=weigher, equal=equal
+            extract, weighting="plain" if scorer is None else "reward", scorer=scorer, equal=equal
         )
 
     def search(self, lm: ToolModel, call: SearchCall) -> list[VoteResult]:  # type: ignore[override]
@@ -364,34 +380,20 @@ class ToolReasoning(Algorithm[VoteResult]):
         return self.vote.search(ToolGenerator(lm, run, rounds=self.rounds), call)
 
 
-class _Weighed(Scorer):
-    """Scores of another scorer, or 1, those of candidates whose programs ran times a weight."""
+def _weighing(extract: Extractor, weight: float) -> Extractor:
+    """Return the same extractor, under which votes of texts whose programs ran count so many times."""
 
-    def __init__(self, inner: Scorer | None, weight: float) -> None:
-        self._inner = inner or Verifier(lambda prompt, text: 1.0)  # noqa: ARG005
-        self._weight = weight
-        self.needs_logprobs = self._inner.needs_logprobs
-        self.needs_hidden = self._inner.needs_hidden
+    def weighed(text: str) -> str | None:
+        return extract(text)
 
-    @property
-    def hidden_steps(self) -> str:
-        return self._inner.hidden_steps
-
-    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
-        return self.rate([prompt], [candidates])[0].scores
-
-    def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
-        return [
-            replace(
-                r,
-                scores=[s * (self._weight if ran_program(c.text) else 1) for s, c in zip(r.scores, group, strict=True)],
-            )
-            for r, group in zip(self._inner.rate(prompts, groups), groups, strict=True)
-        ]
+    weighed.__dict__["equal"] = equality_of(extract)
+    weighed.__dict__["weight"] = lambda text: weight_of(extract, text) * (weight if ran_program(text) else 1)
+    return weighed
 
 
 def confined(*, unsafe: bool = False) -> Run:
-    """Return what runs programs in `tilebeam.sandbox`: variables of a sample's earlier programs are still there.
+    """Return what runs programs in `tilebeam.sandbox`: a sample's earlier programs run again before, so that their
+    variables are there; what they print is forgotten, and their time comes on top of the new one's.
 
     Args:
         unsafe: run them even where they cannot be confined.
@@ -402,4 +404,13 @@ def confined(*, unsafe: bool = False) -> Run:
     from tilebeam import sandbox
 
     sandbox.need_confinement(unsafe=unsafe)
-    return lambda programs: sandbox.run(programs[-1], before=programs[:-1], unsafe=unsafe).text
+    ended: set[str] = set()  # programs that had to be ended, or ended their process: those behind them run without
+
+    def run(programs: Sequence[str]) -> str:
+        before = [program for program in programs[:-1] if program not in ended]
+        said = sandbox.run(programs[-1], before=before, timeout=sandbox.SECONDS * (1 + len(before)), unsafe=unsafe)
+        if said.ended:
+            ended.add(programs[-1])
+        return said.text
+
+    return run

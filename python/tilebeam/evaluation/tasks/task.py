@@ -20,7 +20,7 @@ from tilebeam.evaluation.functions import is_function_name, load_function, sourc
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.search.tool_reasoning import conversation
+from tilebeam.search.tool_forms import OUTPUT, ToolForm, conversation, form_of
 
 Checker = Callable[[Mapping[str, Any], str], "float | bool"]
 Message = Mapping[str, Any]
@@ -29,7 +29,7 @@ Message = Mapping[str, Any]
 class ChatModel(Protocol):
     """What a chat prompt asks of a model: `tilebeam.LM.chat_prompt`."""
 
-    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
+    def chat_prompt(self, messages: Sequence[Message], **told: Any) -> Prompt:
         """Make the prompt of these messages."""
         ...
 
@@ -129,8 +129,9 @@ class Task(ABC):
         judges = [self._extract_source, source_digest(self._check) if self._check else "", *self._sources()]
         return hashlib.sha256(json.dumps([content, judges]).encode()).hexdigest()
 
-    def messages(self, item: Item) -> list[Message]:
-        """Write the item as a conversation: examples are earlier turns, the prefix begins the first."""
+    def messages(self, item: Item, form: ToolForm = OUTPUT) -> list[Message]:
+        """Write the item as a conversation: examples are earlier turns, the prefix begins the first. Where it asks for
+        programs, it does so in this form."""
         prefix = self.options.prefix
         turns = [(prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self.shots)]
         found: list[Message] = [
@@ -140,8 +141,8 @@ class Task(ABC):
         ]
         asked = item.body if found else prefix + item.body
         if self.options.tir:
-            system, *example, question = conversation(asked)
-            return [system, *(found or example), *item.before, question]
+            *before, question = conversation(asked, example=found or True, form=form)
+            return [*before, *item.before, question]
         return [*found, *item.before, {"role": "user", "content": asked}]
 
     def prompt(self, item: Item, lm: ChatModel) -> Prompt:
@@ -153,7 +154,10 @@ class Task(ABC):
         if not self.chat:
             return Prompt(item.prompt, question=item.question)
         try:
-            return replace(lm.chat_prompt(self.messages(item)), question=item.question)
+            if not self.options.tir:
+                return replace(lm.chat_prompt(self.messages(item)), question=item.question)
+            form = form_of(getattr(lm, "chat_template", None))
+            return replace(lm.chat_prompt(self.messages(item, form), **form.told), question=item.question)
         except TilebeamError as error:
             raise TilebeamError(f"{error} Or evaluate it without a chat template: --no-chat.") from None
 

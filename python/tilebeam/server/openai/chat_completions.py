@@ -11,7 +11,7 @@ from tilebeam.chat.prepared import PreparedChat
 from tilebeam.native.llama import builtin_template_names
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.search.tool_reasoning import conversation
+from tilebeam.search.tool_forms import beginning
 from tilebeam.server.answer_events import Grown, Json, Shown, Started, token_text
 from tilebeam.server.errors import errors_for_client
 from tilebeam.server.openai.choice_answer import ChoicesAnswer
@@ -50,7 +50,7 @@ def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingPara
     """
     choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
     return lm.prepare_chat(
-        _messages(body),
+        _messages(body, settings.chat_template or lm.chat_template),
         params,
         tools=body.functions,
         tool_choice=choice,
@@ -60,11 +60,11 @@ def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingPara
     )
 
 
-def _messages(body: ChatRequest) -> list[dict[str, Any]]:
+def _messages(body: ChatRequest, template: str | None) -> list[dict[str, Any]]:
     """Return the messages as the library takes them."""
     messages = [message.as_dict() for message in body.messages]
     if reasons_with_tools(body.search) and not any(m["role"] in ("system", "developer") for m in messages):
-        return [*conversation("")[:-1], *messages]
+        return [*beginning(template), *messages]
     return messages
 
 
