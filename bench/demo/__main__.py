@@ -76,13 +76,21 @@ def vote(models: list[Path], o: argparse.Namespace) -> None:
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     head = ["--reward-head", os.path.relpath(HEAD)] if o.model is None else []
     limit = ["-n", "32"] if o.quick else []
-    words = ["vote", *asked(models[0], o), *head, *limit, "-N", str(SAMPLES), "--html", os.path.relpath(PAGE)]
+    words = [*voting(), *asked(models[0], o), *head, *limit, "-N", str(SAMPLES), "--html", os.path.relpath(PAGE)]
     command([*words, "-p", PROBLEM])
     console.out().print(f"right is {ANSWER}; all answers and votes, for a browser: [bold]{PAGE}", soft_wrap=True)
 
 
 def asked(model: Path, o: argparse.Namespace) -> list[str]:
     return ["-m", os.path.relpath(model), "--seed", str(o.seed), *(["-t", str(o.threads)] if o.threads else [])]
+
+
+def voting() -> list[str]:
+    """Let answers vote, and programs in them where they can be confined."""
+    with suppress(TilebeamError):
+        need_confinement()
+        return ["vote", "--programs"]
+    return ["vote"]
 
 
 def clocks(models: list[Path], o: argparse.Namespace) -> None:
@@ -118,9 +126,9 @@ def your_question(models: list[Path], o: argparse.Namespace) -> None:
     """Ask the person: questions with a number are voted on, of other texts the best is shown."""
     part("4. Your question")
     while question := input("a question, or nothing to end > ").strip():
-        method = "vote" if any(c.isdigit() for c in question) else "best-of-n"
+        method = voting() if any(c.isdigit() for c in question) else ["best-of-n"]
         with suppress(TilebeamError):  # the command has said what was wrong
-            command([method, *asked(models[0], o), "-N", "8", "-p", question])
+            command([*method, *asked(models[0], o), "-N", "8", "-p", question])
 
 
 def toy(o: argparse.Namespace, folder: Path, screen: Console) -> None:

@@ -20,6 +20,7 @@ import pytest
 from cli_kit import Ran, ok
 from gguf_kit import with_metadata
 from process_kit import command, environment
+from tilebeam import LM, TilebeamError
 from tilebeam.gguf import gguf_write as w
 
 from bench.lib.synth import preset, write_model
@@ -94,6 +95,29 @@ def test_the_winner_of_several_answers_is_the_answer(name: str, flags: list[str]
     assert len(re.findall(r"^#\d (?:cut|ended) after", said.err, re.MULTILINE)) == 5
     assert ("votes: " in said.err) == (name == "/think")
     assert len(re.findall(r"^#\d rated", said.err, re.MULTILINE)) == (0 if name == "/think" else 5)
+
+
+def test_think_asks_for_programs_where_they_can_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    prepare = LM.prepare_chat
+
+    def noted(lm: LM, messages: Any, *rest: Any) -> Any:
+        seen.append([m["content"] for m in messages])
+        return prepare(lm, messages, *rest)
+
+    monkeypatch.setattr(LM, "prepare_chat", noted)
+    talk(model, "/think 2 the cat", "/best 2", "/system in verse", "/think 2", n=4)
+    asks, plain, verse = seen
+    assert "```output" in "".join(asks)
+    assert asks[-1] == "the cat"
+    assert (plain, verse) == (["the cat"], ["in verse", "the cat"])
+
+    def refused(**_: bool) -> None:
+        raise TilebeamError("They cannot be confined.")
+
+    monkeypatch.setattr("tilebeam.sandbox.need_confinement", refused)
+    talk(model, "/think 2 the cat", n=4)
+    assert seen[-1] == ["the cat"]
 
 
 @pytest.mark.parametrize(

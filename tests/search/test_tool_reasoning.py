@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from tilebeam import CompletionOutput, SamplingParams, TilebeamError, ToolReasoning
 from tilebeam.errors import SearchCancelled
-from tilebeam.search.tool_reasoning import MARK, MOST_OUTPUT, ToolGenerator, last_program, ran_program, shown
+from tilebeam.search.tool_reasoning import MARK, MOST_OUTPUT, ToolGenerator, confined, last_program, ran_program, shown
 from typed_kit import TypedLM
 
 SUM = "I add.\n```python\nprint(1 + 1)\n```\n"
@@ -148,3 +148,24 @@ def test_an_output_is_cut_and_closes_no_block() -> None:
     assert shown("\n1\n") == "1"
     assert "```" not in shown("```output\n```")
     assert len(shown("x" * 10**6)) < MOST_OUTPUT + 20
+
+
+def test_earlier_programs_of_a_sample_leave_their_variables_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilebeam.sandbox.SECONDS", 1)
+    run, first = confined(), "x = 1\nprint('first')"
+    blocks = [first, "y = 2\nz = x / 0", "while True: pass", "import os\nos._exit(0)", "print(x + y)"]
+    told = [run(blocks[: i + 1]) for i in range(5)]
+    assert told[0] == "first"
+    assert told[1].endswith("ZeroDivisionError: division by zero")
+    assert told[2].startswith("TimeoutError: the program took more than ")
+    assert told[3] == "RuntimeError: the program ended its process"
+    assert told[4] == "3"
+    slow = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.7: pass\nprint('done')"
+    assert [run([first, *[slow] * i]).split()[-1] for i in (1, 2, 3)] == ["done"] * 3  # each has its own seconds
+
+
+@pytest.mark.parametrize("program", ["print('x' * 10**8)", "while True: print('y' * 999)", "print('z' * 10**10)"])
+def test_of_a_gigabyte_a_sample_reads_the_beginning_and_the_end(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilebeam.sandbox.SECONDS", 1)
+    (sample,) = sampled(TypedLM(computes), lambda _: confined()([program]), max_tokens=200)
+    assert len(sample.text.split(MARK)[1].split("\n```")[0]) < MOST_OUTPUT + 20

@@ -182,6 +182,17 @@ def test_how_one_of_several_answers_is_chosen_follows_the_question(
     assert tab.problems == []
 
 
+def test_programs_run_in_answers_of_a_server_that_runs_them(tab: browser_kit.Tab, lm: LM) -> None:
+    with running(lm, programs=True) as server:
+        fresh(tab, server, answers="4", max_tokens="2")
+        ask(tab, "How many are 2 + 2?")
+        assert tab.run("asked[0].search.method") == "tir"
+        assert len(kept(tab)[1]["search"]["candidates"]) == 4
+        tab.open(f"{server.url}/search")
+        assert "tir" in tab.run("[...document.querySelectorAll('#method option')].map(o => o.value)")
+        assert tab.problems == []
+
+
 @pytest.mark.parametrize("judge", ["vote text", "best-of-n"])
 def test_four_answers_and_their_tally(tab: browser_kit.Tab, server: Running, judge: str) -> None:
     fresh(tab, server, answers="4", max_tokens="6", judge=judge)

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from tilebeam.cli.options import ModelOptions, SamplingOptions, grouped
 from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.gguf.whole_file import os_error, whole_file
 from tilebeam.scoring.scoring_defaults import ScorerName
-from tilebeam.search.search_defaults import EXTRACTOR
 from tilebeam.text_files import read_text
 
 if TYPE_CHECKING:
@@ -27,11 +26,12 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.outputs import CompletionOutput, Progress, Usage
     from tilebeam.sampling_params import SamplingParams
-    from tilebeam.search.contract import Algorithm, SearchResult
+    from tilebeam.search.contract import Algorithm, Generator, SearchResult
     from tilebeam.search.events import SearchEvent
 
 _HELP = {
-    "/think [N] [QUESTION]": "answer N times (8) and let the answers vote; without QUESTION what was asked last",
+    "/think [N] [QUESTION]": "answer N times (8), with programs that are run, and let the answers vote; without "
+    "QUESTION what was asked last",
     "/best [N] [QUESTION]": "answer N times (8) and take the text that is rated best",
     "/regen": "answer the last question anew",
     "/system [TEXT]": "set the system prompt, or take it away",
@@ -54,7 +54,7 @@ def chat(
     ] = None,
     extract: Annotated[
         str, typer.Option("--extract", help="An answer for the votes of /think; see tilebeam vote.")
-    ] = EXTRACTOR,
+    ] = "gsm8k",
     scorer: Annotated[
         ScorerName | None,
         typer.Option("--scorer", help="What /best rates texts by; default: as tilebeam best-of-n.", show_default=False),
@@ -233,10 +233,10 @@ class _Talk:
             self.messages = former
             raise
 
-    def _prepared(self, samples: int) -> PreparedChat:
-        """Make the chat ready to be answered; raise `TilebeamError` if the context is full."""
+    def _prepared(self, samples: int, ahead: Sequence[dict[str, Any]] = ()) -> PreparedChat:
+        """Make the chat ready to be answered, behind these messages; raise `TilebeamError` if the context is full."""
         params = replace(self.params, seed=self.params.sample_seed(self.drawn))
-        ready = self.lm.prepare_chat(self.messages, params)
+        ready = self.lm.prepare_chat([*ahead, *self.messages], params)
         used = len(ready.prompt.ids)
         if used + _LEAST_ROOM > self.lm.n_ctx:
             raise TilebeamError(
@@ -274,14 +274,25 @@ class _Talk:
             number, question = str(_SAMPLES), rest
         if int(number) < 1:
             raise TilebeamError(f"{name} {number}: at least one answer has to be drawn.")
-        self._answer(question.strip(), lambda: self._chosen(self.searches[name], int(number)))
+        self._answer(question.strip(), lambda: self._chosen(name, int(number)))
 
-    def _chosen(self, algorithm: Algorithm[SearchResult], samples: int) -> CompletionOutput:
+    def _source(self) -> Generator:
+        """Return what samples are drawn from: the model, whose programs are run where they can be confined."""
+        from tilebeam.search.tool_reasoning import ToolGenerator, confined
+
+        try:
+            return self.lm if self.params.constrained else ToolGenerator(self.lm, confined())
+        except TilebeamError:
+            return self.lm
+
+    def _chosen(self, name: str, samples: int) -> CompletionOutput:
         from tilebeam.cli.search_view import one_line
         from tilebeam.outputs import RequestOutput
         from tilebeam.search.contract import VoteResult
+        from tilebeam.search.tool_forms import beginning
 
-        ready = self._prepared(samples)
+        source, asks = self._source(), name == "/think" and not self._has_system()
+        ready = self._prepared(samples, beginning(self.lm.chat_template) if asks and source is not self.lm else ())
         params = self.drawing.fitted(ready.params, self.lm, [ready.prompt], samples)
         stop = threading.Event()
         try:
@@ -295,8 +306,8 @@ class _Talk:
                 def told(event: SearchEvent) -> None:
                     bar.console.print(_described(event), style="dim", markup=False, soft_wrap=True)
 
-                (result,) = algorithm.run(
-                    self.lm, [ready.prompt], samples, sampling=params, progress=moved, events=told
+                (result,) = self.searches[name].run(
+                    source, [ready.prompt], samples, sampling=params, progress=moved, events=told
                 )
         except SearchCancelled:
             raise KeyboardInterrupt from None

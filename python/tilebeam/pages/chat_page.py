@@ -73,6 +73,8 @@ def _controls(options: AskOptions) -> list[object]:
 
 def _settings(options: AskOptions) -> Html:
     judges = {"": "a vote on the last number if the question has one, else the best text"}
+    if "tir" in options.methods:
+        judges["tir"] = "vote, programs run"
     judges |= {f"vote {e}": f"vote: an answer is {EXTRACTORS.get(e, e)}" for e in options.extractors}
     judges["best-of-n"] = "the best text"
     return tag(

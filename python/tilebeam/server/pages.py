@@ -50,6 +50,8 @@ def _options(models: Models) -> AskOptions:
     methods = ["vote", "adaptive", "best-of-n"]
     if models.rates_steps:
         methods += ["beam", "dvts"]
+    if settings.programs:
+        methods.append("tir")
     return AskOptions(
         name="" if settings.api_keys or len(names) > 1 else names[0],
         models=[] if settings.api_keys or len(names) == 1 else names,

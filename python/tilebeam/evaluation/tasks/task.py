@@ -15,6 +15,7 @@ from tilebeam.answers.extractors import extractor
 from tilebeam.answers.formulas import MathAnswer
 from tilebeam.answers.normalize import normalize_answer
 from tilebeam.answers.program_answers import ProgramAnswer
+from tilebeam.chat.tools import Tool
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.evaluation.task_options import TaskOptions
@@ -29,7 +30,7 @@ Message = Mapping[str, Any]
 class ChatModel(Protocol):
     """What a chat prompt asks of a model: `tilebeam.LM.chat_prompt`."""
 
-    def chat_prompt(self, messages: Sequence[Message], **told: Any) -> Prompt:
+    def chat_prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ...) -> Prompt:
         """Make the prompt of these messages."""
         ...
 

@@ -19,7 +19,8 @@
     for (const name of ["temperature", "max_tokens"]) if (at[name].value) body[name] = Number(at[name].value);
     const budget = Number(at.answers.value);
     if (budget > 1) {
-      const usual = /\d/.test(messages[messages.length - 1].content) ? "vote last-number" : "best-of-n";
+      const vote = [...at.judge.options].some(({ value }) => value === "tir") ? "tir" : "vote last-number";
+      const usual = /\d/.test(messages[messages.length - 1].content) ? vote : "best-of-n";
       const [method, extract] = (at.judge.value || usual).split(" ");
       body.search = { method, extract, budget, candidates: true };
     }

@@ -36,7 +36,9 @@ def prompt_of(
     """
     tools = body.functions if body.calls else ()
     with errors_for_client(lm):
-        return lm.chat_prompt(_messages(body), tools=tools, **_template_options(body, template, variables))
+        return lm.chat_prompt(
+            _messages(body, template or lm.chat_template), tools=tools, **_template_options(body, template, variables)
+        )
 
 
 def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingParams) -> PreparedChat:
