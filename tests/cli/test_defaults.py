@@ -20,7 +20,7 @@ from tilebeam.cli.options import SpeculationOptions
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import control, npu_options
 from tilebeam.scoring.scorer_names import named_scorer
-from tilebeam.scoring.scoring_defaults import STEP_STOP, ScorerName
+from tilebeam.scoring.scoring_defaults import STEP_STOP, ScorerName, VoteScorer
 from tilebeam.search import algorithms
 from tilebeam.search.search_defaults import EXTRACTOR
 from tilebeam.server.requests import Search
@@ -164,7 +164,8 @@ def test_choices_are_those_of_the_library() -> None:
     for command, flag, values in (
         ("generate", "--executor", get_args(npu_options.Executor)),
         ("best-of-n", "--scorer", get_args(ScorerName)),
-        ("vote", "--weighting", ("plain", "logprob", "reward", "judge")),
+        ("vote", "--weighting", ("plain", "logprob", "reward", "softmax", "borda", "judge")),
+        ("vote", "--scorer", get_args(VoteScorer)),
     ):
         assert f"{flag} <{'|'.join(values)}>" in help_of(command)
 

@@ -181,6 +181,10 @@ def test_other_scorers_and_weights(model: Path) -> None:
     assert vote["scores"] == pytest.approx(
         [math.exp(c["cumulative_logprob"] / len(c["token_ids"])) for c in vote["candidates"]]
     )
+    ranks = record("vote", *flags, "--weighting", "borda", "--sharpness", 2, "--scorer", "judge", "--extract", "text")
+    assert sum(ranks["scores"]) == pytest.approx(1 + 4 + 9 + 16)
+    shares = record("vote", *flags, "--weighting", "softmax", "--extract", "text")
+    assert sum(shares["votes"].values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("command", SEARCHES)
@@ -301,6 +305,9 @@ def test_how_many_were_cut(
         (["best-of-n", "--scorer", "judge", "--judge-template", "no.txt"], ["no.txt"]),
         (["vote", "--weighting", "reward"], ["--prm, --orm or --reward-head"]),
         (["vote", "--prm", "MODEL", *PRM, "--weighting", "plain"], ["--weighting reward"]),
+        (["vote", "--scorer", "logprob"], ["softmax and borda"]),
+        (["vote", "--sharpness", 2, "--weighting", "logprob"], ["softmax and borda"]),
+        (["vote", "--prm", "MODEL", *PRM, "--weighting", "borda", "--scorer", "judge"], ["not both"]),
         (["adaptive", "--give-up", 0.5], ["--give-up", "--prm"]),
         (["adaptive", "--max-steps", 3], ["--prm"]),
         (["adaptive", "--extract", "["], ["--extract", "regular expression"]),

@@ -204,6 +204,7 @@ def test_unknown_names_and_options_are_answered_with_the_known_ones() -> None:
         ("dvts", "max_step_tokens", "0", "max_step_tokens"),
         ("vote", "weighting", "heavy", "weighting must be"),
         ("vote", "weighting", "reward", "needs a scorer"),
+        ("vote", "sharpness", "much", "number, not 'much'"),
         ("vote", "extract", "(", "regular expression"),
         ("vote", "equal", "yes", "function of two answers"),
         ("vote", "extract", 5, "extractor, not 5"),
@@ -227,7 +228,7 @@ def test_options_are_listed_and_read_from_texts() -> None:
     assert listed["beam_width"] == ("whole number", 4)
     assert listed["step_stop"] == ("text", "\n")
     assert "scorer" not in listed
-    assert {o.name: o.type for o in methods.options("vote")}["weighting"] == "plain, logprob, reward"
+    assert {o.name: o.type for o in methods.options("vote")}["weighting"] == "plain, logprob, reward, softmax, borda"
     name, options = methods.parse(r"beam:beam_width=2,step_stop=\n\n, lookahead=1")
     assert (name, options) == ("beam", {"beam_width": "2", "step_stop": "\n\n", "lookahead": "1"})
     lm = ScriptedLM()

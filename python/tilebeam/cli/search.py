@@ -26,7 +26,7 @@ from tilebeam.cli.read_prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target, whole_file
-from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, VERDICT, ScorerName, Verdict
+from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, VERDICT, ScorerName, Verdict, VoteScorer
 from tilebeam.search.search_defaults import (
     BEAM_WIDTH,
     BUDGET,
@@ -37,6 +37,7 @@ from tilebeam.search.search_defaults import (
     MAX_STEP_TOKENS,
     MAX_STEPS,
     ROUNDS,
+    SHARPNESS,
     WAVE,
     Weighting,
 )
@@ -230,7 +231,23 @@ def vote(
         typer.Option(
             "--weighting",
             help="plain: one vote each; logprob: by the model's mean probability per token; reward: by --prm, --orm or "
-            "--reward-head (default with one of them); judge: by what a judge says.",
+            "--reward-head (default with one of them); judge: by what a judge says; softmax, borda: by how a candidate "
+            "is rated among the others, or by its rank, under the reward model or --scorer.",
+        ),
+    ] = None,
+    scorer: Annotated[
+        VoteScorer | None,
+        typer.Option(
+            "--scorer", help="For --weighting softmax and borda: see tilebeam best-of-n.", show_default="logprob"
+        ),
+    ] = None,
+    sharpness: Annotated[
+        float | None,
+        typer.Option(
+            "--sharpness",
+            min=0,
+            help="For --weighting softmax and borda: how much good ratings count, 0: not at all.",
+            show_default="0.5 and 1",
         ),
     ] = None,
 ) -> None:
@@ -240,23 +257,29 @@ def vote(
 
     Weighted votes: tilebeam vote -m model.gguf -f quiz.jsonl --extract choice --prm prm.gguf
     """
+    from tilebeam.scoring.scorer_names import named_scorer
+
     rates = options.reward.read()
     weights = weighting or ("reward" if rates is not None else "plain")
-    if (rates is not None) != (weights == "reward"):
+    relative = weights in SHARPNESS
+    if (rates is None and weights == "reward") or (rates is not None and not relative and weights != "reward"):
         raise TilebeamError(
-            "--weighting reward needs a reward model (--prm, --orm or --reward-head), and only it takes one."
+            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it, softmax and borda "
+            "take."
         )
-    whole.check(rates, judged=weights == "judge")
-    rated = weights in ("reward", "judge")
-    arguments: dict[str, Any] = {"extract": _extractor(extract), "weighting": "reward" if rated else weights}
-    _run(
-        "self-consistency",
-        options,
-        rates,
-        whole.step_stop,
-        arguments,
-        (lambda s: s.judge(whole.judge)) if rated else None,
-    )
+    if (scorer is not None or sharpness is not None) and not relative:
+        raise TilebeamError("--scorer and --sharpness matter only for --weighting softmax and borda.")
+    if rates is not None and scorer is not None:
+        raise TilebeamError("Give a reward model or --scorer, not both.")
+    judged = "judge" in (weights, scorer)
+    whole.check(rates, judged=judged)
+    arguments: dict[str, Any] = {"extract": _extractor(extract), "sharpness": sharpness}
+    arguments["weighting"] = "reward" if weights == "judge" else weights
+
+    def chosen(search: _SearchRun) -> Scorer:
+        return search.judge(whole.judge) if judged else named_scorer(scorer or "logprob", search.lm)
+
+    _run("self-consistency", options, rates, whole.step_stop, arguments, chosen if judged or relative else None)
 
 
 @grouped

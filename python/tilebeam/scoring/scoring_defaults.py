@@ -14,6 +14,7 @@ HeadOutput = Literal["sigmoid", "softmax", "none"]
 Verdict = Literal["probability", "number"]
 # Scorers that need no reward model, by name.
 ScorerName = Literal["consensus", "logprob", "logprob-sum", "majority", "examples", "behavior", "judge"]
+VoteScorer = Literal["logprob", "judge"]  # of them, those whose scores weigh votes
 RUN_PROGRAMS: tuple[ScorerName, ...] = ("examples", "behavior")  # those that run what a model wrote
 
 AGGREGATION: Aggregation = "last"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +13,11 @@ from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.answers.voted_answer import VotedAnswer
+from tilebeam.checks import is_finite
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
 from tilebeam.scoring.scorer_names import named_scorer
-from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate_outputs
+from tilebeam.scoring.scorers import LogProb, Scorer, Verifier, log_probability, rate_outputs
 from tilebeam.search.contract import (
     Algorithm,
     Generator,
@@ -28,7 +30,7 @@ from tilebeam.search.contract import (
 )
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
 from tilebeam.search.limits import standings, voters
-from tilebeam.search.search_defaults import Weighting
+from tilebeam.search.search_defaults import SHARPNESS, Weighting
 
 
 class _WholeSearch(Algorithm[Result]):
@@ -56,9 +58,9 @@ class _WholeSearch(Algorithm[Result]):
             ratings = rate_outputs(self.scorer, call.prompts, outputs)
             for output, rating in zip(outputs, ratings, strict=True):
                 output.usage += rating.usage
-            scores = [rating.scores for rating in ratings]
+            scores = rated = [self._of_scores(rating.scores) for rating in ratings]
             if teller is not None:
-                teller.rated(outputs, [rating.scores for rating in ratings])
+                teller.rated(outputs, rated)
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
 
     def _vote(self) -> RunningVote | None:
@@ -69,9 +71,13 @@ class _WholeSearch(Algorithm[Result]):
         """Weigh a candidate, as far as it tells by itself."""
         return None
 
+    def _of_scores(self, scores: list[float]) -> list[float]:
+        """Make what the search chooses by of the scorer's scores of a prompt's candidates."""
+        return scores
+
     @abstractmethod
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> Result:
-        """Make the result of a prompt's candidates and, with a scorer, their scores."""
+        """Make the result of a prompt's candidates and, with a scorer, of what `_of_scores` made of its scores."""
 
 
 @dataclass
@@ -139,8 +145,9 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         extract: from a text to its answer, None if it holds none, or the name of such a function; see
             `tilebeam.answers.extractors.extractor`.
         weighting: "plain": one vote each. "logprob": exp of the mean log-probability per token. "reward": the
-            scorer's scores, which must not be negative.
-        scorer: for "reward".
+            scorer's scores, which must not be negative. "softmax" and "borda": see `vote_weights`.
+        scorer: for "reward", and for "softmax" and "borda", where `LogProb` is the default.
+        sharpness: for "softmax" and "borda": how much good scores count. 0: not at all.
         equal: whether two answers are the same. Default: the extractor's own ``equal`` if it has one, as
             `tilebeam.MathAnswer` and those of numbers have; else equal strings.
     """
@@ -153,15 +160,22 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         *,
         weighting: Weighting = "plain",
         scorer: Scorer | Callable[[str, str], float | bool] | str | None = None,
+        sharpness: float | None = None,
         equal: Equal | None = None,
     ) -> None:
         if weighting not in get_args(Weighting):
-            raise TilebeamError(f'weighting must be "plain", "logprob" or "reward", not {weighting!r}.')
-        if (weighting == "reward") != (scorer is not None):
-            raise TilebeamError('weighting="reward" needs a scorer, and only it takes one.')
+            raise TilebeamError(f"weighting must be one of {', '.join(get_args(Weighting))}, not {weighting!r}.")
+        relative = weighting in SHARPNESS
+        if relative and scorer is None:
+            scorer = LogProb()
+        if (weighting == "reward" or relative) != (scorer is not None):
+            raise TilebeamError(f"weighting={weighting!r} {'takes no' if scorer is not None else 'needs a'} scorer.")
+        if sharpness is not None and not (relative and is_finite(sharpness) and sharpness >= 0):
+            raise TilebeamError(f"sharpness is a number >= 0, of softmax and borda weights, not {sharpness!r}.")
         self.extract = as_extractor(extract)
         self.equal = equal or equality_of(self.extract)
         self.weighting = weighting
+        self.sharpness = sharpness
         self.scorer = as_scorer(scorer) if scorer is not None else None
         self.needs_logprobs = weighting == "logprob"
 
@@ -173,19 +187,48 @@ class SelfConsistency(_WholeSearch[VoteResult]):
             return math.exp(log_probability(candidate, per_token=True))
         return 1.0 if self.scorer is None else None
 
+    def _of_scores(self, scores: list[float]) -> list[float]:
+        return vote_weights(self.weighting, scores, self.sharpness)
+
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> VoteResult:
         candidates = output.outputs
-        if scores is not None:
-            if any(s < 0 or math.isinf(s) for s in scores):
-                raise TilebeamError(f"Reward-weighted votes need finite scores >= 0, not {min(scores)}.")
-            weights = scores
-        else:
+        weights = scores
+        if weights is None:
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes, winner, best = elected(candidates, answers, weights)
         paths = whole_trajectories(candidates)
         drawn = output.usage, output.seed, len(candidates)
         return VoteResult(output.prompt, candidates, weights, best, *drawn, paths, answers, votes, winner)
+
+
+def vote_weights(weighting: Weighting, scores: Sequence[float], sharpness: float | None = None) -> list[float]:
+    """Weigh the votes of a prompt's candidates by their scores, against each other.
+
+    - "reward": the scores themselves.
+    - "softmax": in proportion to exp(sharpness * z), where z is how many standard deviations a score is above the
+      mean: so one sharpness fits all scorers. The weights add up to 1. Taubenfeld et al., "Confidence Improves
+      Self-Consistency in LLMs" (arXiv 2502.06233), with a temperature of 1 / sharpness.
+    - "borda": the rank, 1 for the worst of them, to the power of the sharpness; equal ones share theirs. Kang et al.,
+      "Scalable Best-of-N Selection for Large Language Models via Self-Certainty" (arXiv 2502.18581).
+
+    Raises:
+        TilebeamError: scores that cannot weigh so: infinite ones, or negative ones for "reward".
+    """
+    if weighting != "borda" and any(math.isinf(s) or (s < 0 and weighting == "reward") for s in scores):
+        least = "" if weighting == "softmax" else " >= 0"
+        raise TilebeamError(f"Votes weighted by {weighting} need finite scores{least}, not {min(scores)}.")
+    if weighting not in SHARPNESS:
+        return list(scores)
+    sharp = SHARPNESS[weighting] if sharpness is None else sharpness
+    if weighting == "borda":
+        return [(sum(other < s for other in scores) + (scores.count(s) + 1) / 2) ** sharp for s in scores]
+    best, spread = max(scores), statistics.pstdev(scores)
+    if spread <= 1e-9 * max(map(abs, scores)):  # rounding is no difference
+        spread = 1.0
+    shares = [math.exp(sharp * (s - best) / spread) for s in scores]
+    total = sum(shares)
+    return [share / total for share in shares]
 
 
 def elected(

@@ -86,7 +86,7 @@ def _scorer(
         if search.scorer not in _SCORERS:
             raise TilebeamError(f"scorer must be one of reward, {', '.join(_SCORERS)}, not {search.scorer!r}.")
         return search.scorer
-    votes_plainly = name == "self-consistency" and given.get("weighting", "plain") != "reward"
+    votes_plainly = name == "self-consistency" and given.get("weighting", "plain") in ("plain", "logprob")
     return None if votes_plainly else reward
 
 
