@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -322,5 +322,6 @@ class Progress:
 
 # Called after every batch; returning False cancels what is not finished.
 ProgressHook = Callable[[Progress], "bool | None"]
-# Called with the number of a prompt and each of its samples that has ended, without its hidden states.
-SampleHook = Callable[[int, CompletionOutput], None]
+# Called with the number of a prompt and each of its samples that has ended, without its hidden states; returns the
+# numbers of prompts whose other samples nobody wants any more: they end as "aborted". None: of no prompt.
+SampleHook = Callable[[int, CompletionOutput], "Iterable[int] | None"]

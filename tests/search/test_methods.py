@@ -156,10 +156,12 @@ class Misbehaving(StepScorer):
 @pytest.mark.parametrize("name", ["beam", "dvts", "adaptive"])
 @pytest.mark.parametrize("what", ["few", "short", "nan"])
 def test_step_scorers_that_misbehave(name: str, what: str) -> None:
+    given: dict[str, Any] = {"give_up": 0.5} if name == "adaptive" else {}
+    search = methods.create(name, scorer=Misbehaving(what), **given)
     with pytest.raises(
         TilebeamError, match=r"Misbehaving (rated .* solutions|returned .* scores where|returned a score that)"
     ):
-        methods.create(name, scorer=Misbehaving(what)).run(ScriptedLM(), PROMPTS, 4, sampling=SamplingParams(seed=0))
+        search.run(ScriptedLM(), PROMPTS, 4, sampling=SamplingParams(seed=0))
 
 
 def test_scorers_that_forget_a_prompt() -> None:
@@ -214,7 +216,9 @@ def test_unknown_names_and_options_are_answered_with_the_known_ones() -> None:
         ("adaptive", "confidence", True, "confidence must be a number"),
         ("adaptive", "wave", 0, "wave"),
         ("adaptive", "give_up", 0.2, "only with a scorer"),
-        ("adaptive", "max_steps", 3, "only with a scorer"),
+        ("adaptive", "max_steps", 3, "only with give_up"),
+        ("adaptive", "weighting", "reward", "needs a scorer"),
+        ("adaptive", "sharpness", 1.0, "sharpness is"),
     ],
 )
 def test_values_that_do_not_fit(name: str, option: str, value: Any, words: str) -> None:

@@ -51,7 +51,7 @@ class Scripted:
     calls: list[tuple[list[str], SamplingParams]] = field(default_factory=list)
 
     def generate(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: Any = None
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: Any = None, **_: Any
     ) -> list[RequestOutput]:
         self.calls.append(([p.text for p in prompts], params[0]))
         results = []

@@ -142,6 +142,8 @@ def test_a_hook_cancels(server: Running) -> None:
     assert {c.finish_reason for o in output for c in o.outputs} >= {"aborted"}
     with pytest.raises(tilebeam.SearchCancelled):
         SelfConsistency("text").infer(remote, ["a", "b", "c", "d"], 2, progress=lambda _: False, **SHORT)
+    unwanted = remote.generate(["a", "b", "c"], n=2, on_sample=lambda *_: [2], **SHORT)
+    assert [{c.finish_reason == "aborted" for c in o.outputs} for o in unwanted] == [{False}, {False}, {True}]
 
 
 class Small(BaseHTTPRequestHandler):

@@ -32,13 +32,11 @@ from tilebeam.search.search_defaults import (
     BUDGET,
     CONFIDENCE,
     EXTRACTOR,
-    GIVE_UP,
     LOOKAHEAD,
     MAX_STEP_TOKENS,
     MAX_STEPS,
     ROUNDS,
     SHARPNESS,
-    WAVE,
     Weighting,
 )
 from tilebeam.text_files import read_text, unescaped
@@ -313,28 +311,49 @@ def adaptive(
         float,
         typer.Option("--confidence", min=0.5, max=1.0, help="Stop when the leader stays ahead with this probability."),
     ] = CONFIDENCE,
-    wave: Annotated[int, typer.Option("--wave", min=1, help="Candidates of a prompt that are drawn at a time.")] = WAVE,
+    weighting: Annotated[
+        Weighting | None,
+        typer.Option(
+            "--weighting", help="As of tilebeam vote; reward with --prm, --orm or --reward-head.", show_default="plain"
+        ),
+    ] = None,
+    wave: Annotated[
+        int | None,
+        typer.Option(
+            "--wave",
+            min=1,
+            help="Draw so many candidates of a prompt together, and look at the vote after them.",
+            show_default="look after each",
+        ),
+    ] = None,
     give_up: Annotated[
         float | None,
         typer.Option(
             "--give-up",
-            help="With --prm or --reward-head: give up a candidate that is rated below this.",
-            show_default=str(GIVE_UP),
+            help="With --prm or --reward-head: candidates grow step by step, and one that is rated below this is "
+            "given up.",
         ),
     ] = None,
 ) -> None:
     """Vote, but stop when the vote is settled: up to N candidates, as many as the question needs.
 
-    With --prm or --reward-head, candidates grow step by step, and those that look hopeless are given up.
-
     Example: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32
 
-    With a reward model: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32 --prm prm.gguf --give-up 0.2
+    Weighted votes: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32 --reward-head head.gguf
     """
     arguments: dict[str, Any] = {"extract": _extractor(extract), "confidence": confidence, "wave": wave}
     if give_up is not None:
-        arguments["give_up"] = give_up
-    _by_steps("adaptive", options, steps, arguments)
+        _by_steps("adaptive", options, steps, arguments | {"weighting": weighting, "give_up": give_up})
+        return
+    rates = options.reward.read()
+    if steps != StepOptions(step_stop=steps.step_stop) or (rates is None and steps != StepOptions()):
+        raise TilebeamError("What a step is matters only with a process reward model and --give-up.")
+    if (rates is None and weighting == "reward") or (rates is not None and weighting in ("plain", "logprob")):
+        raise TilebeamError(
+            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it, softmax and borda "
+            "take."
+        )
+    _run("adaptive", options, rates, steps.step_stop, arguments | {"weighting": weighting})
 
 
 @grouped
@@ -422,19 +441,14 @@ def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: 
     from tilebeam.search.beam import width_for
 
     rates = options.reward.read()
-    if rates.outcome if rates is not None else name != "adaptive":
+    if rates is None or rates.outcome:
         raise TilebeamError(
-            f"{name} needs a process reward model, which rates steps: --prm FILE or --reward-head FILE."
+            f"{name}{' --give-up' * ('give_up' in arguments)} needs a process reward model, which rates steps: --prm "
+            "FILE or --reward-head FILE."
         )
     if "beam_width" in arguments:
         width_for(arguments["beam_width"], options.budget)
-    if rates is not None:
-        arguments |= steps.arguments()
-    elif "give_up" in arguments or steps != StepOptions():
-        raise TilebeamError(
-            "--give-up and what a step is matter only with a process reward model: --prm FILE or --reward-head FILE."
-        )
-    _run(name, options, rates, steps.step_stop, arguments)
+    _run(name, options, rates, steps.step_stop, arguments | steps.arguments())
 
 
 # --- what they share --------------------------------------------------------------------------------------------------

@@ -247,6 +247,12 @@ class Dispatcher:
             else:
                 self._command(lambda: self._drop(call))
 
+    def cancel_prompt(self, call: Call, number: int) -> None:
+        """End what is not finished of one of a call's prompts; the others go on."""
+        with self._lock:
+            if not call.done:
+                self._command(lambda: self._drop_prompt(call, call.requests[number]))
+
     def abandon(self, call: Call) -> None:
         """Do what `cancel` does, for a destructor, which may run in any thread, even in one that holds the lock."""
         if call.done:
@@ -523,6 +529,12 @@ class Dispatcher:
         for request in call.requests:
             self._engine.cancel(request)
         self._complete(call)
+
+    def _drop_prompt(self, call: Call, request: Request) -> None:
+        if not call.done:
+            self._engine.cancel(request)
+            if all(r.unfinished == 0 for r in call.requests):
+                self._complete(call)
 
     def _complete(self, call: Call) -> None:
         for request in call.requests:

@@ -41,7 +41,8 @@ class Generator(Protocol):
         progress: ProgressHook | None = None,
         on_sample: SampleHook | None = None,
     ) -> list[RequestOutput]:
-        """Draw samples for each prompt. ``on_sample`` is given only by a search whose events are wanted."""
+        """Draw samples for each prompt. ``on_sample`` is given by searches that stop early or whose events are wanted;
+        a model that cannot stop draws what nobody wants any more."""
         ...
 
 

@@ -16,6 +16,7 @@ from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.checks import is_finite
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
+from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import LogProb, Scorer, Verifier, log_probability, rate_outputs
 from tilebeam.search.contract import (
@@ -46,13 +47,10 @@ class _WholeSearch(Algorithm[Result]):
         params = [replace(p, n=call.budget, **wanted) for p in call.sampling]
         if not call.prompts:
             return []
-        hook = SearchProgress(call.progress, call.budget * len(call.prompts)).call(0)
         teller = None
         if call.events is not None:
-            teller = _Teller(call.events, [self._vote() for _ in call.prompts], self._weight)
-        told: dict[str, Any] = {} if teller is None else {"on_sample": teller.ended}
-        outputs = lm.generate(call.prompts, params, progress=hook, **told)
-        check_complete(outputs)
+            teller = Teller(call.events, [self._vote() for _ in call.prompts], self._weight)
+        outputs = self._drawn(lm, call, params, teller)
         scores: Sequence[list[float] | None] = [None] * len(outputs)
         if self.scorer is not None:
             ratings = rate_outputs(self.scorer, call.prompts, outputs)
@@ -62,6 +60,16 @@ class _WholeSearch(Algorithm[Result]):
             if teller is not None:
                 teller.rated(outputs, rated)
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
+
+    def _drawn(
+        self, lm: Generator, call: SearchCall, params: list[SamplingParams], teller: Teller | None
+    ) -> list[RequestOutput]:
+        """Draw the candidates of all prompts and tell of each."""
+        hook = SearchProgress(call.progress, call.budget * len(call.prompts)).call(0)
+        told: dict[str, Any] = {} if teller is None else {"on_sample": teller.ended}
+        outputs = lm.generate(call.prompts, params, progress=hook, **told)
+        check_complete(outputs)
+        return outputs
 
     def _vote(self) -> RunningVote | None:
         """Make the vote that events tell, if there is one."""
@@ -81,7 +89,7 @@ class _WholeSearch(Algorithm[Result]):
 
 
 @dataclass
-class _Teller:
+class Teller:
     """Tells what happens to candidates that are drawn in one go.
 
     Attributes:
@@ -179,7 +187,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         self.scorer = as_scorer(scorer) if scorer is not None else None
         self.needs_logprobs = weighting == "logprob"
 
-    def _vote(self) -> RunningVote | None:
+    def _vote(self) -> RunningVote:
         return RunningVote(self.extract, self.equal)
 
     def _weight(self, candidate: CompletionOutput) -> float | None:

@@ -16,6 +16,5 @@ MAX_STEPS = 40  # chat models' solutions have 10 to 30 lines; one that is cut la
 MAX_STEP_TOKENS = 256
 LOOKAHEAD = 0
 CONFIDENCE = 0.95  # of a vote that counts as settled
-WAVE = 4  # candidates drawn at a time
-GIVE_UP = 0.1  # the aggregate below which a candidate is given up
+WAVE = 4  # candidates of a prompt that start together where slots are scarce, or grow together
 ROUNDS = 3  # programs of a text that writes some

@@ -86,8 +86,8 @@ def _scorer(
         if search.scorer not in _SCORERS:
             raise TilebeamError(f"scorer must be one of reward, {', '.join(_SCORERS)}, not {search.scorer!r}.")
         return search.scorer
-    votes_plainly = name == "self-consistency" and given.get("weighting", "plain") in ("plain", "logprob")
-    return None if votes_plainly else reward
+    weighting = given.get("weighting", "plain" if name == "self-consistency" else "reward")
+    return None if weighting in ("plain", "logprob") and "give_up" not in given else reward
 
 
 class SearchPool:
