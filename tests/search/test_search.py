@@ -506,3 +506,34 @@ def test_a_search_with_a_real_model_is_reproducible(lm: tilebeam.LM) -> None:
     assert first[0].usage.scoring_seconds > 0
     vote = SelfConsistency(lambda text: text[-1:] or None).infer(lm, "the number", budget=6, sampling=params)
     assert sum(vote.votes.values()) == 6
+
+
+def _length(text: str) -> str | None:
+    return str(len(text) % 3) if text else None
+
+
+@pytest.mark.parametrize("n_seq_max", [4, 32])
+def test_settled_votes_make_room_and_are_those_of_their_first_candidates(
+    tmp_path_factory: pytest.TempPathFactory, n_seq_max: int
+) -> None:
+    """Alone, with others, with slots for all and for few: of a deterministic model the same."""
+    from bench.lib.synth import preset, write_model
+
+    path = write_model(tmp_path_factory.mktemp("m") / "m.gguf", preset("tiny", type="q8_0"))
+    prompts, params = ["the cat", "the question is", "of a", "number", "how many times"], {"max_tokens": 12, "seed": 3}
+    search = Adaptive(_length, confidence=0.8, weighting="logprob")
+    with tilebeam.load(path, n_ctx=2048, n_seq_max=n_seq_max, threads=1, deterministic=True) as lm:
+        votes = SelfConsistency(_length, weighting="logprob").run(lm, prompts, 16, **params)
+        found = search.run(lm, prompts, 16, **params)
+        assert any(r.settled for r in found)
+        for prompt, vote, result in zip(prompts, votes, found, strict=True):
+            n = len(result.candidates)
+            assert [c.text for c in result.candidates] == [c.text for c in vote.candidates[:n]]
+            assert (result.settled, result.usage.prompt_tokens) == (n < 16, vote.usage.prompt_tokens)
+            alone = search.infer(lm, prompt, 16, **params)
+            assert [c.text for c in alone.candidates] == [c.text for c in result.candidates]
+            assert (alone.votes, alone.answer) == (result.votes, result.answer)
+        spent = [sum(r.usage.completion_tokens for r in results) for results in (found, votes)]
+        assert spent[0] < spent[1]
+        assert not lm._engine.busy
+        lm._engine.check()

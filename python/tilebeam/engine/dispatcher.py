@@ -65,6 +65,7 @@ class Call:
         self.waiter: threading.Condition | None = None
         self._reported: dict[Sample, tuple[int, int]] = {}  # tokens and characters that deltas have reported
         self._told: set[Sample] = set()  # whom `ended` has returned
+        self._unfinished: dict[Request, int] = {}  # samples, when `ended` looked last
 
     def add(self, request: Request) -> None:
         """Make a request part of the call, before it is submitted."""
@@ -81,6 +82,9 @@ class Call:
         were aborted."""
         found = []
         for number, request in enumerate(self.requests):
+            if self._unfinished.get(request) == request.unfinished:
+                continue
+            self._unfinished[request] = request.unfinished
             for sample in request.samples:
                 if sample.finish not in (None, "aborted") and sample not in self._told:
                     self._told.add(sample)
