@@ -48,7 +48,7 @@ def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[EvalJob, Ta
         "devices": ("npu",),
         "task": options,
         "task_digest": task.digest,
-        "methods": ("greedy", "best-of-n", "self-consistency", "adaptive:wave=2"),
+        "methods": ("greedy", "best-of-n", "self-consistency", "adaptive:wave=2,weighting=logprob"),
         "budgets": (1, 2, 4, 6),
         "scorers": ("logprob", "verifier"),
         "unit_items": 4,

@@ -100,8 +100,10 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
             if method.name == "best-of-n" and not setting.scorers:
                 raise TilebeamError("best-of-n needs a scorer: --scorer logprob, verifier, prm ..")
             continue
-        algorithm = methods.create(method.name, scorer=scoring.FunctionScorer(lambda *_: 0.0), **method.options)
-        if not setting.scorers_of(method):
+        scorers = setting.scorers_of(method)
+        stand_in = None if scorers == [""] else scoring.FunctionScorer(lambda *_: 0.0)
+        algorithm = methods.create(method.name, scorer=stand_in, **method.options)
+        if not scorers:
             raise TilebeamError(
                 f"{method.spec} needs a scorer of steps: --prm, --reward-head or --scorer FILE.py:function."
             )
