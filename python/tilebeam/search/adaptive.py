@@ -389,18 +389,18 @@ def majority_confidence(leader: int, second: int) -> float:
 def stays_ahead(leader: int, second: int, left: int) -> float:
     """Return how sure it is that the leader has more votes than the second after `left` more, all for one of the two,
     where the share of the leader's is Beta(leader + 1, second + 1); exactly 1 if it is certain."""
-    ways = sum(
-        comb(leader + more, more) * comb(second + left - more, left - more)
-        for more in range(left + 1)
-        if leader + more > second + left - more
-    )
+    ways, term = 0, comb(second + left, left)  # the term of `more`: C(leader + more, more) C(second + rest, rest)
+    for more, rest in enumerate(range(left, -1, -1)):
+        if leader + more > second + rest:
+            ways += term
+        term = term * (leader + more + 1) * rest // ((more + 1) * max(1, second + rest))
     return ways / comb(leader + second + left + 1, left)
 
 
 def _confidence_of(answers: Sequence[str | None], candidates: Sequence[CompletionOutput], left: int) -> float:
     """Return how sure a vote is; see `AdaptiveResult`."""
     ends = standings(candidates)
-    votes = Counter(a for a in voters(answers, ends) if a is not None)
-    leader, second = ([n for _, n in votes.most_common(2)] + [0, 0])[:2]
-    final = all(e == ENDED for a, e in zip(voters(answers, ends), ends, strict=True) if a is not None)
+    voting = [(a, e) for a, e in zip(voters(answers, ends), ends, strict=True) if a is not None]
+    leader, second = ([n for _, n in Counter(a for a, _ in voting).most_common(2)] + [0, 0])[:2]
+    final = all(end == ENDED for _, end in voting)
     return stays_ahead(leader, second, left) if left and final else majority_confidence(leader, second)
