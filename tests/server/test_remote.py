@@ -106,6 +106,8 @@ def test_what_needs_the_model_here_says_so(small: str) -> None:
     asked: dict[str, Any] = {
         "save_state": lambda: remote.save_state("x", "y"),  # type: ignore[attr-defined]
         "tokenize": lambda: LLMJudge(remote),
+        "tokeniz[e]": lambda: tilebeam.PTrue(remote),
+        "statistics": lambda: BestOfN("self-certainty").infer(remote, "a", 4),
         "hidden": lambda: BestOfN(OfStates()).infer(remote, "a", 4),
         "n_ctx|tokenize": lambda: tilebeam.BeamSearch(Steps()).infer(remote, "a", 4),
         "lora": lambda: remote.generate("a", lora=[1.0]),

@@ -180,10 +180,12 @@ def best_of_n(
         typer.Option(
             "--scorer",
             help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
-            "own mean log-probability; logprob-sum: of the whole text; majority: the share of candidates with the "
-            "same answer; examples: the share of the examples in the docstring of the Python function that is asked "
-            "for which the program passes; behavior: the same, then how many programs give the same values; judge: a "
-            "model is asked. Instead of a scorer: --prm, --orm or --reward-head.",
+            "own mean log-probability; logprob-sum: of the whole text; self-certainty: how sure the model was of its "
+            "tokens; p-true: how probable it finds that the answer is right, by one question read behind each; "
+            "majority: the share of candidates with the same answer; examples: the share of the examples in the "
+            "docstring of the Python function that is asked for which the program passes; behavior: the same, then how "
+            "many programs give the same values; judge: a model is asked. Instead of a scorer: --prm, --orm or "
+            "--reward-head.",
         ),
     ] = None,
     extract: Annotated[
@@ -214,7 +216,11 @@ def best_of_n(
     def chosen(search: _SearchRun) -> Scorer:
         if scorer == "judge":
             return search.judge(whole.judge)
-        return Majority(find) if scorer == "majority" else named_scorer(scorer or "consensus", unsafe_code=unsafe_code)
+        return (
+            Majority(find)
+            if scorer == "majority"
+            else named_scorer(scorer or "consensus", search.lm, unsafe_code=unsafe_code)
+        )
 
     _run("best-of-n", options, rates, whole.step_stop, {}, chosen)
 

@@ -148,13 +148,14 @@ class SearchResult:
         return f"<best of {len(self.candidates)} for {short(self.prompt)}: {self.best!r}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it: all of it but the single tokens' log-probabilities."""
+        """Return it as JSON has it: all of it but the single tokens' log-probabilities and statistics."""
+        by_token: dict[str, Any] = dict.fromkeys(("logprobs", "entropies", "certainties"))
         return {
             "prompt": self.prompt,
             "text": self.best.text,
             "best_index": self.best_index,
             "scores": self.scores,
-            "candidates": [replace(c, logprobs=None).as_dict() for c in self.candidates],
+            "candidates": [replace(c, **by_token).as_dict() for c in self.candidates],
             "trajectories": [asdict(t) for t in self.trajectories],
             "pruned": [asdict(t) for t in self.pruned],
             "usage": asdict(self.usage) | {"seconds": self.usage.seconds},
