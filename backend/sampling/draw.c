@@ -10,27 +10,49 @@ struct found {
     double sum;    // of exp(logit - largest); 0: not known
 };
 
-// Of exp(x - top), `top` the largest of x.
-TB_WIDE_VECTORS static double sum_of_exp(const float * x, int32_t n, float top) {
-    double sum = 0;
+// Sums over logits x of e = exp(d), of d e and of d, where d = x - the largest, but not below -87.
+struct sums {
+    double e, de, d;
+};
+
+TB_INLINE void add_one(float x, float top, bool all, float * e, float * de, float * d) {
+    const float below = x - top, own = below < -87.0f ? -87.0f : below, p = tb_exp_of_negative(own);
+    *e += p;
+    if (all) {
+        *de += own * p;
+        *d += own;
+    }
+}
+
+// `all`: not only of e.
+TB_INLINE struct sums sums_of(const float * x, int32_t n, float top, bool all) {
+    struct sums sums = {0, 0, 0};
     for (int32_t start = 0; start < n; start += BLOCK) {
         const int32_t end = n - start < BLOCK ? n : start + BLOCK;
-        float lanes[TB_LANES] = {0};
+        float e[TB_LANES] = {0}, de[TB_LANES] = {0}, d[TB_LANES] = {0};
         int32_t i = start;
         for (; i + TB_LANES <= end; i += TB_LANES) {
             for (int j = 0; j < TB_LANES; ++j) {
-                lanes[j] += tb_exp_of_negative(x[i + j] - top);
+                add_one(x[i + j], top, all, &e[j], &de[j], &d[j]);
             }
         }
         for (; i < end; ++i) {
-            lanes[0] += tb_exp_of_negative(x[i] - top);
+            add_one(x[i], top, all, &e[0], &de[0], &d[0]);
         }
         for (int j = 0; j < TB_LANES; ++j) {
-            sum += lanes[j];
+            sums.e += e[j];
+            sums.de += de[j];
+            sums.d += d[j];
         }
     }
-    return sum;
+    return sums;
 }
+
+// Of exp(x - top), `top` the largest of x.
+TB_WIDE_VECTORS static double sum_of_exp(const float * x, int32_t n, float top) { return sums_of(x, n, top, false).e; }
+
+// A function of its own, so that it is compiled for each kind of CPU.
+TB_WIDE_VECTORS static struct sums all_sums(const float * x, int32_t n, float top) { return sums_of(x, n, top, true); }
 
 // `counts` has room for every token.
 static void penalize(const struct tb_chain * chain, float * x, int32_t * counts) {
@@ -159,10 +181,19 @@ static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, str
     }
 }
 
-// The logarithm of the sum of exp(logit), of which drawing may have most.
-static double norm_of(const struct tb_draw_context * c, const float * logits, const struct found * found) {
-    const float largest = isnan(found->largest) ? tb_largest(logits, c->n_vocab) : found->largest;
-    return (double)largest + log(found->sum > 0 ? found->sum : sum_of_exp(logits, c->n_vocab, largest));
+// Set what is wanted of a row's distribution, of which drawing may have most.
+static void measure(const struct tb_draw_context * c, struct tb_draw_row * row, const struct found * found) {
+    const float * x = row->logits;
+    const int32_t n = c->n_vocab;
+    const float largest = isnan(found->largest) ? tb_largest(x, n) : found->largest;
+    double sum = found->sum;
+    if (row->wants >= TB_DRAW_SPREAD) {
+        const struct sums sums = all_sums(x, n, largest);
+        row->entropy = log(sums.e) - sums.de / sums.e;
+        row->certainty = log(sums.e) - sums.d / n - log(n);
+        sum = sum > 0 ? sum : sums.e;
+    }
+    row->norm = (double)largest + log(sum > 0 ? sum : sum_of_exp(x, n, largest));
 }
 
 void tb_find_logits(void * context, const float * (*get)(void * context, int32_t entry), struct tb_draw_row * rows,
@@ -177,9 +208,16 @@ void tb_draw_rows(const struct tb_draw_context * c, struct tb_draw_row * rows, i
         struct tb_draw_row * row = &rows[i];
         struct found found = {NAN, 0};
         draw(c, row, &found);
-        if (row->wants_norm && row->token >= 0) {
-            const bool known = i > 0 && row[-1].logits == row->logits && row[-1].wants_norm && row[-1].token >= 0;
-            row->norm = known ? row[-1].norm : norm_of(c, row->logits, &found);
+        if (row->wants == TB_DRAW_TOKEN || row->token < 0) {
+            continue;
+        }
+        const struct tb_draw_row * last = i > 0 ? row - 1 : NULL;
+        if (last != NULL && last->logits == row->logits && last->wants >= row->wants && last->token >= 0) {
+            row->norm = last->norm;
+            row->entropy = last->entropy;
+            row->certainty = last->certainty;
+        } else {
+            measure(c, row, &found);
         }
     }
 }

@@ -108,15 +108,22 @@ struct tb_draw_context {
     float * adjusted;                 // room for n_vocab
 };
 
+// What is wanted besides the token; each with what stands before it.
+enum tb_draw_wants { TB_DRAW_TOKEN, TB_DRAW_NORM, TB_DRAW_SPREAD };
+
 struct tb_draw_row {
     struct tb_chain * chain;
-    int32_t entry; // of the batch, with logits
-    int32_t wants_norm;
+    int32_t entry;        // of the batch, with logits
+    int32_t wants;        // enum tb_draw_wants
     const float * logits; // of the entry, see tb_find_logits
     // Out.
     int32_t token; // or TB_DRAW_NOTHING, _DAMAGED, _COMPLEX; only a token has been accepted by the chain
     float logit;   // of the token, as the model computed it
     double norm;   // logarithm of the sum of exp(logit) over the vocabulary, if wanted
+    // How the distribution that the model computed is spread over the n tokens, if wanted. Of logits that are more than
+    // 87 below the largest, as if they were 87 below it: so both are numbers also where the model bans tokens.
+    double entropy;   // sum of -p log p
+    double certainty; // mean of -log(n p): how far uniform probabilities diverge (Kullback-Leibler) from these
 };
 
 // Start the random numbers of a chain: xoshiro256++ (Blackman and Vigna, 2019), whose state are the first four numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,6 +119,11 @@ class CompletionOutput:
         logprobs: natural log-probability of each token under the model; None unless asked for.
         top_logprobs: for each token the likeliest tokens at its position and their natural log-probabilities,
             likeliest first; None unless asked for.
+        entropies: of each token's distribution p over the vocabulary, as the model computed it, the sum of -p log p in
+            nats; None unless asked for.
+        certainties: of the same the mean of -log(V p) over the V tokens of the vocabulary, the divergence of the
+            uniform distribution from it: 0 where all are alike, more where the model is sure (Kang et al., arXiv
+            2502.18581); None unless asked for.
         hidden: what its tokens' hidden states add up to; None unless asked for.
         hidden_steps: the same where each step ended; None unless asked for.
         reasoning: of a chat's answer what the model thought, which `text` does not hold; None: nothing.
@@ -135,6 +140,8 @@ class CompletionOutput:
     logprobs: list[float] | None = None
     stop_reason: str | None = None
     top_logprobs: list[dict[int, float]] | None = None
+    entropies: list[float] | None = field(default=None, repr=False)
+    certainties: list[float] | None = field(default=None, repr=False)
     hidden: TextState | None = field(default=None, repr=False, compare=False)
     hidden_steps: list[TextState] | None = field(default=None, repr=False, compare=False)
     reasoning: str | None = None
@@ -147,11 +154,14 @@ class CompletionOutput:
         return f"<sample {self.index}: {short(self.text)}{tokens}, {self.finish_reason}{calls}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it: all but hidden states and `parsed`; thoughts and calls where there are any."""
-        others = ("hidden", "hidden_steps", "reasoning", "tool_calls", "parsed")
+        """Return it as JSON has it: all but hidden states and `parsed`; thoughts, calls and statistics where there are
+        any."""
+        others = ("hidden", "hidden_steps", "tool_calls", "parsed")
         told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in others}
-        thoughts = {} if self.reasoning is None else {"reasoning": self.reasoning}
-        return told | thoughts | ({"tool_calls": [c.as_dict() for c in self.tool_calls]} if self.tool_calls else {})
+        for name in ("entropies", "certainties", "reasoning"):
+            if told[name] is None:
+                del told[name]
+        return told | ({"tool_calls": [c.as_dict() for c in self.tool_calls]} if self.tool_calls else {})
 
     @property
     def message(self) -> dict[str, Any]:
@@ -322,5 +332,6 @@ class Progress:
 
 # Called after every batch; returning False cancels what is not finished.
 ProgressHook = Callable[[Progress], "bool | None"]
-# Called with the number of a prompt and each of its samples that has ended, without its hidden states.
-SampleHook = Callable[[int, CompletionOutput], None]
+# Called with the number of a prompt and each of its samples that has ended, without its hidden states; returns the
+# numbers of prompts whose other samples nobody wants any more: they end as "aborted". None: of no prompt.
+SampleHook = Callable[[int, CompletionOutput], "Iterable[int] | None"]

@@ -52,6 +52,8 @@ class SamplingParams:
             vocabulary per token.
         top_logprobs: with ``logprobs``, also tell those of that many of the likeliest tokens at each position, at most
             the vocabulary; 0: none.
+        statistics: fill in ``entropies`` and ``certainties``: how sure the model was of each token. Costs about as much
+            as logprobs.
         grammar: a GBNF grammar whose `root` the text must match; a sample ends when its text is complete. None: any
             text. Checked before anything is decoded.
         json_schema: the text is JSON that is valid under this schema: a dict, JSON text, or a class of pydantic's. A
@@ -86,6 +88,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    statistics: bool = False
     grammar: str | None = None
     json_schema: Mapping[str, Any] | bool | str | HasSchema | None = field(default=None, hash=False)
     regex: str | None = None
@@ -179,6 +182,7 @@ class SamplingFields(TypedDict, total=False):
     ignore_eos: bool
     logprobs: bool
     top_logprobs: int
+    statistics: bool
     grammar: str | None
     json_schema: Mapping[str, Any] | bool | str | HasSchema | None
     regex: str | None
@@ -285,7 +289,11 @@ _OF_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("stop_tokens shown_tokens", _all(_is_token), "hold tokens"),
     ("seed", _or_none(_at_least(0)), "be >= 0 or None"),
     ("top_logprobs", _at_least(0), "be a whole number, 0 for none"),
-    ("ignore_eos logprobs speculate hidden hidden_prompt", lambda value: isinstance(value, bool), "be True or False"),
+    (
+        "ignore_eos logprobs statistics speculate hidden hidden_prompt",
+        lambda value: isinstance(value, bool),
+        "be True or False",
+    ),
     ("lora", _or_none(_all(is_finite)), "be a list of numbers, or None"),
     ("grammar", _or_none(_is_grammar), "be a GBNF text, or None"),
     ("regex", _or_none(_is_text), "be a regular expression, or None"),

@@ -87,12 +87,14 @@ class Writes:
         return nullcontext()
 
     def generate(self, _, sampling, *, progress=None, on_sample=None) -> list[RequestOutput]:  # noqa: ARG002
-        begin, self.texts = self.texts[: sampling[0].n], self.texts[sampling[0].n :]
-        outputs = [CompletionOutput(i, t, [1], "stop", i, -1.0, [-1.0]) for i, t in enumerate(begin)]
-        for output in outputs:
-            if on_sample is not None:
-                on_sample(0, output)
-        return [RequestOutput("", [], outputs, Usage(), 0)]
+        results = []
+        for number, params in enumerate(sampling):
+            begin, self.texts = self.texts[: params.n], self.texts[params.n :]
+            outputs = [CompletionOutput(i, t, [1], "stop", i, -1.0, [-1.0]) for i, t in enumerate(begin)]
+            for output in outputs if on_sample is not None else ():
+                on_sample(number, output)
+            results.append(RequestOutput("", [], outputs, Usage(), 0))
+        return results
 
 
 AGREES = block("print(2)") + "It is 2."
@@ -110,10 +112,10 @@ def test_in_votes_an_answer_on_which_words_and_program_agree_counts_twice(option
     assert events[-1].votes == pytest.approx(result.votes)
 
 
-def test_an_adaptive_vote_knows_what_the_candidates_that_are_left_could_weigh() -> None:
+def test_an_adaptive_vote_knows_that_the_candidates_that_are_left_could_weigh_more() -> None:
     texts = ["It is 4."] * 3 + [AGREES, AGREES]
     for extract, settled in ((ProgramAnswer(), False), (last_number, True)):
-        result = Adaptive(extract, wave=3, confidence=0.99).infer(Writes(*texts), "Q", 5)
+        result = Adaptive(extract, wave=3, confidence=1).infer(Writes(*texts), "Q", 5)
         assert result.settled is settled
         assert result.answer == (2 if extract is not last_number else 4)
 

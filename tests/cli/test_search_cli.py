@@ -114,10 +114,12 @@ def test_adaptive_stops_and_gives_up(model: Path) -> None:
     greedy = ["adaptive", "-m", model, "-p", "the cat", "-N", 12, "--extract", "text", "--temp", 0, *QUICK]
     found = record(*greedy)
     assert (len(found["candidates"]), found["settled"]) == (4, True)
-    assert found["confidence"] == 1 - 0.5**5
+    assert found["confidence"] == 1 - 0.5**5  # all were cut
     told = ok(*greedy)
     assert "settled after 4 of 12 candidates, confidence 0.969" in told.err
     assert told.out == f"{found['text']}\nanswer: {found['answer']}\n"
+    weighed = record(*greedy, "--prm", model, *PRM)
+    assert (weighed["give_up"], sum(weighed["scores"])) == (None, pytest.approx(sum(weighed["votes"].values())))
     steps = ["--prm", model, *PRM, "--step-stop", "e", "--max-step-tokens", 2, "--give-up", 1.0]
     assert {c["finish_reason"] for c in json.loads(Ran(*flags, *steps, "--json").out)["candidates"]} == {"aborted"}
 
@@ -181,6 +183,10 @@ def test_other_scorers_and_weights(model: Path) -> None:
     assert vote["scores"] == pytest.approx(
         [math.exp(c["cumulative_logprob"] / len(c["token_ids"])) for c in vote["candidates"]]
     )
+    ranks = record("vote", *flags, "--weighting", "borda", "--sharpness", 2, "--scorer", "judge", "--extract", "text")
+    assert sum(ranks["scores"]) == pytest.approx(1 + 4 + 9 + 16)
+    shares = record("vote", *flags, "--weighting", "softmax", "--extract", "text")
+    assert sum(shares["votes"].values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("command", SEARCHES)
@@ -301,8 +307,13 @@ def test_how_many_were_cut(
         (["best-of-n", "--scorer", "judge", "--judge-template", "no.txt"], ["no.txt"]),
         (["vote", "--weighting", "reward"], ["--prm, --orm or --reward-head"]),
         (["vote", "--prm", "MODEL", *PRM, "--weighting", "plain"], ["--weighting reward"]),
-        (["adaptive", "--give-up", 0.5], ["--give-up", "--prm"]),
-        (["adaptive", "--max-steps", 3], ["--prm"]),
+        (["vote", "--scorer", "logprob"], ["softmax and borda"]),
+        (["vote", "--sharpness", 2, "--weighting", "logprob"], ["softmax and borda"]),
+        (["vote", "--prm", "MODEL", *PRM, "--weighting", "borda", "--scorer", "judge"], ["not both"]),
+        (["adaptive", "--give-up", 0.5], ["adaptive --give-up", "--prm"]),
+        (["adaptive", "--max-steps", 3], ["--give-up"]),
+        (["adaptive", "--weighting", "reward"], ["--prm, --orm or --reward-head"]),
+        (["adaptive", "--prm", "MODEL", *PRM, "--weighting", "plain"], ["--weighting reward"]),
         (["adaptive", "--extract", "["], ["--extract", "regular expression"]),
         (["vote", "--extract", "numbr"], ["--extract", "'numbr': do you mean last-number?"]),
         (["vote", "--extract", "= [0-9]+"], ["--extract", "last-number, gsm8k", "without a group in parentheses"]),

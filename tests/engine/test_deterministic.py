@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from bench.lib.synth import preset, write_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
 import run as archs
 
-Text = tuple[tuple[int, ...], tuple[float, ...]]  # tokens and their log-probabilities
+Text = tuple[tuple[int, ...], tuple[float, ...]]  # tokens, and their log-probabilities and statistics
 
 TRAINED = Path(__file__).resolve().parents[2] / "bench" / "tiny" / "models"
 OPTIONS: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 16, "threads": 2, "deterministic": True}
@@ -35,13 +36,15 @@ SEED, SAMPLES = 11, 16
 
 
 def asked(n: int, seed: int = SEED, temperature: float = 0.9) -> SamplingParams:
-    return SamplingParams(
-        n=n, seed=seed, temperature=temperature, max_tokens=12, ignore_eos=True, logprobs=True, top_k=0, top_p=1
-    )
+    whole = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=True, statistics=True, top_k=0, top_p=1)
+    return replace(whole, n=n, seed=seed, temperature=temperature)
 
 
 def texts(lm: LM, prompts: Sequence[Sequence[int]], params: Any) -> list[list[Text]]:
-    return [[(tuple(s.token_ids), tuple(s.logprobs or ())) for s in o.outputs] for o in lm.generate(prompts, params)]
+    return [
+        [(tuple(s.token_ids), (*(s.logprobs or ()), *(s.entropies or ()), *(s.certainties or ()))) for s in o.outputs]
+        for o in lm.generate(prompts, params)
+    ]
 
 
 def drawn_prompts(lm: LM, lengths: Sequence[int], seed: int = 1) -> list[list[int]]:

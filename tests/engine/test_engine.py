@@ -398,6 +398,27 @@ def test_samples_are_told_as_they_end(lm: LM) -> None:
     assert not told
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_samples_that_nobody_wants_any_more_make_room(lm: LM, others: bool) -> None:
+    """One prompt's samples end, those that run and those that wait for a slot; the others go on."""
+    told: list[int] = []
+
+    def watch(number: int, _: CompletionOutput) -> list[int]:
+        told.append(number)
+        return [1, 0]
+
+    params = [SamplingParams(n=n, max_tokens=m, seed=1, ignore_eos=True) for n, m in ((2, 3), (20, 60), (5, 9))]
+    asked = 3 if others else 2
+    outputs = lm.generate([PROMPT, PROMPT + " of", "the"][:asked], params[:asked], on_sample=watch)
+    assert sorted(told) == [0] * 2 + [2] * 5 * others
+    dropped = outputs[1].outputs
+    assert [c.finish_reason for c in dropped] == ["aborted"] * 20
+    assert {0} < {len(c.token_ids) for c in dropped} < set(range(20))
+    assert [len(c.token_ids) for o in (outputs[0], *outputs[2:]) for c in o.outputs] == [3] * 2 + [9] * 5 * others
+    lm._engine.check()
+    assert not lm._engine.busy
+
+
 def test_progress_is_told_and_can_cancel(lm: LM) -> None:
     seen: list[Progress] = []
 

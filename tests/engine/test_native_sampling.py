@@ -230,6 +230,24 @@ def test_not_a_number_anywhere_is_damage_where_the_whole_vocabulary_counts(param
     ours.sampler.close()
 
 
+def test_what_a_model_bans_leaves_statistics_numbers() -> None:
+    """Logits of -inf, or of the least float, as some models have for tokens of images; `Ours` has the formula."""
+    ours = Ours(SamplingParams(), 1, 3000, [])
+    for banned in (-math.inf, float(np.finfo(np.float32).min)):
+        logits = logits_of("normal", 3000, np.random.default_rng(3))
+        logits[1000:2000] = banned
+        ours.draw(logits)
+        assert 0 < ours.spread[0] < math.log(2000)
+        assert 29 < ours.spread[1] < 40
+        logits[:] = banned
+        logits[5] = -3
+        ours.draw(logits)
+        assert ours.spread == pytest.approx((0, 87 - 87 / 3000 - math.log(3000)))
+    ours.draw(np.full(3000, 2.5, np.float32))
+    assert ours.spread == pytest.approx((math.log(3000), 0), abs=1e-6)
+    ours.sampler.close()
+
+
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 0, "top_p": 1}, {"top_k": 0, "top_p": 0.9}])
 def test_a_temperature_that_float32_takes_for_0_takes_the_likeliest(cuts: dict[str, Any]) -> None:
     ours = Ours(SamplingParams(temperature=1e-50, **cuts), 1, 400, [])

@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sampler_kit import Ours
 from tilebeam import LM, SamplingParams, TilebeamError
-from tilebeam.engine.sampler import BAD_LOGITS, NO_TOKEN, BatchSampler, Sampler, SampleRows
+from tilebeam.engine.sampler import (
+    BAD_LOGITS,
+    NO_TOKEN,
+    NORM,
+    SPREAD,
+    TOKEN_ONLY,
+    BatchSampler,
+    Sampler,
+    SampleRows,
+)
 from tilebeam.native.sampling import ffi, lib
 
 PROMPT = "the question is how many times the number"
@@ -85,10 +94,10 @@ def test_a_batch_draws_what_each_of_its_rows_draws_alone(
     vocab, rng = lm.engine.vocab, np.random.default_rng(3)
     samplers = [Sampler(params, seed, vocab) for seed in range(6)]
     alone = [Ours(params, seed, lm.n_vocab, []) for seed in range(6)]
-    entries = [0, 0, 0, 2, 3, 3]
+    entries, wants = [0, 0, 0, 2, 3, 3], [NORM, SPREAD, SPREAD, NORM, SPREAD, NORM]
     drawn: set[int] = set()
     with lm.raw_decode() as c:
-        rows = SampleRows([(sampler, entry, True) for entry, sampler in zip(entries, samplers, strict=True)])
+        rows = SampleRows(list(zip(samplers, entries, wants, strict=True)))
         batch = BatchSampler(c, threads)
         for step in range(25):
             c.token[:6], c.pos[:6], c.seq[:6], c.output[:6] = rng.integers(3, 500, 6), step, range(6), 1
@@ -100,6 +109,8 @@ def test_a_batch_draws_what_each_of_its_rows_draws_alone(
             np.testing.assert_array_equal(rows.logits, logits[range(6), tokens])
             norm = logits.max(1) + np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
             np.testing.assert_allclose(rows.norms, norm, atol=2e-6)
+            spread = [i for i, wanted in enumerate(wants) if wanted == SPREAD]
+            assert [rows.spread(i) for i in spread] == [alone[i].spread for i in spread]
             drawn.update(tokens)
     assert len(drawn) > 20
     for sampler in (*samplers, *(one.sampler for one in alone)):
@@ -113,7 +124,7 @@ def test_damaged_logits_are_told_from_forbidden_tokens(lm: LM, params: SamplingP
     with lm.raw_decode() as c:
         c.token[:1], c.pos[:1], c.seq[:1], c.output[:1] = 5, 0, 0, 1
         assert c.decode(1) == 0
-        sampler, rows = BatchSampler(c), SampleRows([(chain, 0, False), (nothing, 0, False)])
+        sampler, rows = BatchSampler(c), SampleRows([(chain, 0, TOKEN_ONLY), (nothing, 0, TOKEN_ONLY)])
         sampler.sample(rows)
         assert rows.tokens[0] >= 0
         assert rows.tokens[1] == NO_TOKEN
@@ -139,6 +150,25 @@ def test_top_logprobs_are_those_of_the_model(lm: LM) -> None:
                 assert list(best.values()) == sorted(best.values(), reverse=True)
                 assert min(best.values()) >= np.sort(log_p)[-len(best)] - 1e-3
                 np.testing.assert_allclose(list(best.values()), log_p[list(best)], atol=2e-3)
+
+
+@pytest.mark.parametrize("params", CHAINS)
+def test_statistics_are_those_of_the_model(lm: LM, params: SamplingParams) -> None:
+    """Not of what bans, penalties and cuts leave; no other field depends on them."""
+    asked = replace(params, n=3, max_tokens=8, seed=2, logprobs=True)
+    plain = lm.generate(PROMPT, asked)[0]
+    result = lm.generate(PROMPT, replace(asked, statistics=True))[0]
+    for sample, same in zip(result.outputs, plain.outputs, strict=True):
+        assert same.entropies is None
+        assert "certainties" not in same.as_dict()
+        assert sample.token_ids == same.token_ids
+        assert sample.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+        start = len(result.prompt_token_ids) - 1
+        rows = lm.logits(result.prompt_token_ids + sample.token_ids)[start:-1].astype(np.float64)
+        log_p = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(sample.entropies or [], -(np.exp(log_p) * log_p).sum(axis=1), atol=2e-3)
+        np.testing.assert_allclose(sample.certainties or [], -np.log(lm.n_vocab) - log_p.mean(axis=1), atol=2e-3)
+        assert sample.as_dict()["entropies"] == sample.entropies
 
 
 def test_logit_bias_bans_and_prefers(lm: LM) -> None:
@@ -248,6 +278,7 @@ def test_a_grammar_that_leads_nowhere_ends_its_own_request_only(lm: LM) -> None:
         {"lora": 5},
         {"lora": "1"},
         {"logprobs": 5},
+        {"statistics": 1},
         {"ignore_eos": None},
         {"speculate": "no"},
         {"hidden": 1},

@@ -165,6 +165,7 @@ def test_greedy_texts_of_a_real_model() -> None:
 
 def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:
     params = replace(FEW, n=3, logit_bias=only(3), frequency_penalty=0.3, logprobs=True, top_logprobs=2)
+    params = replace(params, statistics=True)
     with tilebeam.load(equal, "cpu", n_seq_max=4, lookup=False, **OPTIONS) as lm:
         words = [lm.detokenize([100 + i]) for i in range(3)]
         params = replace(params, stop=(words[0] + words[1] + words[0],))
@@ -180,6 +181,9 @@ def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:
             )
             assert got.logprobs == pytest.approx(expected.logprobs)
             assert got.top_logprobs == expected.top_logprobs
+            assert got.entropies == pytest.approx(expected.entropies)
+            assert got.certainties == pytest.approx(expected.certainties)
+            assert len(got.certainties or ()) == len(got.token_ids)
 
 
 @pytest.mark.parametrize("lookup", [False, True])

@@ -170,6 +170,39 @@ def test_tokens_are_guessed_only_where_the_setting_says_so(world: Path, monkeypa
         bench.run(unit)
 
 
+def test_what_decoding_leaves_behind_is_kept_and_rates(world: Path, tmp_path: Path) -> None:
+    """Each token's statistics, scorers of them and the model's own verdicts, and votes with relative weights."""
+    job, task = opened(world)
+    names = ("logprob", "self-certainty", "p-true")
+    votes = ("self-consistency", "vote:weighting=softmax", "vote:weighting=borda,sharpness=2")
+    own = replace(job.setting, methods=votes, scorers=names, seeds=(1,), budgets=(1, 4))
+    report = runner.evaluate(replace(job, setting=own), tmp_path, task=task, latency_items=1)
+    for item in lines_of(tmp_path / "results.jsonl"):
+        for s in item["samples"]:
+            assert len(s["certainties"]) == len(s["entropies"]) == s["tokens"]
+            assert s["scores"]["self-certainty"] == pytest.approx(np.mean(s["certainties"]), abs=1e-3)
+            assert 0 < s["scores"]["p-true"] == s["weights"]["p-true"] < 1
+        assert 0 < item["usage"]["scored_tokens"] < 4 * 60
+        assert item["usage"]["full_scoring_tokens"] > item["usage"]["scored_tokens"]
+    rows = {(r.series, r.budget): r.share.value for r in report.rows}
+    series = {"pass", "self-consistency"} | {f"{vote}[{name}]" for vote in votes for name in names}
+    assert {name for name, _ in rows} == series
+    assert all(rows[name, 1] == rows["pass", 1] for name in series if "[" in name)
+    assert set(report.rankings[0].rows) == {*names, "shortness"}
+    assert {m.series for m in report.latencies} == series - {"pass"} | {"pass"}
+    plain = replace(job.setting, methods=("self-consistency",), scorers=(), seeds=(1,), budgets=(2,))
+    unit = next(units(plain, 1))
+    with Workbench(replace(job, setting=plain), task) as bench:
+        assert "entropies" not in bench.run(unit)["items"][0]["samples"][0]
+    with Workbench(replace(job, setting=replace(plain, token_stats=True)), task) as bench:
+        assert bench.run(unit)["items"][0]["samples"][0]["entropies"]
+    assert "token_stats" not in plain.as_dict()
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def log_odds(scores: Sequence[float]) -> NDArray[np.float64]:
     """What the reward model's logits say: scores near 0 and 1 differ as much as others there."""
     p = np.clip(np.asarray(scores, np.float64), 1e-6, 1 - 1e-6)

@@ -63,22 +63,29 @@ class Scripted:
     def keep_prefixes(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def generate(self, prompts: Sequence[Any], sampling: Any, *, progress: Any = None) -> list[RequestOutput]:
+    def generate(
+        self, prompts: Sequence[Any], sampling: Any, *, progress: Any = None, on_sample: Any = None
+    ) -> list[RequestOutput]:
         if progress is not None:
             progress(tilebeam.Progress())
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         prompts = [self.detokenize(p) if isinstance(p, list) else Prompt.of(p).text for p in prompts]
-        results = []
-        for prompt, p in zip(prompts, params, strict=True):
-            outputs = []
+        results: list[RequestOutput] = []
+        unwanted: set[int] = set()
+        for number, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+            outputs: list[CompletionOutput] = []
             ease = np.random.default_rng(sum(map(ord, prompt))).random()
             for i in range(p.n):
+                if number in unwanted:
+                    outputs.append(CompletionOutput(i, "", [], "aborted", p.sample_seed(i)))
+                    continue
                 rng = np.random.default_rng([p.sample_seed(i) if p.temperature else 0, *map(ord, prompt)])
                 right = rng.random() < ease
                 text = f"{prompt[-1] if right else rng.integers(0, 4)}" if rng.random() < 0.9 else "-"
                 outputs.append(
                     CompletionOutput(i, text, [1] * int(rng.integers(1, 5)), "stop", p.sample_seed(i), -rng.random())
                 )
+                unwanted.update((on_sample and on_sample(number, outputs[-1])) or ())
             usage = Usage(prompt_tokens=len(prompt), completion_tokens=sum(len(o.token_ids) for o in outputs))
             results.append(RequestOutput(prompt, [1], outputs, usage, p.seed))
         return results

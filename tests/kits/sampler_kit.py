@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tilebeam import LM, CompletionOutput, SamplingParams
-from tilebeam.engine.sampler import Sampler, SampleRows, draw_context
+from tilebeam.engine.sampler import SPREAD, Sampler, SampleRows, draw_context
 from tilebeam.native.sampling import ffi, lib
 
 F32 = npt.NDArray[np.float32]
@@ -71,7 +71,12 @@ class Ours:
         self.sampler = Sampler(params, seed, Tokens(n_vocab), prompt)  # type: ignore[arg-type]
         self._c, self._kept = draw_context(n_vocab)
         self._row = ffi.new("struct tb_draw_row *")
-        self._row.chain, self._row.wants_norm = self.sampler.state, True
+        self._row.chain, self._row.wants = self.sampler.state, SPREAD
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Entropy and self-certainty of the last row."""
+        return self._row.entropy, self._row.certainty
 
     def draw(self, logits: F32) -> int:
         self._row.logits = ffi.from_buffer("float[]", logits)
@@ -80,6 +85,10 @@ class Ours:
             x = logits.astype(np.float64)
             assert self._row.logit == logits[self._row.token]
             assert self._row.norm == pytest.approx(x.max() + math.log(np.exp(x - x.max()).sum()), abs=3e-6)
+            log_p = np.maximum(x - x.max(), -87)
+            log_p -= math.log(np.exp(log_p).sum())
+            assert self._row.entropy == pytest.approx(-(np.exp(log_p) * log_p).sum(), abs=1e-5)
+            assert self._row.certainty == pytest.approx(-log_p.mean() - math.log(len(x)), abs=1e-5, rel=1e-6)
         return int(self._row.token)
 
 

@@ -124,9 +124,13 @@ class ScriptedLM:
             self.drawn += tokens
             usage = Usage(prompt_tokens=len(prompt), cached_tokens=len(prompt) // 2, completion_tokens=tokens)
             results.append(RequestOutput(self.detokenize(prompt), prompt, outputs, usage, params.seed))
+        unwanted: set[int] = set()
         for number, output in enumerate(results if on_sample is not None and not aborted else ()):
             for sample in reversed(output.outputs):  # they end in any order
-                on_sample(number, sample)
+                if number in unwanted:
+                    sample.finish_reason = "aborted"
+                else:
+                    unwanted.update(on_sample(number, sample) or ())
         if progress is not None:
             progress(Progress(total, total, 0, sum(o.usage.completion_tokens for o in results)))
         return results

@@ -309,7 +309,7 @@ def test_behind_the_server(path: Path, lm: LM, tmp_path: Path) -> None:
     loaded = ServedModel(("m",), str(path), load, RewardSpec(None, head=tmp_path / "h.gguf"), STEP).open()
     with loaded.resources:
         asked = Search(method="beam", scorer="reward", budget=4, beam_width=2, max_steps=2, step_stop=STEP)
-        [result] = algorithm_of(asked, loaded.scorer).run(loaded.lm, [PROMPT], 4, sampling=PARAMS)
+        [result] = algorithm_of(asked, loaded.lm, loaded.scorer).run(loaded.lm, [PROMPT], 4, sampling=PARAMS)
         assert result.usage.scored_tokens == 0
         assert all(0 < score < 1 for score in result.scores)
         assert loaded.failure is None

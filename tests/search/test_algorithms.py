@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from search_kit import END, Drawn, ScriptedLM, ScriptedPRM
 from tilebeam import SamplingParams, SearchResult, VoteResult, last_number
 from tilebeam.search import algorithms as methods
-from tilebeam.search.adaptive import AdaptiveResult, majority_confidence
+from tilebeam.search.adaptive import AdaptiveResult, majority_confidence, queued, stays_ahead
 from tilebeam.search.beam import StepResult
 from tilebeam.search.result_from_json import read_report
 
@@ -372,7 +372,21 @@ def test_the_beta_criterion_is_the_integral_of_the_posterior(leader: int, second
     assert majority_confidence(leader, second) == pytest.approx(upper / density.sum(), abs=2e-5)
 
 
-def settled(given: Sequence[str | None], ended: Sequence[bool], budget: int, confidence: float) -> bool:
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_a_budget_that_ends_is_the_mean_over_the_posterior(leader: int, second: int, left: int) -> None:
+    """Of the binomial chance of staying ahead, given the leader's share."""
+    p = np.linspace(0, 1, 20_001)[1:-1]
+    density = p**leader * (1 - p) ** second
+    chance = sum(
+        math.comb(left, k) * p**k * (1 - p) ** (left - k) for k in range(left + 1) if leader + k > second + left - k
+    )
+    assert stays_ahead(leader, second, left) == pytest.approx(float((density * chance).sum() / density.sum()), abs=2e-4)
+    assert (stays_ahead(leader, second, left) == 1.0) == (leader - second > left)
+
+
+def settled(
+    given: Sequence[str | None], ended: Sequence[bool], budget: int, confidence: float, *, weighted: bool = False
+) -> bool:
     """Whether the vote is decided, by the rule's words. One that ends can overtake any number that were cut."""
     answers = ballots(given, ended)
     final = all(e for a, e in zip(answers, ended, strict=True) if a is not None)
@@ -381,20 +395,28 @@ def settled(given: Sequence[str | None], ended: Sequence[bool], budget: int, con
     if left == 0:
         return False
     certain = counts[0] - counts[1] > left and final
-    heads = sum(math.comb(counts[0] + counts[1] + 1, i) for i in range(counts[0] + 1))
-    sure = counts[0] > counts[1] and heads >= confidence * 2 ** (counts[0] + counts[1] + 1)
-    return certain or (confidence < 1 and sure)
+    sure = stays_ahead(*counts[:2], left) if final else majority_confidence(*counts[:2])
+    return (certain and not weighted) or (confidence < 1 and counts[0] > counts[1] and sure >= confidence)
 
 
-@given(models(), samplings(), st.integers(1, 16), st.integers(1, 5), st.sampled_from([0.5, 0.8, 0.95, 1.0]))
-@settings(max_examples=100, deadline=None)
+@given(
+    models(),
+    samplings(),
+    st.integers(1, 16),
+    st.sampled_from([None, 1, 2, 3, 5]),
+    st.sampled_from([0.5, 0.8, 0.95, 1.0]),
+    st.sampled_from(["plain", "logprob", "reward"]),
+)
+@settings(max_examples=150, deadline=None)
 def test_adaptive_stops_when_the_vote_is_settled(
-    lm: ScriptedLM, sampling: SamplingParams, budget: int, wave: int, confidence: float
+    lm: ScriptedLM, sampling: SamplingParams, budget: int, wave: int | None, confidence: float, weighting: str
 ) -> None:
-    method = methods.create("adaptive", wave=str(wave), confidence=str(confidence))
+    options: dict[str, Any] = {"weighting": weighting} | ({"scorer": ScriptedPRM()} if weighting == "reward" else {})
+    options |= {} if wave is None else {"wave": str(wave)}
+    method = methods.create("adaptive", confidence=str(confidence), **options)
     results = method.run(lm, PROMPTS, budget, sampling=sampling)
     check_calls(lm, PROMPTS, budget, results)
-    assert all(p.n <= wave for call in lm.calls for _, p in call)
+    assert all(p.n <= (wave or 4) for call in lm.calls for _, p in call)
     for prompt, result in zip(PROMPTS, results, strict=True):
         assert isinstance(result, AdaptiveResult)
         check_result(result, lm, sampling, budget)
@@ -403,15 +425,20 @@ def test_adaptive_stops_when_the_vote_is_settled(
         assert sampling.seed is not None
         drawn = [lm.draw(lm.tokenize(prompt), sampling, sampling.seed + i) for i in range(budget)]
         ended = [d.finish_reason == "stop" for d in drawn]
-        waves = range(min(wave, budget), budget, wave)
-        n = next((k for k in waves if settled(answers[:k], ended[:k], budget, confidence)), budget)
+        looks = range(wave or 1, budget, wave or 1)
+        weighted = weighting != "plain"
+        n = next((k for k in looks if settled(answers[:k], ended[:k], budget, confidence, weighted=weighted)), budget)
         voting = ballots(answers[:n], ended[:n])
         assert [c.text for c in result.candidates] == texts[:n]
         assert result.answers == answers[:n]
-        assert result.answer == first_with_most(voting, [1.0] * n)
-        assert result.settled == (n < budget)
-        if result.answer is not None:
-            assert result.best_index == voting.index(result.answer)
+        assert (result.settled, result.budget) == (n < budget, budget)
+        vote = methods.create("vote", **{k: v for k, v in options.items() if k != "wave"})
+        plain = vote.infer(ScriptedLM(lm.world, lm.n_ctx, lm.ends), prompt, n, sampling=sampling)
+        assert isinstance(plain, VoteResult)
+        assert (result.answer, result.votes, result.scores) == (plain.answer, plain.votes, plain.scores)
+        assert result.best_index == plain.best_index
+        if not weighted:
+            assert result.answer == first_with_most(voting, [1.0] * n)
         if confidence == 1.0 and result.settled:
             assert result.answer == first_with_most(ballots(answers, ended), [1.0] * budget)
 
@@ -422,9 +449,21 @@ def test_full_confidence_is_not_reached_by_rounding() -> None:
             return Drawn([3, END], "1", "stop", None)
 
     assert majority_confidence(60, 0) == 1.0  # in floating point
-    for confidence, n in ((0.95, 4), (1.0, 104)):
+    for confidence, n in ((0.95, 4), (1.0, 101)):
         [result] = methods.create("adaptive", confidence=confidence).run(Unanimous(), ["a"], 200)
         assert len(result.candidates) == n
+
+
+@given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 9), st.integers(1, 32))
+def test_candidates_wait_in_an_order_that_fills_the_slots(prompts: int, budget: int, size: int, slots: int) -> None:
+    order = queued(prompts, budget, size, slots)
+    assert sorted(order) == [(p, first) for p in range(prompts) for first in range(0, budget, size)]
+    for p, first in order:
+        if first and p + slots // size < prompts:  # the slots were filled once more since its group before
+            between = order[order.index((p, first - size)) : order.index((p, first))]
+            assert len(between) * size >= slots - size + 1
+    assert queued(2, 8, 4, 8) == [(0, 0), (1, 0), (0, 4), (1, 4)]
+    assert queued(4, 8, 4, 8) == [(0, 0), (1, 0), (0, 4), (2, 0), (1, 4), (3, 0), (2, 4), (3, 4)]
 
 
 @given(

@@ -156,10 +156,12 @@ class Misbehaving(StepScorer):
 @pytest.mark.parametrize("name", ["beam", "dvts", "adaptive"])
 @pytest.mark.parametrize("what", ["few", "short", "nan"])
 def test_step_scorers_that_misbehave(name: str, what: str) -> None:
+    given: dict[str, Any] = {"give_up": 0.5} if name == "adaptive" else {}
+    search = methods.create(name, scorer=Misbehaving(what), **given)
     with pytest.raises(
         TilebeamError, match=r"Misbehaving (rated .* solutions|returned .* scores where|returned a score that)"
     ):
-        methods.create(name, scorer=Misbehaving(what)).run(ScriptedLM(), PROMPTS, 4, sampling=SamplingParams(seed=0))
+        search.run(ScriptedLM(), PROMPTS, 4, sampling=SamplingParams(seed=0))
 
 
 def test_scorers_that_forget_a_prompt() -> None:
@@ -204,6 +206,7 @@ def test_unknown_names_and_options_are_answered_with_the_known_ones() -> None:
         ("dvts", "max_step_tokens", "0", "max_step_tokens"),
         ("vote", "weighting", "heavy", "weighting must be"),
         ("vote", "weighting", "reward", "needs a scorer"),
+        ("vote", "sharpness", "much", "number, not 'much'"),
         ("vote", "extract", "(", "regular expression"),
         ("vote", "equal", "yes", "function of two answers"),
         ("vote", "extract", 5, "extractor, not 5"),
@@ -213,7 +216,9 @@ def test_unknown_names_and_options_are_answered_with_the_known_ones() -> None:
         ("adaptive", "confidence", True, "confidence must be a number"),
         ("adaptive", "wave", 0, "wave"),
         ("adaptive", "give_up", 0.2, "only with a scorer"),
-        ("adaptive", "max_steps", 3, "only with a scorer"),
+        ("adaptive", "max_steps", 3, "only with give_up"),
+        ("adaptive", "weighting", "reward", "needs a scorer"),
+        ("adaptive", "sharpness", 1.0, "sharpness is"),
     ],
 )
 def test_values_that_do_not_fit(name: str, option: str, value: Any, words: str) -> None:
@@ -227,7 +232,7 @@ def test_options_are_listed_and_read_from_texts() -> None:
     assert listed["beam_width"] == ("whole number", 4)
     assert listed["step_stop"] == ("text", "\n")
     assert "scorer" not in listed
-    assert {o.name: o.type for o in methods.options("vote")}["weighting"] == "plain, logprob, reward"
+    assert {o.name: o.type for o in methods.options("vote")}["weighting"] == "plain, logprob, reward, softmax, borda"
     name, options = methods.parse(r"beam:beam_width=2,step_stop=\n\n, lookahead=1")
     assert (name, options) == ("beam", {"beam_width": "2", "step_stop": "\n\n", "lookahead": "1"})
     lm = ScriptedLM()

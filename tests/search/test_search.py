@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tilebeam
 from hypothesis import given
@@ -37,7 +38,9 @@ from tilebeam import (
     regex,
 )
 from tilebeam.answers.voted_answer import VotedAnswer
+from tilebeam.scoring.scorers import log_probability
 from tilebeam.search import algorithms
+from tilebeam.search.sampled import vote_weights
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Scripted:
     calls: list[tuple[list[str], SamplingParams]] = field(default_factory=list)
 
     def generate(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: Any = None
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: Any = None, **_: Any
     ) -> list[RequestOutput]:
         self.calls.append(([p.text for p in prompts], params[0]))
         results = []
@@ -81,16 +84,28 @@ def test_best_of_n_takes_the_first_of_the_best(lines: list[tuple[str, float]], p
     assert result.usage.completion_tokens == sum(len(c.token_ids) for c in result.candidates)
 
 
-@given(LINES, st.sampled_from(["plain", "logprob", "reward"]))
+def _relative(weighting: str, scores: list[float], sharpness: float) -> list[float]:
+    if weighting == "borda":
+        ordered = sorted(scores)
+        return [float(np.mean([i for i, s in enumerate(ordered, 1) if s == own])) ** sharpness for own in scores]
+    values = np.array(scores)
+    parts = np.exp(sharpness * (values - values.mean()) / (values.std() if values.std() > 1e-9 else 1))
+    return (parts / parts.sum()).tolist()
+
+
+@given(LINES, st.sampled_from(["plain", "logprob", "reward", "softmax", "borda"]))
 def test_votes_add_up(lines: list[tuple[str, float]], weighting: Any) -> None:
     lm = Scripted({"p": lines})
     scorer = Verifier(lambda _, text: len(text)) if weighting == "reward" else None
     result = SelfConsistency(weighting=weighting, scorer=scorer).infer(lm, "p", budget=len(lines))
     expected: dict[str, float] = {}
-    for text, lp in lines:
+    relative: list[float] = []
+    if sharpness := {"softmax": 0.5, "borda": 1.0}.get(weighting):
+        relative = _relative(weighting, [log_probability(c, per_token=True) for c in result.candidates], sharpness)
+    for i, (text, lp) in enumerate(lines):
         if text != "no idea":
             answer = "4" if "4" in text else text[-1]
-            weight = {"plain": 1.0, "logprob": math.exp(lp), "reward": len(text)}[weighting]
+            weight = {"plain": 1.0, "logprob": math.exp(lp), "reward": len(text)}.get(weighting) or relative[i]
             expected[answer] = expected.get(answer, 0) + weight
     assert result.votes == pytest.approx(expected)
     assert list(result.votes.values()) == sorted(result.votes.values(), reverse=True)
@@ -115,10 +130,35 @@ def test_weightings_disagree_where_they_should() -> None:
         SelfConsistency(weighting="reward", scorer=lambda *_: -1).infer(lm, "p", budget=3)
     with pytest.raises(TilebeamError, match="needs a scorer"):
         SelfConsistency(weighting="reward")
-    with pytest.raises(TilebeamError, match="needs a scorer"):
+    with pytest.raises(TilebeamError, match="takes no scorer"):
         SelfConsistency(scorer=LogProb())
+    with pytest.raises(TilebeamError, match="sharpness"):
+        SelfConsistency(weighting="reward", scorer=LogProb(), sharpness=2)
+    with pytest.raises(TilebeamError, match="sharpness"):
+        SelfConsistency(weighting="borda", sharpness=-1)
     with pytest.raises(TilebeamError, match="weighting"):
         SelfConsistency(weighting="best")  # type: ignore[arg-type]
+
+
+def test_relative_weights() -> None:
+    """Only the order or the distances of scores count, sharpness says how much."""
+    scores = [-3.0, 0.5, 0.5, 2.0]
+    assert vote_weights("borda", scores) == [1, 2.5, 2.5, 4]
+    assert vote_weights("borda", [-math.inf, 0, math.inf], 2) == [1, 4, 9]
+    assert vote_weights("softmax", scores) == pytest.approx(vote_weights("softmax", [7 * s - 40 for s in scores]))
+    assert vote_weights("softmax", scores, 1.3) == pytest.approx(_relative("softmax", scores, 1.3))
+    assert vote_weights("softmax", [1e300, -1e300, 5e-324], 50) == pytest.approx([1, 0, 0])
+    for weighting in ("softmax", "borda"):
+        assert len(set(vote_weights(weighting, [0.1] * 3))) == len(set(vote_weights(weighting, scores, 0))) == 1
+        assert len(vote_weights(weighting, [5.0])) == 1
+    with pytest.raises(TilebeamError, match="softmax need finite scores, not -inf"):
+        vote_weights("softmax", [-math.inf, 1])
+    lm = Scripted({"p": [("7", -0.01), ("8", -3.0), ("8.0", -3.0)]})
+    sharp = SelfConsistency(weighting="softmax", sharpness=3)
+    assert sharp.infer(lm, "p", budget=3).answer == "7"
+    assert SelfConsistency(weighting="softmax", sharpness=0).infer(lm, "p", budget=3).answer == "8"
+    shortest = SelfConsistency(weighting="borda", scorer=lambda _, text: -len(text), sharpness=3)
+    assert shortest.infer(lm, "p", budget=3).scores == [2.5**3, 2.5**3, 1]
 
 
 def test_ties_go_to_the_answer_seen_first() -> None:
@@ -466,3 +506,34 @@ def test_a_search_with_a_real_model_is_reproducible(lm: tilebeam.LM) -> None:
     assert first[0].usage.scoring_seconds > 0
     vote = SelfConsistency(lambda text: text[-1:] or None).infer(lm, "the number", budget=6, sampling=params)
     assert sum(vote.votes.values()) == 6
+
+
+def _length(text: str) -> str | None:
+    return str(len(text) % 3) if text else None
+
+
+@pytest.mark.parametrize("n_seq_max", [4, 32])
+def test_settled_votes_make_room_and_are_those_of_their_first_candidates(
+    tmp_path_factory: pytest.TempPathFactory, n_seq_max: int
+) -> None:
+    """Alone, with others, with slots for all and for few: of a deterministic model the same."""
+    from bench.lib.synth import preset, write_model
+
+    path = write_model(tmp_path_factory.mktemp("m") / "m.gguf", preset("tiny", type="q8_0"))
+    prompts, params = ["the cat", "the question is", "of a", "number", "how many times"], {"max_tokens": 12, "seed": 3}
+    search = Adaptive(_length, confidence=0.8, weighting="logprob")
+    with tilebeam.load(path, n_ctx=2048, n_seq_max=n_seq_max, threads=1, deterministic=True) as lm:
+        votes = SelfConsistency(_length, weighting="logprob").run(lm, prompts, 16, **params)
+        found = search.run(lm, prompts, 16, **params)
+        assert any(r.settled for r in found)
+        for prompt, vote, result in zip(prompts, votes, found, strict=True):
+            n = len(result.candidates)
+            assert [c.text for c in result.candidates] == [c.text for c in vote.candidates[:n]]
+            assert (result.settled, result.usage.prompt_tokens) == (n < 16, vote.usage.prompt_tokens)
+            alone = search.infer(lm, prompt, 16, **params)
+            assert [c.text for c in alone.candidates] == [c.text for c in result.candidates]
+            assert (alone.votes, alone.answer) == (result.votes, result.answer)
+        spent = [sum(r.usage.completion_tokens for r in results) for results in (found, votes)]
+        assert spent[0] < spent[1]
+        assert not lm._engine.busy
+        lm._engine.check()

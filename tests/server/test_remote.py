@@ -106,6 +106,8 @@ def test_what_needs_the_model_here_says_so(small: str) -> None:
     asked: dict[str, Any] = {
         "save_state": lambda: remote.save_state("x", "y"),  # type: ignore[attr-defined]
         "tokenize": lambda: LLMJudge(remote),
+        "tokeniz[e]": lambda: tilebeam.PTrue(remote),
+        "statistics": lambda: BestOfN("self-certainty").infer(remote, "a", 4),
         "hidden": lambda: BestOfN(OfStates()).infer(remote, "a", 4),
         "n_ctx|tokenize": lambda: tilebeam.BeamSearch(Steps()).infer(remote, "a", 4),
         "lora": lambda: remote.generate("a", lora=[1.0]),
@@ -142,6 +144,8 @@ def test_a_hook_cancels(server: Running) -> None:
     assert {c.finish_reason for o in output for c in o.outputs} >= {"aborted"}
     with pytest.raises(tilebeam.SearchCancelled):
         SelfConsistency("text").infer(remote, ["a", "b", "c", "d"], 2, progress=lambda _: False, **SHORT)
+    unwanted = remote.generate(["a", "b", "c"], n=2, on_sample=lambda *_: [2], **SHORT)
+    assert [{c.finish_reason == "aborted" for c in o.outputs} for o in unwanted] == [{False}, {False}, {True}]
 
 
 class Small(BaseHTTPRequestHandler):

@@ -1,8 +1,7 @@
 """Answers out of texts, in a form in which equal answers are equal strings.
 
 An extractor is any function from a text to an answer, None if the text holds none. It may bring its own equality of
-answers as an attribute ``equal``, see `equality_of`, and as ``weight`` and ``heaviest`` what texts' votes weigh, see
-`weight_of`.
+answers as an attribute ``equal``, see `equality_of`, and as ``weight`` what a text's vote weighs, see `weight_of`.
 """
 
 from __future__ import annotations
@@ -121,6 +120,6 @@ def equality_of(extract: Extractor) -> Equal:
 
 
 def weight_of(extract: Extractor, text: str) -> float:
-    """Return what a text's vote weighs: what the extractor's own ``weight`` says, at most its ``heaviest``; else 1."""
+    """Return what a text's vote weighs: what the extractor's own ``weight`` says, else 1."""
     own: Callable[[str], float] | None = getattr(extract, "weight", None)
     return own(text) if callable(own) else 1.0

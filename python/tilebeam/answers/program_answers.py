@@ -28,13 +28,10 @@ class ProgramAnswer:
 
     Attributes:
         equal: whether two answers are the same, as `words` has it.
-        heaviest: what a text's vote weighs at most.
 
     Raises:
         TilebeamError: programs cannot be confined here, and `unsafe` is false.
     """
-
-    heaviest = 2.0
 
     def __init__(self, words: Extractor = marked_number, *, unsafe: bool = False) -> None:
         need_confinement(unsafe=unsafe)
@@ -52,7 +49,7 @@ class ProgramAnswer:
         """Return what a text's vote weighs: 2 if its words and its program agree, else 1."""
         computed, said = self._computed(text), self.words(text)
         agree = computed is not None and said is not None and (computed == said or self.equal(computed, said))
-        return self.heaviest if agree else 1.0
+        return 2.0 if agree else 1.0
 
     def _compute(self, text: str) -> str | None:
         *before, last = python_blocks(text) or [""]

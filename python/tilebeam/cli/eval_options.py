@@ -178,6 +178,14 @@ class DrawOptions:
         ),
     ] = ",".join(map(str, SEEDS))
     text: TaskTextOptions
+    token_stats: Annotated[
+        bool,
+        typer.Option(
+            "--token-stats",
+            help="Keep entropy and self-certainty of every token in the log, as --scorer self-certainty does.",
+            rich_help_panel="Sampling",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,7 @@ def evaluate(
         scorers=scorers,
         reward=described_reward(reward, step_ends),
         sources=named_scorers.sources(scorers),
+        token_stats=drawn.token_stats,
         seeds=numbers(drawn.seeds, "--seeds"),
         sampling=drawn.text.sampling(opened),
         unit_items=work.unit_items,

@@ -27,18 +27,17 @@ from tilebeam.cli.read_prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target, whole_file
-from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, VERDICT, ScorerName, Verdict
+from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, VERDICT, ScorerName, Verdict, VoteScorer
 from tilebeam.search.search_defaults import (
     BEAM_WIDTH,
     BUDGET,
     CONFIDENCE,
     EXTRACTOR,
-    GIVE_UP,
     LOOKAHEAD,
     MAX_STEP_TOKENS,
     MAX_STEPS,
     ROUNDS,
-    WAVE,
+    SHARPNESS,
     Weighting,
 )
 from tilebeam.text_files import read_text, unescaped
@@ -183,10 +182,12 @@ def best_of_n(
         typer.Option(
             "--scorer",
             help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
-            "own mean log-probability; logprob-sum: of the whole text; majority: the share of candidates with the "
-            "same answer; examples: the share of the examples in the docstring of the Python function that is asked "
-            "for which the program passes; behavior: the same, then how many programs give the same values; judge: a "
-            "model is asked. Instead of a scorer: --prm, --orm or --reward-head.",
+            "own mean log-probability; logprob-sum: of the whole text; self-certainty: how sure the model was of its "
+            "tokens; p-true: how probable it finds that the answer is right, by one question read behind each; "
+            "majority: the share of candidates with the same answer; examples: the share of the examples in the "
+            "docstring of the Python function that is asked for which the program passes; behavior: the same, then how "
+            "many programs give the same values; judge: a model is asked. Instead of a scorer: --prm, --orm or "
+            "--reward-head.",
         ),
     ] = None,
     extract: Annotated[
@@ -217,7 +218,11 @@ def best_of_n(
     def chosen(search: _SearchRun) -> Scorer:
         if scorer == "judge":
             return search.judge(whole.judge)
-        return Majority(find) if scorer == "majority" else named_scorer(scorer or "consensus", unsafe_code=unsafe_code)
+        return (
+            Majority(find)
+            if scorer == "majority"
+            else named_scorer(scorer or "consensus", search.lm, unsafe_code=unsafe_code)
+        )
 
     _run("best-of-n", options, rates, whole.step_stop, {}, chosen)
 
@@ -232,7 +237,23 @@ def vote(
         typer.Option(
             "--weighting",
             help="plain: one vote each; logprob: by the model's mean probability per token; reward: by --prm, --orm or "
-            "--reward-head (default with one of them); judge: by what a judge says.",
+            "--reward-head (default with one of them); judge: by what a judge says; softmax, borda: by how a candidate "
+            "is rated among the others, or by its rank, under the reward model or --scorer.",
+        ),
+    ] = None,
+    scorer: Annotated[
+        VoteScorer | None,
+        typer.Option(
+            "--scorer", help="For --weighting softmax and borda: see tilebeam best-of-n.", show_default="logprob"
+        ),
+    ] = None,
+    sharpness: Annotated[
+        float | None,
+        typer.Option(
+            "--sharpness",
+            min=0,
+            help="For --weighting softmax and borda: how much good ratings count, 0: not at all.",
+            show_default="0.5 and 1",
         ),
     ] = None,
     programs: Programs = False,
@@ -244,24 +265,30 @@ def vote(
 
     Weighted votes: tilebeam vote -m model.gguf -f quiz.jsonl --extract choice --prm prm.gguf
     """
+    from tilebeam.scoring.scorer_names import named_scorer
+
     rates = options.reward.read()
     weights = weighting or ("reward" if rates is not None else "plain")
-    if (rates is not None) != (weights == "reward"):
+    relative = weights in SHARPNESS
+    if (rates is None and weights == "reward") or (rates is not None and not relative and weights != "reward"):
         raise TilebeamError(
-            "--weighting reward needs a reward model (--prm, --orm or --reward-head), and only it takes one."
+            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it, softmax and borda "
+            "take."
         )
-    whole.check(rates, judged=weights == "judge")
-    rated = weights in ("reward", "judge")
+    if (scorer is not None or sharpness is not None) and not relative:
+        raise TilebeamError("--scorer and --sharpness matter only for --weighting softmax and borda.")
+    if rates is not None and scorer is not None:
+        raise TilebeamError("Give a reward model or --scorer, not both.")
+    judged = "judge" in (weights, scorer)
+    whole.check(rates, judged=judged)
     found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
-    arguments: dict[str, Any] = {"extract": found, "weighting": "reward" if rated else weights}
-    _run(
-        "self-consistency",
-        options,
-        rates,
-        whole.step_stop,
-        arguments,
-        (lambda s: s.judge(whole.judge)) if rated else None,
-    )
+    arguments: dict[str, Any] = {"extract": found, "sharpness": sharpness}
+    arguments["weighting"] = "reward" if weights == "judge" else weights
+
+    def chosen(search: _SearchRun) -> Scorer:
+        return search.judge(whole.judge) if judged else named_scorer(scorer or "logprob", search.lm)
+
+    _run("self-consistency", options, rates, whole.step_stop, arguments, chosen if judged or relative else None)
 
 
 @grouped
@@ -295,13 +322,27 @@ def adaptive(
         float,
         typer.Option("--confidence", min=0.5, max=1.0, help="Stop when the leader stays ahead with this probability."),
     ] = CONFIDENCE,
-    wave: Annotated[int, typer.Option("--wave", min=1, help="Candidates of a prompt that are drawn at a time.")] = WAVE,
+    weighting: Annotated[
+        Weighting | None,
+        typer.Option(
+            "--weighting", help="As of tilebeam vote; reward with --prm, --orm or --reward-head.", show_default="plain"
+        ),
+    ] = None,
+    wave: Annotated[
+        int | None,
+        typer.Option(
+            "--wave",
+            min=1,
+            help="Draw so many candidates of a prompt together, and look at the vote after them.",
+            show_default="look after each",
+        ),
+    ] = None,
     give_up: Annotated[
         float | None,
         typer.Option(
             "--give-up",
-            help="With --prm or --reward-head: give up a candidate that is rated below this.",
-            show_default=str(GIVE_UP),
+            help="With --prm or --reward-head: candidates grow step by step, and one that is rated below this is "
+            "given up.",
         ),
     ] = None,
     programs: Programs = False,
@@ -309,17 +350,24 @@ def adaptive(
 ) -> None:
     """Vote, but stop when the vote is settled: up to N candidates, as many as the question needs.
 
-    With --prm or --reward-head, candidates grow step by step, and those that look hopeless are given up.
-
     Example: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32
 
-    With a reward model: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32 --prm prm.gguf --give-up 0.2
+    Weighted votes: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32 --reward-head head.gguf
     """
     found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
     arguments: dict[str, Any] = {"extract": found, "confidence": confidence, "wave": wave}
     if give_up is not None:
-        arguments["give_up"] = give_up
-    _by_steps("adaptive", options, steps, arguments)
+        _by_steps("adaptive", options, steps, arguments | {"weighting": weighting, "give_up": give_up})
+        return
+    rates = options.reward.read()
+    if steps != StepOptions(step_stop=steps.step_stop) or (rates is None and steps != StepOptions()):
+        raise TilebeamError("What a step is matters only with a process reward model and --give-up.")
+    if (rates is None and weighting == "reward") or (rates is not None and weighting in ("plain", "logprob")):
+        raise TilebeamError(
+            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it, softmax and borda "
+            "take."
+        )
+    _run("adaptive", options, rates, steps.step_stop, arguments | {"weighting": weighting})
 
 
 @grouped
@@ -408,19 +456,14 @@ def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: 
     from tilebeam.search.beam import width_for
 
     rates = options.reward.read()
-    if rates.outcome if rates is not None else name != "adaptive":
+    if rates is None or rates.outcome:
         raise TilebeamError(
-            f"{name} needs a process reward model, which rates steps: --prm FILE or --reward-head FILE."
+            f"{name}{' --give-up' * ('give_up' in arguments)} needs a process reward model, which rates steps: --prm "
+            "FILE or --reward-head FILE."
         )
     if "beam_width" in arguments:
         width_for(arguments["beam_width"], options.budget)
-    if rates is not None:
-        arguments |= steps.arguments()
-    elif "give_up" in arguments or steps != StepOptions():
-        raise TilebeamError(
-            "--give-up and what a step is matter only with a process reward model: --prm FILE or --reward-head FILE."
-        )
-    _run(name, options, rates, steps.step_stop, arguments)
+    _run(name, options, rates, steps.step_stop, arguments | steps.arguments())
 
 
 # --- what they share --------------------------------------------------------------------------------------------------

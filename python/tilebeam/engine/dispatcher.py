@@ -65,6 +65,7 @@ class Call:
         self.waiter: threading.Condition | None = None
         self._reported: dict[Sample, tuple[int, int]] = {}  # tokens and characters that deltas have reported
         self._told: set[Sample] = set()  # whom `ended` has returned
+        self._unfinished: dict[Request, int] = {}  # samples, when `ended` looked last
 
     def add(self, request: Request) -> None:
         """Make a request part of the call, before it is submitted."""
@@ -81,6 +82,9 @@ class Call:
         were aborted."""
         found = []
         for number, request in enumerate(self.requests):
+            if self._unfinished.get(request) == request.unfinished:
+                continue
+            self._unfinished[request] = request.unfinished
             for sample in request.samples:
                 if sample.finish not in (None, "aborted") and sample not in self._told:
                     self._told.add(sample)
@@ -246,6 +250,12 @@ class Dispatcher:
                 self._drop(call)
             else:
                 self._command(lambda: self._drop(call))
+
+    def cancel_prompt(self, call: Call, number: int) -> None:
+        """End what is not finished of one of a call's prompts; the others go on."""
+        with self._lock:
+            if not call.done:
+                self._command(lambda: self._drop_prompt(call, call.requests[number]))
 
     def abandon(self, call: Call) -> None:
         """Do what `cancel` does, for a destructor, which may run in any thread, even in one that holds the lock."""
@@ -523,6 +533,12 @@ class Dispatcher:
         for request in call.requests:
             self._engine.cancel(request)
         self._complete(call)
+
+    def _drop_prompt(self, call: Call, request: Request) -> None:
+        if not call.done:
+            self._engine.cancel(request)
+            if all(r.unfinished == 0 for r in call.requests):
+                self._complete(call)
 
     def _complete(self, call: Call) -> None:
         for request in call.requests:

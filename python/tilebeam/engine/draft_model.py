@@ -13,7 +13,7 @@ from tilebeam.engine.drafter import MOST
 from tilebeam.engine.kv_cache import Limits, PrefixCache, common_prefix
 from tilebeam.engine.kv_cache import Sequence as CachedSequence
 from tilebeam.engine.request import Sample
-from tilebeam.engine.sampler import BatchSampler, Sampler, SampleRows
+from tilebeam.engine.sampler import NORM, BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import BatchPiece, Context
 from tilebeam.sampling_params import SamplingParams
@@ -134,7 +134,7 @@ class DraftModel:
                 self.kv.clear()
                 raise TilebeamError("The draft model failed to decode: load the model without it.")
             if ends:
-                rows = SampleRows([(self._likeliest, entry, True) for entry in ends])
+                rows = SampleRows([(self._likeliest, entry, NORM) for entry in ends])
                 self._draws.sample(rows)
                 drawn = zip(rows.tokens.tolist(), rows.logits, rows.norms, strict=True)
                 results += [(token, math.exp(min(0.0, logit - norm))) for token, logit, norm in drawn]

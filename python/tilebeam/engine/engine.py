@@ -358,8 +358,12 @@ class Engine:
 
     def _take_each(self, sampling: list[tuple[Sample, int]], rows: SampleRows) -> None:
         drawn = zip(sampling, rows.tokens.tolist(), rows.logits, rows.norms, strict=True)
-        for (sample, entry), token, logit, norm in drawn:
+        for row, ((sample, entry), token, logit, norm) in enumerate(drawn):
             if sample.finish is None:  # another one may have ended the request
+                if sample.request.params.statistics and token >= 0:
+                    entropy, certainty = rows.spread(row)
+                    sample.entropies.append(entropy)
+                    sample.certainties.append(certainty)
                 self._take(sample, entry, token, logit, norm)
 
     def _take(self, sample: Sample, entry: int, token: int, logit: float, norm: float) -> None:
@@ -470,7 +474,7 @@ def _rows(sampling: list[tuple[Sample, int]]) -> SampleRows:
     rows = []
     for sample, entry in sampling:
         assert sample.sampler is not None
-        rows.append((sample.sampler, entry, sample.request.wants_norm))
+        rows.append((sample.sampler, entry, sample.request.wants))
     return SampleRows(rows)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.kv_cache import Sequence
 from tilebeam.engine.matcher import is_known
-from tilebeam.engine.sampler import Sampler
+from tilebeam.engine.sampler import NORM, SPREAD, TOKEN_ONLY, Sampler
 from tilebeam.errors import TilebeamError
 from tilebeam.grammars.constraint import grammar_of
 from tilebeam.native.llama import Context, Vocab, check_tokens
@@ -28,6 +28,8 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    certainties: list[float] = field(default_factory=list)
     sampler: Sampler | None = None
     detokenizer: Detokenizer | None = None
     kv: Sequence | None = None
@@ -69,6 +71,8 @@ class Sample:
             logprobs=logprobs,
             stop_reason=self.detokenizer.stop_string if self.detokenizer else None,
             top_logprobs=self.top_logprobs if params.top_logprobs else None,
+            entropies=self.entropies if params.statistics else None,
+            certainties=self.certainties if params.statistics else None,
             parsed=parsed_under(self.request.schema, text, finish),
         )
 
@@ -119,9 +123,11 @@ class Request:
         return len(self.prompt_ids) - self.params.hidden_prompt
 
     @property
-    def wants_norm(self) -> bool:
-        """Return whether log-probabilities are asked for."""
-        return self.params.logprobs or self.params.hidden
+    def wants(self) -> int:
+        """Return what a draw has to tell besides the token; see `SampleRows`."""
+        if self.params.statistics:
+            return SPREAD
+        return NORM if self.params.logprobs or self.params.hidden else TOKEN_ONLY
 
     def output(self) -> RequestOutput:
         """Return the result, complete once all samples are."""

@@ -23,6 +23,10 @@ from tilebeam.sampling_params import SamplingParams
 NO_TOKEN: int = lib.TB_DRAW_NOTHING  # the sampler forbids every token
 BAD_LOGITS: int = lib.TB_DRAW_DAMAGED  # the logits are not numbers
 TOO_COMPLEX: int = lib.TB_DRAW_COMPLEX  # the grammar took more steps than it may
+# What a row is to tell besides its token; each with what stands before it.
+TOKEN_ONLY: int = lib.TB_DRAW_TOKEN
+NORM: int = lib.TB_DRAW_NORM
+SPREAD: int = lib.TB_DRAW_SPREAD
 
 # Fewer logits than this are drawn from in less time than it takes to have other threads help.
 _SHARED_LOGITS = 1 << 20
@@ -31,11 +35,13 @@ _ROW = np.dtype(
     [
         ("chain", np.uintp),
         ("entry", np.int32),
-        ("wants_norm", np.int32),
+        ("wants", np.int32),
         ("logits", np.uintp),
         ("token", np.int32),
         ("logit", np.float32),
         ("norm", np.float64),
+        ("entropy", np.float64),
+        ("certainty", np.float64),
     ],
     align=True,
 )
@@ -108,16 +114,16 @@ class SampleRows:
         samplers, entries: of the rows.
 
     Args:
-        rows: sampler, entry, and whether the row's log norm is wanted.
+        rows: sampler, entry, and what is wanted besides the token: `TOKEN_ONLY`, `NORM` or `SPREAD`.
     """
 
-    def __init__(self, rows: list[tuple[Sampler, int, bool]]) -> None:
+    def __init__(self, rows: list[tuple[Sampler, int, int]]) -> None:
         self.samplers = [sampler for sampler, _, _ in rows]  # alive as long as their addresses are used
         self.entries = [entry for _, entry, _ in rows]
         self._rows = np.zeros(len(rows), _ROW)
         self._rows["chain"] = [sampler.address for sampler in self.samplers]
         self._rows["entry"] = self.entries
-        self._rows["wants_norm"] = [wants for _, _, wants in rows]
+        self._rows["wants"] = [wants for _, _, wants in rows]
         self._tokens: npt.NDArray[np.int32] = self._rows["token"]
         self.pointer = ffi.from_buffer("struct tb_draw_row[]", self._rows)
         self._parts: dict[int, list[tuple[Any, int]]] = {}
@@ -147,6 +153,10 @@ class SampleRows:
     def norms(self) -> list[float]:
         """Logarithm of the sum of exp(logit) over the vocabulary, where wanted: logit - norm is a log-probability."""
         return self._rows["norm"].tolist()
+
+    def spread(self, row: int) -> tuple[float, float]:
+        """Return entropy and self-certainty of a row's distribution, where wanted; see `CompletionOutput`."""
+        return float(self._rows["entropy"][row]), float(self._rows["certainty"][row])
 
 
 class BatchSampler:

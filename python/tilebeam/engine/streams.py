@@ -182,23 +182,24 @@ def run(
             dispatcher.wait(call, partial(_has_stepped, call, seen))
             if call.steps == seen or call.error is not None:
                 continue
-            _tell_ended(call, on_sample)
+            _tell_ended(dispatcher, call, on_sample)
             if progress is not None and progress(call.snapshot()) is False:
                 progress = on_sample = None
                 dispatcher.cancel(call)
         dispatcher.wait(call, lambda: False)
         if call.error is None:
-            _tell_ended(call, on_sample)
+            _tell_ended(dispatcher, call, on_sample)
     except BaseException:
         dispatcher.cancel(call)
         raise
     return call.outputs()
 
 
-def _tell_ended(call: Call, on_sample: SampleHook | None) -> None:
+def _tell_ended(dispatcher: Dispatcher, call: Call, on_sample: SampleHook | None) -> None:
     if on_sample is not None:
         for number, sample in call.ended():
-            on_sample(number, sample)
+            for unwanted in on_sample(number, sample) or ():
+                dispatcher.cancel_prompt(call, unwanted)
 
 
 def run_each(dispatcher: Dispatcher, calls: Iterator[Call], samples: int) -> Iterator[tuple[int, RequestOutput]]:

@@ -24,6 +24,7 @@ from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.evaluation.tasks import KINDS
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import algorithms as methods
+from tilebeam.search.search_defaults import SHARPNESS
 from tilebeam.search.tool_reasoning import ToolReasoning
 
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
@@ -59,7 +60,7 @@ class Method:
         name: as `tilebeam.search.algorithms` knows it, or `GREEDY`.
         options: of the algorithm, as texts.
         spec: as the user wrote it.
-        label: in reports: the name, or the spec if several methods have that name.
+        label: in reports: the name, or the spec if several methods have that name or votes have options.
     """
 
     name: str
@@ -71,6 +72,11 @@ class Method:
     def sampled(self) -> bool:
         """Return whether its budgets come out of one run of samples."""
         return self.name in SAMPLED
+
+    @property
+    def relative(self) -> bool:
+        """Return whether it is a vote whose weights are relative to a prompt's other candidates."""
+        return self.name == "self-consistency" and self.options.get("weighting") in SHARPNESS
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class Setting:
         methods, budgets: what is evaluated, budgets in rising order.
         scorers: names, see `tilebeam.evaluation.named_scorers`; sources: digests of those that are functions.
         reward: what the reward model is.
+        token_stats: the log keeps entropy and self-certainty of each token, also where no scorer asks for them.
         seeds: every item is run once with each.
         sampling: fields of `SamplingParams` but n, seed and logprobs.
         n_ctx, n_seq_max, threads, executor: how models are loaded.
@@ -103,6 +110,7 @@ class Setting:
     scorers: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     reward: Mapping[str, Any] = field(default_factory=dict)
+    token_stats: bool = False
     seeds: tuple[int, ...] = SEEDS
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n_ctx: int = LoadOptions.n_ctx
@@ -144,22 +152,24 @@ class Setting:
         names = [methods.canonical(name, GREEDY) for name, _ in parsed]
         if ToolReasoning.name in names:
             raise TilebeamError("Programs in samples are run for all methods alike: use --tir, not --method tir.")
-        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, self.methods, strict=True)]
         return [
-            Method(name, options, spec, label)
-            for name, (_, options), spec, label in zip(names, parsed, self.methods, labels, strict=True)
+            Method(name, options, spec, spec if names.count(name) > 1 or (name in SAMPLED and options) else name)
+            for name, (_, options), spec in zip(names, parsed, self.methods, strict=True)
         ]
 
     def scorers_of(self, method: Method) -> list[str]:
         """List the scorers that a method is run with, "" for none.
 
-        Best-of-n takes every one, self-consistency those that can weigh votes and none, a search by steps those that
+        Best-of-n takes every one, self-consistency those that can weigh votes and none (with relative weights all but
+        the verifier, whose votes would be its own verdict), a search by steps those that
         rate steps; what runs without a scorer does.
         """
         if method.name == GREEDY:
             return [""]
         if method.name == "best-of-n":
             return list(self.scorers)
+        if method.relative:
+            return [name for name in self.scorers if name != scoring.VERIFIER]
         if method.name == "self-consistency":
             return ["", *filter(scoring.is_weight, self.scorers)]
         try:
@@ -184,8 +194,9 @@ class Setting:
             del model["path"]
         if not self.lookup and self.draft is None:
             del result["lookup"], result["draft"]
-        if not self.deterministic:
-            del result["deterministic"]
+        for key in ("deterministic", "token_stats"):
+            if not result[key]:
+                del result[key]
         task = result["task"]
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:

@@ -2,6 +2,8 @@
 
 logprob          the model's own log-probability per token
 logprob-sum      of the whole text
+self-certainty   how sure the model was of its tokens
+p-true           the model's own verdict, read behind each text
 verifier         the task's own checker, which knows the answer: an upper bound for real scorers
 examples         the share of the examples in a question's docstring that a program passes
 behavior         the same, then how many other programs give the same values
@@ -22,12 +24,13 @@ from tilebeam.sandbox import need_confinement
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorer_names import named_scorer
-from tilebeam.scoring.scorers import LogProb, Scorer, Verifier
+from tilebeam.scoring.scorers import Scorer, Verifier
 from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, STEP_STOP
 
 OWN = "head"
 REWARDS = ("prm", "orm", OWN)
 VERIFIER = "verifier"
+P_TRUE = "p-true"
 
 
 class FunctionScorer(StepScorer):
@@ -77,7 +80,7 @@ def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) ->
         if name != reward:
             option = "reward-head" if name == OWN else name
             raise TilebeamError(f"--scorer {name} needs a reward model: --{option} FILE.")
-    elif name != VERIFIER and not is_function_name(name):
+    elif name not in (VERIFIER, P_TRUE) and not is_function_name(name):
         named_scorer(name)
         if name in RUN_PROGRAMS:
             need_confinement(unsafe=unsafe_code)
@@ -94,19 +97,18 @@ def rates_steps(name: str) -> bool:
 
 
 def is_weight(name: str) -> bool:
-    """Tell whether a scorer can weigh votes: log-probabilities per token (as exp), reward models and functions (as
-    they are). Votes that the verifier weights would be its own verdict."""
-    return rates_steps(name) or (name != VERIFIER and _per_token(name))
+    """Tell whether a scorer can weigh votes: log-probabilities per token (as exp), reward models, functions, the
+    model's own verdicts and certainty (as they are). Votes that the verifier weights would be its own verdict."""
+    return rates_steps(name) or name in ("logprob", "self-certainty", P_TRUE)
 
 
-def needs_logprobs(names: Sequence[str]) -> bool:
-    """Tell whether samples must carry log-probabilities."""
-    return any(not rates_steps(n) and n != VERIFIER and named_scorer(n).needs_logprobs for n in names)
-
-
-def _per_token(name: str) -> bool:
-    known = named_scorer(name)
-    return isinstance(known, LogProb) and known.per_token
+def needs(names: Sequence[str]) -> dict[str, bool | str]:
+    """Return the fields of `SamplingParams` with which samples are drawn for scorers that are no reward models."""
+    wanted: dict[str, bool | str] = {}
+    for name in names:
+        if not rates_steps(name) and name not in (VERIFIER, P_TRUE):
+            wanted |= named_scorer(name).needs()
+    return wanted
 
 
 def modelless_scorer(

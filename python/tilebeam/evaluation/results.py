@@ -12,7 +12,7 @@ import statistics as py_statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,9 +20,10 @@ import numpy as np
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation import ranking
-from tilebeam.evaluation.config import GREEDY, Setting, Unit
+from tilebeam.evaluation.config import GREEDY, Method, Setting, Unit
 from tilebeam.evaluation.log import Record
 from tilebeam.search.limits import standing
+from tilebeam.search.search_defaults import SHARPNESS
 
 PASS = "pass"
 
@@ -229,7 +230,8 @@ def _estimators(
     setting: Setting, table: list[list[Record]], notes: list[str]
 ) -> Iterator[tuple[str, str, bool, bool, Estimator]]:
     """Yield series, figure, whether it knows the answer or takes a reward model, and how an item's value is got."""
-    found = {m.name: m for m in setting.parsed_methods()}
+    parsed = setting.parsed_methods()
+    found = {m.name: m for m in parsed if not m.relative}
     yield PASS, "pass@k", True, False, _pass
     if (method := found.get("best-of-n")) is not None:
         for scorer in setting.scorers:
@@ -251,6 +253,10 @@ def _estimators(
                 notes.append(f"{series}: {scorer} gives scores below 0, which cannot weigh votes.")
                 continue
             yield series, "weighted@k", False, scorer in scoring.REWARDS, _of_weights(scorer)
+    for method in (m for m in parsed if m.relative):
+        for scorer in setting.scorers_of(method):
+            series, reads = setting.series(method, scorer), scorer in scoring.REWARDS
+            yield series, "weighted@k", False, reads, _of_relative_weights(method, scorer)
 
 
 def _correct(samples: Sequence[Record]) -> list[float]:
@@ -318,6 +324,17 @@ def _of_weights(scorer: str) -> Estimator:
             answers, [x["weights"][scorer] * _worth(x) for x in s], _correct(s), k
         )
     )
+
+
+def _of_relative_weights(method: Method, scorer: str) -> Estimator:
+    weighting = method.options["weighting"]
+    sharpness = float(method.options.get("sharpness", SHARPNESS[weighting]))
+
+    def estimate(answers: list[str | None], samples: Sequence[Record], k: int) -> float:
+        weigh = partial(stats.relative_weights, [s["scores"][scorer] for s in samples], weighting, sharpness)
+        return stats.weighted_at_k(answers, weigh, _correct(samples), k)
+
+    return _voted(estimate)
 
 
 def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:

@@ -93,15 +93,23 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
     parsed = setting.parsed_methods()
     for method in parsed:
         if method.sampled or method.name == GREEDY:
-            if method.options or [m.name for m in parsed].count(method.name) > 1:
+            if method.relative and method.options.keys() <= {"weighting", "sharpness"}:
+                methods.create(method.name, **method.options)
+                if not setting.scorers_of(method):
+                    raise TilebeamError(f"{method.spec} needs a scorer: --scorer logprob, self-certainty, prm ..")
+                continue
+            if method.options or [m.name for m in parsed if not m.relative].count(method.name) > 1:
                 raise TilebeamError(
-                    f"{method.name} may be given once and takes no options: use the flags for scorers and extraction."
+                    f"{method.name} may be given once and takes no options (votes take weighting=softmax or borda, and "
+                    "sharpness): use the flags for scorers and extraction."
                 )
             if method.name == "best-of-n" and not setting.scorers:
                 raise TilebeamError("best-of-n needs a scorer: --scorer logprob, verifier, prm ..")
             continue
-        algorithm = methods.create(method.name, scorer=scoring.FunctionScorer(lambda *_: 0.0), **method.options)
-        if not setting.scorers_of(method):
+        scorers = setting.scorers_of(method)
+        stand_in = None if scorers == [""] else scoring.FunctionScorer(lambda *_: 0.0)
+        algorithm = methods.create(method.name, scorer=stand_in, **method.options)
+        if not scorers:
             raise TilebeamError(
                 f"{method.spec} needs a scorer of steps: --prm, --reward-head or --scorer FILE.py:function."
             )
@@ -302,7 +310,7 @@ def write_report(report: EvalReport, out: Path) -> None:
 
 
 # Scorers of whole samples that read what decoding them left behind, by how much they have it leave.
-_READERS = ("", "logprob-sum", "logprob", scoring.OWN)
+_READERS = ("", "logprob-sum", "logprob", "self-certainty", scoring.OWN)
 
 
 def timed_configurations(setting: Setting) -> list[Timed]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +25,7 @@ from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usag
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.load_reward import RewardSpec
+from tilebeam.scoring.p_true import PTrue
 from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search import algorithms as methods
@@ -124,13 +125,14 @@ class Workbench:
     def _samples(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
         """Draw the budget's samples of each item, and score them with every scorer."""
         names = self.setting.scorers
-        wanted: dict[str, Any] = {"logprobs": scoring.needs_logprobs(names)}
+        wanted: dict[str, Any] = scoring.needs(names) | ({"statistics": True} if self.setting.token_stats else {})
         wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
         params = [self._sampling(unit.seed, item, n=unit.budget, **wanted) for item in items]
         prompts = [self._prompt(lm, item) for item in items]
-        outputs = self._source(lm).generate(prompts, params, progress=progress)
-        check_complete(outputs)
-        scores = {name: self._scores(name, unit, items, prompts, outputs) for name in names}
+        with lm.keep_prefixes() if scoring.P_TRUE in names else nullcontext():
+            outputs = self._source(lm).generate(prompts, params, progress=progress)
+            check_complete(outputs)
+            scores = {name: self._scores(name, unit, items, prompts, outputs) for name in names}
         records = []
         for i, (item, output) in enumerate(zip(items, outputs, strict=True)):
             answers = merged([self.task.extract(c.text) for c in output.outputs], self.task.equal)
@@ -146,6 +148,7 @@ class Workbench:
                     "weights": {n: _weight(n, c, scores[n][i][j]) for n in names if scoring.is_weight(n)},
                 }
                 | ({"worth": worth[j]} if worth[j] != 1 else {})
+                | _token_stats(c)
                 for j, c in enumerate(output.outputs)
             ]
             votes = {} if self.task.judged else {"votes": tally(answers, worth)}
@@ -257,14 +260,16 @@ class Workbench:
             options["extract"] = self.task.extract
             if "equal" in known:
                 options["equal"] = self.task.equal
-        if method.name == "self-consistency" and scorer:
-            options["weighting"] = "reward" if scoring.rates_steps(scorer) else "logprob"
-            scorer = scorer if scoring.rates_steps(scorer) else ""
+        if method.name == "self-consistency" and scorer and not method.relative:
+            options["weighting"] = "logprob" if scorer == "logprob" else "reward"
+            scorer = scorer if scorer != "logprob" else ""
         return methods.create(method.name, scorer=self._scorer(scorer, model, device) if scorer else None, **options)
 
     def _scorer(self, name: str, model: str, device: str) -> Scorer:
         if name in scoring.REWARDS:
             return self._reward(model, device)
+        if name == scoring.P_TRUE:
+            return PTrue(self._lm(model, device))
         return scoring.modelless_scorer(
             name,
             lambda prompt, text: self.task.verdict(self._items[prompt], text),
@@ -349,7 +354,13 @@ def _check_file(model: ModelFile) -> None:
 
 def _weight(name: str, candidate: CompletionOutput, score: float) -> float:
     """Weigh a candidate's vote as `SelfConsistency` does."""
-    return score if scoring.rates_steps(name) else math.exp(log_probability(candidate, per_token=True))
+    return math.exp(log_probability(candidate, per_token=True)) if name == "logprob" else score
+
+
+def _token_stats(candidate: CompletionOutput) -> Record:
+    """Return the statistics of a sample's tokens, where it has them."""
+    found = {"entropies": candidate.entropies, "certainties": candidate.certainties}
+    return {name: [round(v, 3) for v in values] for name, values in found.items() if values is not None}
 
 
 def _usage(usage: Usage) -> Record:

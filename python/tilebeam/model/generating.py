@@ -41,7 +41,8 @@ class Generating(Core):
             sampling: for all prompts, or one per prompt.
             progress: called after every batch; returning False cancels what is not finished.
             on_sample: called after the batch in which a sample ended, in this thread, with the number of its prompt and
-                the sample without its hidden states.
+                the sample without its hidden states. It may return numbers of prompts: what is not finished of their
+                samples ends as "aborted", and other prompts get the slots.
             fields: of `SamplingParams`, by name, in place of those of `sampling`: max_tokens=64, temperature=0.
 
         Returns:

@@ -151,6 +151,7 @@ class RemoteLM:
         ]
         state = Progress(total=sum(p.n for p in params))
         running: dict[Future[tuple[list[CompletionOutput], Usage]], tuple[int, int, int]] = {}
+        unwanted: set[int] = set()  # prompts
         pool = ThreadPoolExecutor(self._at_once, thread_name_prefix="tilebeam-remote")
 
         def ask(i: int, place: int, n: int) -> None:
@@ -173,7 +174,10 @@ class RemoteLM:
                     for sample in fresh:
                         state.finished, state.tokens = state.finished + 1, state.tokens + len(sample.token_ids)
                         if on_sample is not None:
-                            on_sample(i, sample)
+                            unwanted.update(on_sample(i, sample) or ())
+                for future in [future for future, (i, _, _) in running.items() if i in unwanted]:
+                    future.cancel()  # the answer to one that is under way is not waited for
+                    del running[future]
                 if progress is not None and progress(state) is False:
                     break
         finally:  # nobody waits for requests under way whose answers nobody wants

@@ -222,7 +222,7 @@ def _rounds(pruned: Sequence[Pruned]) -> Html:
 
 def _candidates(i: int, result: SearchResult) -> Html:
     """List all of them; of a vote in groups by answer."""
-    weight = "Weight" if isinstance(result, VoteResult) and not isinstance(result, AdaptiveResult) else "Score"
+    weight = "Weight" if isinstance(result, VoteResult) and getattr(result, "give_up", None) is None else "Score"
     columns = [("#", "n"), (weight, "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")]
     digits = 0 if all(math.isfinite(s) and s == int(s) for s in result.scores) else 3
     bodies = [tag("tbody", head, [_row(i, result, at, digits) for at in numbers]) for head, numbers in _groups(result)]

@@ -13,7 +13,7 @@ from tilebeam.chat.chat_prompt import filled_text
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage, check_complete
-from tilebeam.prompt import Prompt
+from tilebeam.prompt import Prompt, PromptLike
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Rating, Scorer
 from tilebeam.scoring.scoring_defaults import VERDICT, Verdict
@@ -134,9 +134,10 @@ class LLMJudge(Scorer):
 
     def _judge(self, asked: list[Prompt]) -> list[tuple[float, Usage]]:
         """Return the verdict on each of the judge's prompts, and what that cost."""
-        return self._probabilities(asked) if self.verdict == "probability" else self._numbers(asked)
+        return self.probabilities(asked) if self.verdict == "probability" else self._numbers(asked)
 
-    def _probabilities(self, asked: list[Prompt]) -> list[tuple[float, Usage]]:
+    def probabilities(self, asked: Sequence[PromptLike]) -> list[tuple[float, Usage]]:
+        """Return how probable the good verdict is behind each text, against the bad one, and what reading it cost."""
         found = []
         for reading in self.lm.read(asked, [[-1]] * len(asked), self._labels):
             logits = reading.logits[0].astype(np.float64)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from tilebeam.errors import TilebeamError
 from tilebeam.scoring.code_consensus import CodeConsensus
 from tilebeam.scoring.code_examples import CodeExamples
-from tilebeam.scoring.scorers import Consensus, LogProb, Majority, Scorer
+from tilebeam.scoring.llm_judge import LLMJudge
+from tilebeam.scoring.p_true import PTrue
+from tilebeam.scoring.scorers import Consensus, LogProb, Majority, Scorer, SelfCertainty
 from tilebeam.scoring.scoring_defaults import ScorerName
 
 if TYPE_CHECKING:
@@ -16,25 +18,28 @@ if TYPE_CHECKING:
 
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
-    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`),
-    "behavior" (`CodeConsensus`), or "judge": a model asked about the candidates.
+    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "self-certainty", "p-true" (the model that wrote
+    them asked about the candidates, on their KV cells), "majority", "examples" (`CodeExamples`), "behavior"
+    (`CodeConsensus`), or "judge": a model asked about the candidates.
 
     Args:
         name: the scorer's.
-        lm: the judge.
+        lm: the judge; for "p-true" the model that writes.
         unsafe_code: let "examples" and "behavior" run programs even where they cannot be confined.
 
     Raises:
-        TilebeamError: no scorer has that name, or there is no judge.
+        TilebeamError: no scorer has that name, or it needs a model.
     """
     known: dict[ScorerName, Callable[[], Scorer]] = {
         "consensus": Consensus,
         "logprob": LogProb,
         "logprob-sum": lambda: LogProb(per_token=False),
+        "self-certainty": SelfCertainty,
+        "p-true": lambda: PTrue(_needed(lm, "p-true", "tilebeam.PTrue(lm)")),
         "majority": Majority,
         "examples": lambda: CodeExamples(unsafe=unsafe_code),
         "behavior": lambda: CodeConsensus(unsafe=unsafe_code),
-        "judge": lambda: _judge(lm),
+        "judge": lambda: LLMJudge(_needed(lm, "A judge", "tilebeam.LLMJudge(lm)")),
     }
     for choice, make in known.items():
         if name == choice:
@@ -42,9 +47,7 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
     raise TilebeamError(f"Unknown scorer {name!r}: choose from {', '.join(known)}.")
 
 
-def _judge(lm: LM | None) -> Scorer:
+def _needed(lm: LM | None, whose: str, made_with: str) -> LM:
     if lm is None:
-        raise TilebeamError("A judge needs a model: make it with tilebeam.LLMJudge(lm).")
-    from tilebeam.scoring.llm_judge import LLMJudge
-
-    return LLMJudge(lm)
+        raise TilebeamError(f"{whose} needs a model: make it with {made_with}.")
+    return lm

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from tilebeam.answers.extract import Extractor, equality_of, last_number
@@ -39,12 +40,14 @@ class Scorer(ABC):
 
     Attributes:
         needs_logprobs: candidates must carry ``cumulative_logprob``.
+        needs_statistics: candidates must carry ``entropies`` and ``certainties``.
         needs_hidden: candidates must carry ``hidden``, and ``hidden_steps`` if those of the scorer are not "".
         knows: its scores are checks, not guesses: they count more than whether a candidate ended or was cut.
     """
 
     knows: bool = False
     needs_logprobs: bool = False
+    needs_statistics: bool = False
     needs_hidden: bool = False
 
     @property
@@ -55,7 +58,12 @@ class Scorer(ABC):
     def needs(self) -> dict[str, bool | str]:
         """Return the fields of `SamplingParams` with which candidates must be drawn."""
         wanted: dict[str, bool | str] = {"logprobs": True} if self.needs_logprobs else {}
+        wanted |= {"statistics": True} if self.needs_statistics else {}
         return wanted | ({"hidden": True, "hidden_steps": self.hidden_steps} if self.needs_hidden else {})
+
+    def session(self) -> AbstractContextManager[None]:
+        """Enclose drawing candidates and rating them: what it needs of them in the model is kept meanwhile."""
+        return nullcontext()
 
     @abstractmethod
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
@@ -82,6 +90,27 @@ class LogProb(Scorer):
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
         """Return the mean (or sum) of the tokens' natural log-probabilities."""
         return [log_probability(c, per_token=self.per_token) for c in candidates]
+
+
+class SelfCertainty(Scorer):
+    """How sure the model was of what it wrote: the mean of the tokens' self-certainty, which
+    `CompletionOutput.certainties` defines.
+
+    Kang et al., "Scalable Best-of-N Selection for Large Language Models via Self-Certainty" (arXiv 2502.18581). Needs
+    neither answers to compare nor another model.
+    """
+
+    needs_statistics = True
+
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
+        """Return the means.
+
+        Raises:
+            TilebeamError: a candidate was sampled without statistics.
+        """
+        if any(c.certainties is None for c in candidates):
+            raise TilebeamError("A candidate has no statistics: sample with SamplingParams(statistics=True).")
+        return [math.fsum(c.certainties or ()) / max(1, len(c.certainties or ())) for c in candidates]
 
 
 class Verifier(Scorer):

@@ -13,7 +13,11 @@ HeadOutput = Literal["sigmoid", "softmax", "none"]
 # How a judge says what it thinks: by the probability of one word, or by a number that it writes.
 Verdict = Literal["probability", "number"]
 # Scorers that need no reward model, by name.
-ScorerName = Literal["consensus", "logprob", "logprob-sum", "majority", "examples", "behavior", "judge"]
+ScorerName = Literal[
+    "consensus", "logprob", "logprob-sum", "self-certainty", "p-true", "majority", "examples", "behavior", "judge"
+]
+ASK_MODEL: tuple[ScorerName, ...] = ("p-true", "judge")  # those that need a loaded model
+VoteScorer = Literal["logprob", "self-certainty", "p-true", "judge"]  # of them, those whose scores weigh votes
 RUN_PROGRAMS: tuple[ScorerName, ...] = ("examples", "behavior")  # those that run what a model wrote
 
 AGGREGATION: Aggregation = "last"

@@ -41,7 +41,8 @@ class Generator(Protocol):
         progress: ProgressHook | None = None,
         on_sample: SampleHook | None = None,
     ) -> list[RequestOutput]:
-        """Draw samples for each prompt. ``on_sample`` is given only by a search whose events are wanted."""
+        """Draw samples for each prompt. ``on_sample`` is given by searches that stop early or whose events are wanted;
+        a model that cannot stop draws what nobody wants any more."""
         ...
 
 
@@ -147,13 +148,14 @@ class SearchResult:
         return f"<best of {len(self.candidates)} for {short(self.prompt)}: {self.best!r}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it: all of it but the single tokens' log-probabilities."""
+        """Return it as JSON has it: all of it but the single tokens' log-probabilities and statistics."""
+        by_token: dict[str, Any] = dict.fromkeys(("logprobs", "entropies", "certainties"))
         return {
             "prompt": self.prompt,
             "text": self.best.text,
             "best_index": self.best_index,
             "scores": self.scores,
-            "candidates": [replace(c, logprobs=None).as_dict() for c in self.candidates],
+            "candidates": [replace(c, **by_token).as_dict() for c in self.candidates],
             "trajectories": [asdict(t) for t in self.trajectories],
             "pruned": [asdict(t) for t in self.pruned],
             "usage": asdict(self.usage) | {"seconds": self.usage.seconds},

@@ -121,10 +121,22 @@ class RunningVote:
             side.members[index] = weight
         return side.spelling(self._answers) if side else None, self.votes() if weight is not None else None
 
+    @property
+    def standing(self) -> int:
+        """How those stand that vote; see `tilebeam.search.limits.standing`. 0: nobody does."""
+        return max((end for side in self._sides for end in side.ends.values()), default=0)
+
+    def leaders(self) -> tuple[int, int]:
+        """Return how many candidates vote for each of the two answers that most vote for, whatever they weigh."""
+        highest = self.standing
+        counts = [sum(end == highest for end in side.ends.values()) for side in self._sides]
+        first, second = sorted([*counts, 0, 0], reverse=True)[:2]
+        return first, second
+
     def votes(self) -> dict[str, float]:
         """Return the total weight per answer of the candidates whose weight is known, as `tally` has them."""
         found: list[tuple[int, str, float]] = []
-        highest = max((end for side in self._sides for end in side.ends.values()), default=0)
+        highest = self.standing
         for side in self._sides:
             voting = {i: w for i, w in sorted(side.members.items()) if w is not None and side.ends[i] == highest}
             if voting:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
@@ -12,10 +14,12 @@ from tilebeam.answers.extract import Extractor, equality_of, last_number, weight
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
 from tilebeam.answers.voted_answer import VotedAnswer
+from tilebeam.checks import is_finite
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, check_complete
+from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorer_names import named_scorer
-from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate_outputs
+from tilebeam.scoring.scorers import LogProb, Scorer, Verifier, log_probability, rate_outputs
 from tilebeam.search.contract import (
     Algorithm,
     Generator,
@@ -28,7 +32,7 @@ from tilebeam.search.contract import (
 )
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
 from tilebeam.search.limits import standings, voters
-from tilebeam.search.search_defaults import Weighting
+from tilebeam.search.search_defaults import SHARPNESS, Weighting
 
 
 class _WholeSearch(Algorithm[Result]):
@@ -39,31 +43,38 @@ class _WholeSearch(Algorithm[Result]):
 
     def search(self, lm: Generator, call: SearchCall) -> list[Result]:
         """See `Algorithm.search`; of the model, only `generate` is asked."""
+        with self.scorer.session() if self.scorer is not None else nullcontext():
+            return self._search(lm, call)
+
+    def _search(self, lm: Generator, call: SearchCall) -> list[Result]:
         wanted: dict[str, Any] = {"logprobs": True} if self.needs_logprobs else {}
         wanted |= self.scorer.needs() if self.scorer is not None else {}
         params = [replace(p, n=call.budget, **wanted) for p in call.sampling]
         if not call.prompts:
             return []
-        hook = SearchProgress(call.progress, call.budget * len(call.prompts)).call(0)
         teller = None
         if call.events is not None:
-            teller = _Teller(call.events, [self._vote() for _ in call.prompts], self._weight)
-        told: dict[str, Any] = {} if teller is None else {"on_sample": teller.ended}
-        outputs = lm.generate(call.prompts, params, progress=hook, **told)
-        check_complete(outputs)
+            teller = Teller(call.events, [self._vote() for _ in call.prompts], self._weight)
+        outputs = self._drawn(lm, call, params, teller)
         scores: list[list[float]] | list[None] = [None] * len(outputs)
         if self.scorer is not None:
             ratings = rate_outputs(self.scorer, call.prompts, outputs)
             for output, rating in zip(outputs, ratings, strict=True):
                 output.usage += rating.usage
-            scores = [self._rated(o.outputs, r.scores) for o, r in zip(outputs, ratings, strict=True)]
+            scores = [self._weights(o.outputs, r.scores) for o, r in zip(outputs, ratings, strict=True)]
             if teller is not None:
                 teller.rated(outputs, scores)
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
 
-    def _rated(self, candidates: Sequence[CompletionOutput], scores: list[float]) -> list[float]:  # noqa: ARG002
-        """Return what candidates weigh whom a scorer gave these."""
-        return scores
+    def _drawn(
+        self, lm: Generator, call: SearchCall, params: list[SamplingParams], teller: Teller | None
+    ) -> list[RequestOutput]:
+        """Draw the candidates of all prompts and tell of each."""
+        hook = SearchProgress(call.progress, call.budget * len(call.prompts)).call(0)
+        told: dict[str, Any] = {} if teller is None else {"on_sample": teller.ended}
+        outputs = lm.generate(call.prompts, params, progress=hook, **told)
+        check_complete(outputs)
+        return outputs
 
     def _vote(self) -> RunningVote | None:
         """Make the vote that events tell, if there is one."""
@@ -73,13 +84,17 @@ class _WholeSearch(Algorithm[Result]):
         """Weigh a candidate, as far as it tells by itself."""
         return None
 
+    def _weights(self, candidates: Sequence[CompletionOutput], scores: list[float]) -> list[float]:  # noqa: ARG002
+        """Make what the search chooses by of the scorer's scores of a prompt's candidates."""
+        return scores
+
     @abstractmethod
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> Result:
-        """Make the result of a prompt's candidates and, with a scorer, their scores."""
+        """Make the result of a prompt's candidates and, with a scorer, of what `_weights` made of its scores."""
 
 
 @dataclass
-class _Teller:
+class Teller:
     """Tells what happens to candidates that are drawn in one go.
 
     Attributes:
@@ -143,8 +158,9 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         extract: from a text to its answer, None if it holds none, or the name of such a function; see
             `tilebeam.answers.extractors.extractor`.
         weighting: "plain": one vote each. "logprob": exp of the mean log-probability per token. "reward": the
-            scorer's scores, which must not be negative.
-        scorer: for "reward".
+            scorer's scores, which must not be negative. "softmax" and "borda": see `vote_weights`.
+        scorer: for "reward", and for "softmax" and "borda", where `LogProb` is the default.
+        sharpness: for "softmax" and "borda": how much good scores count. 0: not at all.
         equal: whether two answers are the same. Default: the extractor's own ``equal`` if it has one, as
             `tilebeam.MathAnswer` and those of numbers have; else equal strings.
     """
@@ -157,19 +173,26 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         *,
         weighting: Weighting = "plain",
         scorer: Scorer | Callable[[str, str], float | bool] | str | None = None,
+        sharpness: float | None = None,
         equal: Equal | None = None,
     ) -> None:
         if weighting not in get_args(Weighting):
-            raise TilebeamError(f'weighting must be "plain", "logprob" or "reward", not {weighting!r}.')
-        if (weighting == "reward") != (scorer is not None):
-            raise TilebeamError('weighting="reward" needs a scorer, and only it takes one.')
+            raise TilebeamError(f"weighting must be one of {', '.join(get_args(Weighting))}, not {weighting!r}.")
+        relative = weighting in SHARPNESS
+        if relative and scorer is None:
+            scorer = LogProb()
+        if (weighting == "reward" or relative) != (scorer is not None):
+            raise TilebeamError(f"weighting={weighting!r} {'takes no' if scorer is not None else 'needs a'} scorer.")
+        if sharpness is not None and not (relative and is_finite(sharpness) and sharpness >= 0):
+            raise TilebeamError(f"sharpness is a number >= 0, of softmax and borda weights, not {sharpness!r}.")
         self.extract = as_extractor(extract)
         self.equal = equal or equality_of(self.extract)
         self.weighting = weighting
+        self.sharpness = sharpness
         self.scorer = as_scorer(scorer) if scorer is not None else None
         self.needs_logprobs = weighting == "logprob"
 
-    def _vote(self) -> RunningVote | None:
+    def _vote(self) -> RunningVote:
         return RunningVote(self.extract, self.equal)
 
     def _weight(self, candidate: CompletionOutput) -> float | None:
@@ -178,22 +201,49 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         likely = math.exp(log_probability(candidate, per_token=True)) if self.weighting == "logprob" else 1.0
         return likely * weight_of(self.extract, candidate.text)
 
-    def _rated(self, candidates: Sequence[CompletionOutput], scores: list[float]) -> list[float]:
-        return [score * weight_of(self.extract, c.text) for score, c in zip(scores, candidates, strict=True)]
+    def _weights(self, candidates: Sequence[CompletionOutput], scores: list[float]) -> list[float]:
+        weights = vote_weights(self.weighting, scores, self.sharpness)
+        return [w * weight_of(self.extract, c.text) for w, c in zip(weights, candidates, strict=True)]
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> VoteResult:
         candidates = output.outputs
-        if scores is not None:
-            if any(s < 0 or math.isinf(s) for s in scores):
-                raise TilebeamError(f"Reward-weighted votes need finite scores >= 0, not {min(scores)}.")
-            weights = scores
-        else:
+        weights = scores
+        if weights is None:
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes, winner, best = elected(candidates, answers, weights)
         paths = whole_trajectories(candidates)
         drawn = output.usage, output.seed, len(candidates)
         return VoteResult(output.prompt, candidates, weights, best, *drawn, paths, answers, votes, winner)
+
+
+def vote_weights(weighting: Weighting, scores: Sequence[float], sharpness: float | None = None) -> list[float]:
+    """Weigh the votes of a prompt's candidates by their scores, against each other.
+
+    - "reward": the scores themselves.
+    - "softmax": in proportion to exp(sharpness * z), where z is how many standard deviations a score is above the
+      mean: so one sharpness fits all scorers. The weights add up to 1. Taubenfeld et al., "Confidence Improves
+      Self-Consistency in LLMs" (arXiv 2502.06233), with a temperature of 1 / sharpness.
+    - "borda": the rank, 1 for the worst of them, to the power of the sharpness; equal ones share theirs. Kang et al.,
+      "Scalable Best-of-N Selection for Large Language Models via Self-Certainty" (arXiv 2502.18581).
+
+    Raises:
+        TilebeamError: scores that cannot weigh so: infinite ones, or negative ones for "reward".
+    """
+    if weighting != "borda" and any(math.isinf(s) or (s < 0 and weighting == "reward") for s in scores):
+        least = "" if weighting == "softmax" else " >= 0"
+        raise TilebeamError(f"Votes weighted by {weighting} need finite scores{least}, not {min(scores)}.")
+    if weighting not in SHARPNESS:
+        return list(scores)
+    sharp = SHARPNESS[weighting] if sharpness is None else sharpness
+    if weighting == "borda":
+        return [(sum(other < s for other in scores) + (scores.count(s) + 1) / 2) ** sharp for s in scores]
+    best, spread = max(scores), statistics.pstdev(scores)
+    if spread <= 1e-9 * max(map(abs, scores)):  # rounding is no difference
+        spread = 1.0
+    shares = [math.exp(sharp * (s - best) / spread) for s in scores]
+    total = sum(shares)
+    return [share / total for share in shares]
 
 
 def elected(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 # What a vote weighs.
-Weighting = Literal["plain", "logprob", "reward"]
+Weighting = Literal["plain", "logprob", "reward", "softmax", "borda"]
+# How much good scores count in weights that are relative to a prompt's other candidates.
+SHARPNESS: dict[Weighting, float] = {"softmax": 0.5, "borda": 1.0}
 
 BUDGET = 16  # candidates per prompt
 EXTRACTOR = "last-number"  # see `tilebeam.answers.extractors`
@@ -14,6 +16,5 @@ MAX_STEPS = 40  # chat models' solutions have 10 to 30 lines; one that is cut la
 MAX_STEP_TOKENS = 256
 LOOKAHEAD = 0
 CONFIDENCE = 0.95  # of a vote that counts as settled
-WAVE = 4  # candidates drawn at a time
-GIVE_UP = 0.1  # the aggregate below which a candidate is given up
+WAVE = 4  # candidates of a prompt that start together where slots are scarce, or grow together
 ROUNDS = 3  # programs of a text that writes some

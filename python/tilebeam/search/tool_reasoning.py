@@ -116,6 +116,9 @@ class _Draft:
         self.finish, self.stop_reason = more.finish_reason, more.stop_reason
         if self.logprobs is not None:
             self.logprobs += more.logprobs or []
+        for name in ("entropies", "certainties"):
+            if (values := getattr(self.first, name)) is not None:
+                values += getattr(more, name) or []
         if self.hidden is not None and more.hidden is not None:
             self.hidden = self.hidden.then(more.hidden)
 

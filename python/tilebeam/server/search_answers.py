@@ -51,7 +51,9 @@ class SearchAnswer:
         self._plan = plan
         self._ready = ready
         self._metrics = metrics
-        self._algorithm: Algorithm[SearchResult] = algorithm_of(self._search, loaded.scorer, programs=searches.programs)
+        self._algorithm: Algorithm[SearchResult] = algorithm_of(
+            self._search, loaded.lm, loaded.scorer, programs=searches.programs
+        )
 
     async def whole(self) -> list[Event]:
         """Search, and return the events of the answer.

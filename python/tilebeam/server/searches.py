@@ -15,6 +15,7 @@ from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.outputs import Progress
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.search import algorithms as methods
 from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.events import EventHook
@@ -33,7 +34,8 @@ T = TypeVar("T")
 
 # A regular expression out of a request could keep a thread busy for ever.
 EXTRACTORS = ("last-number", "text", "choice", "boxed")
-_SCORERS = ("consensus", "logprob", "logprob-sum", "majority")  # "examples" would run programs for a request
+# "examples" would run programs for a request.
+_SCORERS = ("consensus", "logprob", "logprob-sum", "self-certainty", "p-true", "majority")
 
 
 def reasons_with_tools(search: Search | None) -> bool:
@@ -42,12 +44,13 @@ def reasons_with_tools(search: Search | None) -> bool:
 
 
 def algorithm_of(
-    search: Search, reward: RewardModel | OwnReward | None, *, programs: bool = False
+    search: Search, lm: LM, reward: RewardModel | OwnReward | None, *, programs: bool = False
 ) -> Algorithm[SearchResult]:
     """Return the algorithm that a request asks for.
 
     Args:
         search: its "search".
+        lm: the server's model.
         reward: the server's reward model.
         programs: the server runs programs that models write.
 
@@ -78,14 +81,14 @@ def algorithm_of(
         if "programs" in given and "extract" in known:
             words = extractor(given.get("extract", EXTRACTOR))
             given["extract"] = ProgramAnswer(words) if given.pop("programs") else words
-        return methods.create(name, scorer=_scorer(search, name, given, reward), **given)
+        return methods.create(name, scorer=_scorer(search, lm, name, given, reward), **given)
     except TilebeamError as error:
         raise bad_request(f"search: {error}", param="search", code="invalid_search") from None
 
 
 def _scorer(
-    search: Search, name: str, given: Mapping[str, Any], reward: RewardModel | OwnReward | None
-) -> Scorer | str | None:
+    search: Search, lm: LM, name: str, given: Mapping[str, Any], reward: RewardModel | OwnReward | None
+) -> Scorer | None:
     """Return the named scorer, or the reward model where the method can use one and the request does not say."""
     if search.scorer == "reward":
         if reward is None:
@@ -94,9 +97,9 @@ def _scorer(
     if search.scorer is not None:
         if search.scorer not in _SCORERS:
             raise TilebeamError(f"scorer must be one of reward, {', '.join(_SCORERS)}, not {search.scorer!r}.")
-        return search.scorer
-    votes_plainly = name == "self-consistency" and given.get("weighting", "plain") != "reward"
-    return None if votes_plainly else reward
+        return named_scorer(search.scorer, lm)
+    weighting = given.get("weighting", "plain" if name == "self-consistency" else "reward")
+    return None if weighting in ("plain", "logprob") and "give_up" not in given else reward
 
 
 class SearchPool:
