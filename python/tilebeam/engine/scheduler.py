@@ -446,7 +446,10 @@ class Scheduler:
         with observed(self.observer, "draft"):
             proposed = self.drafter.propose(asked, len(decoding))
         self.resting = self.drafter.rest()
-        drafts = {s: self._known(draft[:most]) for (s, most), draft in zip(asked, proposed, strict=True)}
+        drafts = {
+            s: self._known(((s.forcer.coming if s.forcer is not None else []) or draft)[:most])
+            for (s, most), draft in zip(asked, proposed, strict=True)
+        }
         return {s: draft for s, draft in drafts.items() if draft}
 
     def _known(self, tokens: list[int]) -> list[int]:

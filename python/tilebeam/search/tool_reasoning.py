@@ -248,6 +248,7 @@ class ToolGenerator:
                 min_tokens=0,
                 stop=(*(params.stop or ()), MARK),
                 hidden_prompt=params.hidden,
+                continues=params.continues + len(draft.tokens),
             )
             output = self._lm.generate([ids + draft.tokens], [asked], progress=told.hook())[0]
             draft.add(output.outputs[0])
