@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilebeam.chat.thoughts import has_thoughts
 from tilebeam.cli import console
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.option_groups import grouped as grouped
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
 from tilebeam.native.npu_options import Executor
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.sampling_params import ANSWER_TOKENS, SamplingParams
 from tilebeam.text_files import unescaped
 
 if TYPE_CHECKING:
@@ -313,6 +314,46 @@ Stop = Annotated[
 ]
 Seed = Annotated[int | None, drawing_option("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.")]
 
+ReasoningBudget = Annotated[
+    int,
+    drawing_option(
+        "--reasoning-budget", min=-1, help="Most tokens of thoughts, then the model answers; 0: none, -1: any number."
+    ),
+]
+BudgetMessage = Annotated[
+    str,
+    drawing_option("--reasoning-budget-message", help="Text that ends thoughts at their budget (\\n allowed)."),
+]
+ForceAnswer = Annotated[
+    str,
+    drawing_option(
+        "--force-answer",
+        help="Text that a sample goes on with which is about to be cut without an answer (\\n allowed), such as "
+        f"'\\n\\nThe answer is \\boxed{{'; it comes {ANSWER_TOKENS} tokens before the end.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThoughtOptions:
+    """Options of thoughts, which come before an answer."""
+
+    reasoning_budget: ReasoningBudget = -1
+    reasoning_budget_message: BudgetMessage = SamplingParams.budget_message
+
+    def fields(self) -> dict[str, Any]:
+        """Return them as fields of `SamplingParams`, as far as they say something."""
+        told: dict[str, Any] = {"budget_message": unescaped(self.reasoning_budget_message)}
+        told["thinking_budget"] = None if self.reasoning_budget < 0 else self.reasoning_budget
+        return {name: value for name, value in told.items() if value not in (None, "")}
+
+
+def tell_thoughtless(params: SamplingParams, template: str | None) -> None:
+    """Say that a budget of thoughts has no effect where the chat template has none."""
+    if params.thinking_budget is not None and not has_thoughts(template or ""):
+        what = "--reasoning-budget has no effect: the chat template of this model tells nothing of thoughts"
+        console.err().print(what, style="yellow")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
@@ -335,6 +376,8 @@ class TextOptions:
     tokens: TokenOptions
     n_predict: Length = None
     stop: Stop = None
+    thoughts: ThoughtOptions
+    force_answer: ForceAnswer = SamplingParams.force_answer
 
     def fields(self, escape: bool = True) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`.
@@ -344,7 +387,9 @@ class TextOptions:
         """
         stop = [unescaped(s) if escape else s for s in self.stop or []]
         most = None if self.n_predict in (-1, -2) else self.n_predict
-        return self.tokens.fields() | {"max_tokens": most, "stop": stop}
+        answer = unescaped(self.force_answer) if escape else self.force_answer
+        told = {"max_tokens": most, "stop": stop, "force_answer": answer}
+        return self.tokens.fields() | self.thoughts.fields() | told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,13 +399,21 @@ class TaskTextOptions:
     tokens: TokenOptions
     n_predict: NPredict = None
     stop: Stop = None
+    thoughts: ThoughtOptions
+    force_answer: ForceAnswer = SamplingParams.force_answer
 
     def sampling(self, task: Task) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`, filled in by the task."""
-        return self.tokens.fields() | {
-            "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
-            "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
-        }
+        forced = {"force_answer": unescaped(self.force_answer)} if self.force_answer else {}
+        return (
+            self.tokens.fields()
+            | self.thoughts.fields()
+            | forced
+            | {
+                "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
+                "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +435,6 @@ class SamplingOptions:
     def fitted(self, params: SamplingParams, lm: LM, prompts: Sequence[Asked], samples: int) -> SamplingParams:
         """Return the parameters with the length that fits `samples` of each prompt, if none was given."""
         from tilebeam.search.limits import CHAT_TOKENS, share_of_context
-
         if self.text.n_predict is not None:
             return params
         at_least = CHAT_TOKENS if all(p.token_ids is not None for p in prompts) else 1

@@ -21,6 +21,7 @@ from tilebeam.cli.options import (
     SpeculationOptions,
     UnsafeCode,
     grouped,
+    tell_thoughtless,
 )
 from tilebeam.cli.read_prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
@@ -385,6 +386,7 @@ def _run(
         lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
         chat = given.chats(lm) or (wrapped is not None and given.chat is None)
         prompts = [wrapped(lm, text) if wrapped and chat else wrap(lm, text, chat) for text in asked]
+        tell_thoughtless(params, lm.chat_template)
         params = options.drawing.fitted(params, lm, prompts, options.budget)
         search = _SearchRun(name, options, lm, asked, prompts, params, chat, stack)
         if rates is not None:
