@@ -38,6 +38,7 @@ class TypedLM:
         self.pieces: dict[str, int] = {}
         self.asked: list[list[int]] = []
         self.limits: list[int | None] = []
+        self.continued: list[int] = []
         self.kept = 0
         self.lock = threading.Lock()
 
@@ -63,6 +64,7 @@ class TypedLM:
             ids = list(prompt) if isinstance(prompt, list) else Prompt.of(prompt).tokens(self)
             self.asked.append(ids)
             self.limits.append(params.max_tokens)
+            self.continued.append(params.continues)
             outputs = []
             aborted = progress is not None and progress(Progress(total=params.n)) is False
             for i in range(params.n):
@@ -115,6 +117,7 @@ def test_what_is_read_again_begins_with_what_was_written() -> None:
     first, second = lm.asked
     assert lm.detokenize(second) == f"Q: {SUM}{MARK}\n2\n```\n"
     assert second[: len(first)] == first
+    assert lm.continued == [0, len(second) - len(first)]
 
 
 def test_a_token_that_holds_more_than_the_mark_is_replaced() -> None:
