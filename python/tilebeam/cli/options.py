@@ -435,6 +435,7 @@ class SamplingOptions:
     def fitted(self, params: SamplingParams, lm: LM, prompts: Sequence[Asked], samples: int) -> SamplingParams:
         """Return the parameters with the length that fits `samples` of each prompt, if none was given."""
         from tilebeam.search.limits import CHAT_TOKENS, share_of_context
+
         if self.text.n_predict is not None:
             return params
         at_least = CHAT_TOKENS if all(p.token_ids is not None for p in prompts) else 1

@@ -324,7 +324,7 @@ class Generation(Neutral, Sampling):
             most: what the server was started with, of which an effort is a share.
         """
         told = [value for name in _BUDGETS if (value := getattr(self, name)) is not None]
-        effort = getattr(self, "reasoning_effort", None)
+        effort = getattr(self, "reasoning_effort", None) or ""
         if told:
             return None if told[0] < 0 else told[0]
         return 0 if effort == "none" else None if most is None else int(most * _EFFORTS.get(effort, 1))

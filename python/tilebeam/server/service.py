@@ -173,11 +173,11 @@ class Service:
         penalty = body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty
         # llama.cpp's convention: a negative seed is a new one.
         seed = {"seed": None} if body.seed is None or body.seed < 0 else {}
-        message = body.reasoning_budget_message
+        ended_by = body.reasoning_budget_message
         try:
             params = replace(
                 self.settings.sampling,
-                **given(body.sampling() | {"repeat_penalty": penalty, "budget_message": message}) | seed,
+                **given(body.sampling() | {"repeat_penalty": penalty, "budget_message": ended_by}) | seed,
                 thinking_budget=body.thinking_budget(self.settings.sampling.thinking_budget),
                 n=body.samples,
                 frequency_penalty=body.frequency_penalty,
