@@ -25,10 +25,10 @@ from tilebeam.sampling_params import ANSWER_TOKENS, SamplingParams
 from tilebeam.text_files import unescaped
 
 if TYPE_CHECKING:
+    from tilebeam.evaluation.question_files import UserQuestion
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt as Asked
-    from tilebeam.question_files import UserQuestion
 
 model_option = partial(typer.Option, rich_help_panel="Model")
 drawing_option = partial(typer.Option, rich_help_panel="Sampling")

@@ -45,9 +45,9 @@ from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.answers.extract import Extractor
+    from tilebeam.evaluation.question_files import UserQuestion
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt
-    from tilebeam.question_files import UserQuestion
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
