@@ -157,8 +157,11 @@ class SamplingParams:
         endless = self.ignore_eos or self.min_tokens
         refuse(constraints and endless, "ignore_eos or min_tokens with a grammar: a text that matches has to end")
         refuse(constraints and self.force_answer, "force_answer with a grammar: a text that matches has its own form")
-        short = self.min_thinking > (self.min_thinking if self.thinking_budget is None else self.thinking_budget)
-        refuse(short, f"min_thinking must be a whole number up to thinking_budget, not {self.min_thinking!r}")
+        most = math.inf if self.thinking_budget is None else self.thinking_budget
+        refuse(
+            self.min_thinking > most,
+            f"min_thinking must be a whole number up to thinking_budget, not {self.min_thinking!r}",
+        )
         states = self.hidden_steps or self.hidden_prompt
         refuse(states and not self.hidden, "hidden_steps and hidden_prompt need hidden=True")
 

@@ -257,7 +257,8 @@ def test_ends_wait_for_thoughts(equal: LM) -> None:
 
 def test_a_grammar_begins_behind_the_thoughts(equal: LM) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
-    params = SamplingParams(n=5, json_schema=schema, seed=3, max_tokens=80, thinking_budget=9)
+    ends = {equal.engine.vocab.eos: 9.0}  # which a text that has to match does not within a thought
+    params = SamplingParams(n=5, json_schema=schema, seed=3, max_tokens=80, thinking_budget=9, logit_bias=ends)
     for sample in equal.generate([asked(equal)], params)[0].outputs:
         assert len(sample.token_ids) > 10
         thought = sample.token_ids.index(equal.tokenize("</think>", add_special=False)[0])

@@ -121,8 +121,8 @@ def with_forcing(
         params: how to sample.
         model: whose tokens they are.
         marks: around thoughts.
-        opens: thoughts that may have some length are opened in the prompt: the grammar of the answer, which holds from
-            their end on, has no room for the mark.
+        opens: open thoughts that are limited in the prompt: a grammar, which holds from their end on, has no room for
+            the mark.
     """
     ids, continues = list(prompt.tokens(model)), 0
     if continued:

@@ -74,7 +74,7 @@ def marks_of(template: str) -> Marks:
 
 def has_thoughts(template: str) -> bool:
     """Tell whether a template says how its model thinks."""
-    return marks_of(template) != THINK or THINK.closes in template
+    return marks_of(template) != THINK or any(mark in template for mark in THINK)
 
 
 def texts_of(marks: Marks | None) -> tuple[str, ...]:

@@ -335,17 +335,29 @@ ForceAnswer = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThoughtOptions:
+class BudgetOptions:
     """Options of thoughts, which come before an answer."""
 
     reasoning_budget: ReasoningBudget = -1
     reasoning_budget_message: BudgetMessage = SamplingParams.budget_message
 
-    def fields(self) -> dict[str, Any]:
-        """Return them as fields of `SamplingParams`, as far as they say something."""
-        told: dict[str, Any] = {"budget_message": unescaped(self.reasoning_budget_message)}
-        told["thinking_budget"] = None if self.reasoning_budget < 0 else self.reasoning_budget
-        return {name: value for name, value in told.items() if value not in (None, "")}
+    def fields(self, escape: bool = True) -> dict[str, Any]:
+        """Return them as fields of `SamplingParams`; `escape`: as for `TextOptions`."""
+        message = unescaped(self.reasoning_budget_message) if escape else self.reasoning_budget_message
+        told: dict[str, Any] = {"budget_message": message} if message else {}
+        return told if self.reasoning_budget < 0 else told | {"thinking_budget": self.reasoning_budget}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForcingOptions(BudgetOptions):
+    """Options of what is forced upon a text."""
+
+    force_answer: ForceAnswer = SamplingParams.force_answer
+
+    def fields(self, escape: bool = True) -> dict[str, Any]:
+        """Return them as fields of `SamplingParams`; only those that say something, as they name an evaluation."""
+        answer = unescaped(self.force_answer) if escape else self.force_answer
+        return super().fields(escape) | ({"force_answer": answer} if answer else {})
 
 
 def tell_thoughtless(params: SamplingParams, template: str | None) -> None:
@@ -376,20 +388,17 @@ class TextOptions:
     tokens: TokenOptions
     n_predict: Length = None
     stop: Stop = None
-    thoughts: ThoughtOptions
-    force_answer: ForceAnswer = SamplingParams.force_answer
+    forcing: ForcingOptions
 
     def fields(self, escape: bool = True) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`.
 
         Args:
-            escape: expand escapes in stop strings.
+            escape: expand escapes in stop strings and forced texts.
         """
         stop = [unescaped(s) if escape else s for s in self.stop or []]
         most = None if self.n_predict in (-1, -2) else self.n_predict
-        answer = unescaped(self.force_answer) if escape else self.force_answer
-        told = {"max_tokens": most, "stop": stop, "force_answer": answer}
-        return self.tokens.fields() | self.thoughts.fields() | told
+        return self.tokens.fields() | self.forcing.fields(escape) | {"max_tokens": most, "stop": stop}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,21 +408,13 @@ class TaskTextOptions:
     tokens: TokenOptions
     n_predict: NPredict = None
     stop: Stop = None
-    thoughts: ThoughtOptions
-    force_answer: ForceAnswer = SamplingParams.force_answer
+    forcing: ForcingOptions
 
     def sampling(self, task: Task) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`, filled in by the task."""
-        forced = {"force_answer": unescaped(self.force_answer)} if self.force_answer else {}
-        return (
-            self.tokens.fields()
-            | self.thoughts.fields()
-            | forced
-            | {
-                "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
-                "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
-            }
-        )
+        most = task.defaults.max_tokens if self.n_predict is None else self.n_predict
+        stop = [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop)
+        return self.tokens.fields() | self.forcing.fields() | {"max_tokens": most, "stop": stop}
 
 
 @dataclass(frozen=True, kw_only=True)

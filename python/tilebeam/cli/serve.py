@@ -15,13 +15,13 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.options import (
+    BudgetOptions,
     CtxSize,
     LoraOptions,
     NamedModels,
     RunOptions,
     Sequences,
     SpeculationOptions,
-    ThoughtOptions,
     TokenOptions,
     drawing_option,
     grouped,
@@ -284,7 +284,7 @@ class DefaultOptions:
         ),
     ] = None
     drawing: TokenOptions
-    thoughts: ThoughtOptions
+    thoughts: BudgetOptions
 
     def settings(self) -> dict[str, Any]:
         """Give their fields of `Settings`."""
