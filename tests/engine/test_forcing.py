@@ -138,6 +138,15 @@ def test_thoughts_of_channels() -> None:
     assert written(again, SamplingParams(thinking_budget=2), CHANNELS).endswith(f"{header}{CHANNELS.opens}b<|end|>cd")
 
 
+def test_what_a_grammar_refuses_is_begun_anew() -> None:
+    vocab, params = cast(Vocab, Letters(())), SamplingParams(thinking_budget=1)
+    forcing = Forcing.of(params, vocab, THINK, opened=True, anywhere=False)
+    forcer = Forcer(forcing, vocab, cast(Sampler, Steered([], [])), [], 99)
+    for token in b"a</x":
+        forcer.take(token)
+    assert bytes(forcer.coming) == b"</think>"
+
+
 @pytest.mark.parametrize("single", [True, False], ids=["tokens", "letters"])
 def test_thoughts_have_a_least_length(single: bool) -> None:
     script, params = "a</think>bc</think>d", SamplingParams(min_thinking=3)

@@ -137,7 +137,6 @@ class Forcer:
             self._held = self._held[at + len(mark) :]
             self._inside = not self._inside
             self._waits = self._waits and self._inside
-            self._said.clear()
             piece = self._held
         if not self._inside:
             self._said += piece
