@@ -343,8 +343,8 @@ _OF_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("min_thinking answer_tokens continues", _at_least(0), "be a whole number of tokens"),
     (
         "thinking_marks",
-        _or_none(lambda value: _all(_is_text)(value) and len(value) == 2),
-        "be two strings that are not empty, what opens thoughts and what closes them, or None",
+        _or_none(lambda value: _all(_is_text)(value) and len(value) == 2 and all(map(str.strip, value))),
+        "be two strings that are not blank, what opens thoughts and what closes them, or None",
     ),
     ("logit_bias", lambda value: isinstance(value, Mapping | None), "have a number for each of its tokens, as a dict"),
 )

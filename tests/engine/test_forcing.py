@@ -290,7 +290,7 @@ def test_a_grammar_begins_behind_the_thoughts(equal: LM) -> None:
         ({"min_thinking": 5, "thinking_budget": 4}, "min_thinking must be a whole number up to thinking_budget"),
         ({"budget_message": None}, "budget_message must be a string"),
         ({"thinking_marks": "<think>"}, "thinking_marks must be two strings"),
-        ({"thinking_marks": ("<think>", "")}, "thinking_marks must be two strings"),
+        ({"thinking_marks": ("<think>", " ")}, "thinking_marks must be two strings that are not blank"),
         ({"force_answer": "x", "regex": "a"}, "force_answer with a grammar"),
         ({"continues": 1000, "force_answer": "x"}, "continues: the prompt has"),
     ],
