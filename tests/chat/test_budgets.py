@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import tilebeam
 from engine_kit import EXACT, equal_logits
-from tilebeam import LM, BeamSearch, BestOfN, CompletionOutput, SelfConsistency, StepScorer
+from tilebeam import LM, BeamSearch, BestOfN, CompletionOutput, StepScorer
 
 HI: Any = [{"role": "user", "content": "weather?"}]
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}},
-]
+TOOLS: Any = [{"type": "function", "function": {"name": "weather"}}]
 PLAIN = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>a:"
 OPENS = PLAIN + "<think>\n{% endif %}"  # as DeepSeek-R1's
 KNOWS = PLAIN + "{% endif %}{# <think></think> #}"  # as Qwen3's: the model opens its thoughts
@@ -50,11 +48,8 @@ def test_thoughts_that_the_prompt_opened(lm: LM) -> None:
         if budget >= 60:
             assert told(answers[0]) == told(free)
             continue
-        for answer in answers:
-            assert answer.reasoning is not None
-            assert answer.reasoning.endswith(MESSAGE.strip())
-            assert answer.text
-            assert MESSAGE not in answer.text
+        assert all((a.reasoning or "").endswith(MESSAGE.strip()) for a in answers)
+        assert all(a.text and MESSAGE not in a.text for a in answers)
         assert answers[0].token_ids[:budget] == free.token_ids[:budget]
 
 
@@ -76,9 +71,8 @@ def test_a_form_holds_behind_the_thoughts(lm: LM, template: str) -> None:
     at_once = lm.chat(HI, template=template, json_schema=SCHEMA, **BUDGET | {"thinking_budget": 0}).outputs[0]
     assert json.loads(at_once.text)["n"] in (1, 2)
     assert at_once.reasoning == (MESSAGE.strip() if template is OPENS else None)
-    called = lm.chat(
-        HI, template=template, tools=TOOLS, tool_choice="required", **BUDGET | {"max_tokens": 300}
-    ).outputs[0]
+    calls: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+    called = lm.chat(HI, template=template, **calls, **BUDGET | {"max_tokens": 300}).outputs[0]
     assert called.finish_reason == "tool_calls"
     assert called.reasoning
     assert called.tool_calls[0].name == "weather"
@@ -109,7 +103,6 @@ def test_searches_have_budgets_for_each_candidate(lm: LM) -> None:
     ends = [t for part in (MESSAGE, "</think>") for t in lm.tokenize(part, add_special=False)]
     found = [
         BestOfN("logprob").infer(lm, prompt, 4, **options),
-        SelfConsistency("last-number").infer(lm, prompt, 4, **options),
         BeamSearch(_Length(), 2, step_stop="e", max_step_tokens=5).infer(lm, prompt, 4, **options),
         BeamSearch(_Length(), 2, step_stop="\n").infer(lm, prompt, 4, **options),  # which the message holds
     ]

@@ -130,12 +130,11 @@ def test_all_thoughts_of_a_text_have_one_budget() -> None:
 
 
 def test_thoughts_of_channels() -> None:
-    header, final = "<|start|>assistant", "<|start|>assistant<|channel|>final<|message|>"
-    script = f"{CHANNELS.opens}abcd{final}e"
-    wanted = f"{CHANNELS.opens}ab<|end|>cd{final}e"
-    assert written(script, SamplingParams(thinking_budget=2), CHANNELS) == wanted
-    again = f"{CHANNELS.opens}a<|end|>{header}{CHANNELS.opens}bcd"
-    assert written(again, SamplingParams(thinking_budget=2), CHANNELS).endswith(f"{header}{CHANNELS.opens}b<|end|>cd")
+    opens, final = CHANNELS.opens, "<|start|>assistant<|channel|>final<|message|>"
+    params = SamplingParams(thinking_budget=2)
+    assert written(f"{opens}abcd{final}e", params, CHANNELS) == f"{opens}ab<|end|>cd{final}e"
+    again = f"{opens}a<|end|><|start|>assistant{opens}"
+    assert written(f"{again}bcd", params, CHANNELS) == f"{again}b<|end|>cd"
 
 
 def test_what_a_grammar_refuses_is_begun_anew() -> None:
@@ -226,10 +225,10 @@ def test_however_samples_are_drawn(equal: LM) -> None:
         assert all(math.isclose(x, -math.log(equal.engine.vocab.size), rel_tol=1e-5) for x in sample.logprobs)
     assert len({tuple(s.token_ids) for s in output.outputs}) == 6
     told = [(s.token_ids, s.text, s.logprobs) for s in output.outputs]
-    streamed: dict[int, list[int]] = {}
+    streamed: list[list[int]] = [[] for _ in told]
     for delta in equal.stream(prompt, params):
-        streamed.setdefault(delta.index, []).extend(delta.token_ids)
-    assert [streamed[i] for i in range(6)] == [s.token_ids for s in output.outputs]
+        streamed[delta.index] += delta.token_ids
+    assert streamed == [s.token_ids for s in output.outputs]
     hidden = equal.generate([prompt], SamplingParams(n=6, hidden=True, **BUDGET, **DRAWN))[0]
     assert [s.token_ids for s in hidden.outputs] == [s.token_ids for s in output.outputs]
     for mode in ("wrong", "partly", "empty", "turns", "long"):
@@ -278,9 +277,8 @@ def test_a_grammar_begins_behind_the_thoughts(equal: LM) -> None:
         changes: dict[str, Any] = {"json_schema": schema, "max_tokens": 80, "thinking_budget": budget}
         assert json.loads(equal.generate([asked(equal, prompt)], SamplingParams(**changes))[0].outputs[0].text)
     # What the grammar does not allow is not forced upon it.
-    spelled = SamplingParams(regex="<[a-z]{5}>[ab]{12}</think>ok", thinking_budget=3, max_tokens=80)
-    marks = equal.generate([asked(equal, "hi")], SamplingParams(**vars(spelled) | {"logit_bias": {}}))[0].outputs[0]
-    assert marks.text.endswith("</think>ok")
+    spelled = equal.generate("hi", regex="<[a-z]{5}>[ab]{12}</think>ok", thinking_budget=3, max_tokens=80)
+    assert spelled[0].outputs[0].text.endswith("</think>ok")
 
 
 @pytest.mark.parametrize(

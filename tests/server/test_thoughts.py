@@ -150,10 +150,9 @@ def thought(told: dict[str, Any]) -> str:
 
 
 def test_thoughts_have_a_budget(opening: Running) -> None:
-    by_name = {name: message(opening, **LIMITED, **{name: 5}) for name in
-               ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget")}  # fmt: skip
-    first = by_name.pop("thinking_budget_tokens")
-    assert all(told == first for told in by_name.values())
+    names = ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget")
+    first, *others = (message(opening, **LIMITED, **{name: 5}) for name in names)
+    assert others == [first, first]
     longer = thought(message(opening, **LIMITED, thinking_budget_tokens=9))
     assert longer.startswith(thought(first))
     assert len(longer) > len(thought(first)) > len(thought(message(opening, **LIMITED, thinking_budget_tokens=0))) == 0
@@ -179,23 +178,21 @@ def test_thoughts_have_a_budget(opening: Running) -> None:
 def test_an_effort_is_a_share_of_the_servers_budget(lm: LM, opening: Running) -> None:
     budget = SamplingParams(thinking_budget=16, budget_message=MESSAGE)
     asked: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    shares = {"none": 0, "minimal": 1, "low": 4, "medium": 8, "high": 16, "xhigh": 16}
+    by_effort = {
+        effort: thought(message(opening, **asked | LIMITED, thinking_budget_tokens=tokens))
+        for effort, tokens in shares.items()
+    }
     with running(lm, chat_template=OPENING.replace("{% if enable_thinking %}", "{% if true %}"), sampling=budget) as it:
-        by_effort = {
-            effort: thought(message(it, **asked, reasoning_effort=effort))
-            for effort in ("none", "minimal", "low", "medium", "high", "xhigh")
-        }
-        for effort, tokens in (("none", 0), ("minimal", 1), ("low", 4), ("medium", 8), ("high", 16), ("xhigh", 16)):
-            told = thought(message(opening, **asked | LIMITED, thinking_budget_tokens=tokens))
-            assert by_effort[effort] == told
-            own = thought(message(it, **asked, reasoning_effort="high", thinking_budget_tokens=tokens))
-            assert own == told
+        for effort, text in by_effort.items():
+            assert thought(message(it, **asked, reasoning_effort=effort)) == text
         assert thought(message(it, **asked)) == by_effort["high"]
+        assert thought(message(it, **asked, reasoning_effort="high", thinking_budget_tokens=4)) == by_effort["low"]
         # Other APIs.
         body = {"model": "tiny", "max_tokens": 40, "messages": HI, "seed": 1}
-        kinds = [{}, {"type": "enabled", "budget_tokens": 4}, {"type": "adaptive"}, {"type": "disabled"}]
-        for kind, effort in zip(kinds, ("high", "low", "high", "none"), strict=True):
-            asks = body | ({"thinking": kind} if kind else {})
-            (thinks, *_) = it.post("/v1/messages", asks).json()["content"]
+        kinds = [{"type": "enabled", "budget_tokens": 4}, {"type": "adaptive"}, {"type": "disabled"}]
+        for kind, effort in zip(kinds, ("low", "high", "none"), strict=True):
+            (thinks, *_) = it.post("/v1/messages", body | {"thinking": kind}).json()["content"]
             assert thought({"reasoning_content": thinks["thinking"], "content": "."}) == by_effort[effort]
         asks = {"model": "tiny", "input": "hi", "seed": 1, "max_output_tokens": 40, "reasoning": {"effort": "low"}}
         (thinks, *_) = it.post("/v1/responses", asks).json()["output"]
