@@ -15,6 +15,8 @@ from tilebeam.errors import TilebeamError
 
 # Seeds of samples are below this.
 _SEEDS = 2**32 - 1
+# Room for a sentence that leads to an answer, and for an answer as long as MATH's.
+ANSWER_TOKENS = 64
 
 
 @runtime_checkable
@@ -69,6 +71,21 @@ class SamplingParams:
             list that is too short. None: as they were loaded. Prompts with other scales do not share batches or cells.
         logit_bias: added to the logits of tokens before anything else; ``-math.inf`` bans one.
         shown_tokens: control tokens that the text shows, as a template spells them; others are no text.
+        thinking_budget: tokens that the text may think, from the mark that opens its thoughts on: then
+            ``budget_message`` and the closing mark are forced, and the model answers. 0 closes thoughts at once; None
+            is no budget, nor is more than max_tokens. A grammar holds from the end of thoughts that the prompt has
+            opened, here and with ``min_thinking``.
+        budget_message: text that is forced before the closing mark, or with it, if it holds that mark.
+        min_thinking: thoughts are not closed, and do not end the text, before they have so many tokens.
+        thinking_marks: what opens and closes thoughts, as in ("<think>", "</think>"); None: what the model's chat
+            template tells. Thoughts come first in a text, or the prompt has opened them.
+        force_answer: text that is forced when only ``answer_tokens`` are left until max_tokens or the end of the
+            context, such as "\\n\\nThe answer is \\\\boxed{"; thoughts are closed before. "": none. A text whose last
+            thought has ended, and that holds the last word already ("\\\\boxed{"; all of it, where that is a plain
+            word), is left alone.
+        answer_tokens: with ``force_answer``, tokens for it and for what the model adds to it.
+        continues: the last so many tokens of the prompt count as the beginning of the text, for texts that grow call by
+            call: the fields from ``thinking_budget`` on count them.
     """
 
     n: int = 1
@@ -99,13 +116,21 @@ class SamplingParams:
     hidden_steps: str = ""
     hidden_prompt: bool = False
     shown_tokens: Sequence[int] = ()
+    thinking_budget: int | None = None
+    budget_message: str = ""
+    min_thinking: int = 0
+    thinking_marks: Sequence[str] | None = None
+    force_answer: str = ""
+    answer_tokens: int = ANSWER_TOKENS
+    continues: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.json_schema, HasSchema):
             object.__setattr__(self, "json_schema", ModelSchema.of(self.json_schema))
-        for name in ("stop", "stop_tokens", "shown_tokens", "lora"):  # tuples, so that parameters can be hashed
+        # Tuples, so that parameters can be hashed.
+        for name in ("stop", "stop_tokens", "shown_tokens", "lora", "thinking_marks"):
             given = getattr(self, name)
-            if given is None and name != "lora":
+            if given is None and name not in ("lora", "thinking_marks"):
                 object.__setattr__(self, name, ())
             elif isinstance(given, str):
                 object.__setattr__(self, name, (given,))
@@ -134,6 +159,12 @@ class SamplingParams:
         refuse(constraints > 1, "grammar, json_schema and regex exclude each other")
         endless = self.ignore_eos or self.min_tokens
         refuse(constraints and endless, "ignore_eos or min_tokens with a grammar: a text that matches has to end")
+        refuse(constraints and self.force_answer, "force_answer with a grammar: a text that matches has its own form")
+        most = math.inf if self.thinking_budget is None else self.thinking_budget
+        refuse(
+            self.min_thinking > most,
+            f"min_thinking must be a whole number up to thinking_budget, not {self.min_thinking!r}",
+        )
         states = self.hidden_steps or self.hidden_prompt
         refuse(states and not self.hidden, "hidden_steps and hidden_prompt need hidden=True")
 
@@ -141,6 +172,16 @@ class SamplingParams:
     def constrained(self) -> bool:
         """True if the text has to match a grammar, a schema or a regular expression."""
         return self.grammar is not None or self.json_schema is not None or self.regex is not None
+
+    @property
+    def limits_thoughts(self) -> bool:
+        """True if thoughts have a budget or a least length."""
+        return self.thinking_budget is not None or self.min_thinking > 0
+
+    @property
+    def forces(self) -> bool:
+        """True if something may be forced upon the text."""
+        return self.limits_thoughts or self.force_answer != ""
 
     @property
     def penalizes(self) -> bool:
@@ -193,6 +234,13 @@ class SamplingFields(TypedDict, total=False):
     hidden_steps: str
     hidden_prompt: bool
     shown_tokens: Sequence[int]
+    thinking_budget: int | None
+    budget_message: str
+    min_thinking: int
+    thinking_marks: Sequence[str] | None
+    force_answer: str
+    answer_tokens: int
+    continues: int
 
 
 class ModelSchema(dict[str, Any]):
@@ -298,7 +346,14 @@ _OF_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("grammar", _or_none(_is_grammar), "be a GBNF text, or None"),
     ("regex", _or_none(_is_text), "be a regular expression, or None"),
     ("json_schema", _or_none(_is_schema), "be a JSON schema: a dict, JSON text or a pydantic model"),
-    ("hidden_steps", lambda value: isinstance(value, str), "be a string"),
+    ("hidden_steps budget_message force_answer", lambda value: isinstance(value, str), "be a string"),
+    ("thinking_budget", _or_none(_at_least(0)), "be a whole number of tokens, or None"),
+    ("min_thinking answer_tokens continues", _at_least(0), "be a whole number of tokens"),
+    (
+        "thinking_marks",
+        _or_none(lambda value: _all(_is_text)(value) and len(value) == 2 and all(map(str.strip, value))),
+        "be two strings that are not blank, what opens thoughts and what closes them, or None",
+    ),
     ("logit_bias", lambda value: isinstance(value, Mapping | None), "have a number for each of its tokens, as a dict"),
 )
 _RULES = tuple((name, fits, must) for names, fits, must in _OF_FIELDS for name in names.split())

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tilebeam import LM
 from tilebeam.chat.answer_parts import Reasoning, Text
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.chat_template import _run, takes_tools
-from tilebeam.chat.thoughts import CHANNELS, Thinking, is_open, marks_of
+from tilebeam.chat.thoughts import CHANNELS, Thinking, has_thoughts, is_open, marks_of
 from tilebeam.chat.tools import ToolUse, family_of, tools_of
 from tilebeam.errors import TilebeamError
 
@@ -174,3 +175,23 @@ def test_calls_that_templates_do_not_write(name: str) -> None:
 def test_all_others_are_generic_by_name() -> None:
     others = {name: family_of(text).name for name, text in TEMPLATES.items() if name not in WITH_TOOLS}
     assert others == dict.fromkeys(GENERIC, "json") | dict.fromkeys(BOTH, "deepseek")
+
+
+@needs_source
+@pytest.mark.parametrize("name", sorted(name for name, text in TEMPLATES.items() if has_thoughts(text)))
+def test_templates_of_models_that_think(lm: LM, name: str) -> None:
+    """Thoughts are found open where the template opens them, and end at a budget with its own marks."""
+    try:
+        text = rendered(TEMPLATES[name], [{"role": "user", "content": "Q"}], True)
+    except Exception:
+        pytest.skip("the template needs other variables")
+    marks = marks_of(TEMPLATES[name])
+    opened = is_open(text, None, marks)
+    assert opened == text.rstrip().endswith(marks.opens.rstrip())
+    if name.startswith("deepseek-ai-DeepSeek-R1-Distill-Qwen"):
+        assert opened
+    prompt = text[-200:] if opened else text[-200:] + marks.opens
+    output = lm.generate(prompt, thinking_budget=3, thinking_marks=marks, seed=1, max_tokens=40)[0].outputs[0]
+    ids = lm.tokenize(marks.closes, add_special=False)
+    # A character that has begun ends before.
+    assert any(output.token_ids[at : at + len(ids)] == ids for at in range(3, 7))

@@ -163,6 +163,32 @@ def test_templates_decide_what_a_conversation_may_be(model: Path, base: Path, tm
     assert "system comes first" in ran.err
 
 
+def test_thoughts_have_a_budget(model: Path, tmp_path: Path) -> None:
+    key, message = "tokenizer.chat_template", "\nTime is up.\n"
+    thinks = with_metadata(model, tmp_path / "thinks.gguf", {key: w.kv_text(key, TEMPLATE + "<think>\n")})
+    budget = ["--reasoning-budget", 4, "--reasoning-budget-message", message.replace("\n", "\\n")]
+    text = ok("generate", "-m", thinks, *QUICK, "-p", "hi", "-n", 40, *budget).out
+    assert text.count(f"{message}</think>") == 1
+    said = talk(thinks, "hi", n=40, flags=budget)
+    assert message.strip() not in said.out
+    assert said.out.strip() in text.partition("</think>")[2]
+    assert "no effect" not in said.err
+    free = ok("generate", "-m", thinks, *QUICK, "-p", "hi", "-n", 40, "--reasoning-budget", -1).out
+    assert message not in free
+    for words in (["generate"], ["chat"], ["vote", "-N", 2]):
+        ran = ok(*words, "-m", model, *QUICK, "-p", "hi", "-n", 4, "--reasoning-budget", 2, stdin="")
+        assert ran.err.count("--reasoning-budget has no effect") == 1
+    Ran("generate", "-m", model, "-p", "hi", "--reasoning-budget", -2).fails_with("--reasoning-budget", code=2)
+
+
+def test_an_answer_is_forced(model: Path) -> None:
+    forced = ["--force-answer", "\\n#### "]
+    text = ok("generate", "-m", model, *QUICK, "-p", "hi", "-n", 90, *forced, "--temp", 0).out
+    assert text.count("\n#### ") == 1
+    vote = ok("vote", "-m", model, *QUICK, "-p", "hi", "-n", 50, "-N", 3, *forced)
+    assert vote.out.startswith("\n#### ")  # there is no room for more
+
+
 # --- on a terminal ----------------------------------------------------------------------------------------------------
 
 

@@ -22,12 +22,12 @@ from tilebeam.cli import bench as bench_cli
 from tilebeam.cli import console
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.question_files import UserQuestion
 from tilebeam.gguf.repack import pack
 from tilebeam.measure import selftest
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from tilebeam.native import releases
-from tilebeam.question_files import UserQuestion
 from tilebeam.text_files import unescaped
 
 from bench.lib import synth

@@ -27,7 +27,7 @@ from tilebeam import (
 from tilebeam.answers.extractors import NAMES
 from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.cli import search_view
-from tilebeam.cli.options import SamplingOptions, TextOptions, TokenOptions, grouped
+from tilebeam.cli.options import ForcingOptions, SamplingOptions, TextOptions, TokenOptions, grouped
 from tilebeam.gguf import gguf_write
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.contract import Pruned
@@ -259,7 +259,7 @@ def test_texts_are_as_long_as_fits(given: int | None, chat: bool, samples: int, 
         def tokenize(self, text: str) -> list[int]:
             return [*text.encode()]
 
-    drawing = SamplingOptions(text=TextOptions(tokens=TokenOptions(), n_predict=given))
+    drawing = SamplingOptions(text=TextOptions(tokens=TokenOptions(), n_predict=given, forcing=ForcingOptions()))
     asked = [Prompt("8 tokens", list(range(8)) if chat else None)] * prompts
     assert drawing.fitted(drawing.params(), Model(), asked, samples).max_tokens == most  # type: ignore[arg-type]
 

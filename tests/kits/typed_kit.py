@@ -24,6 +24,7 @@ class TypedLM:
         self.pieces: dict[str, int] = {}
         self.asked: list[list[int]] = []
         self.limits: list[int | None] = []
+        self.continued: list[int] = []
         self.kept = 0
         self.lock = threading.Lock()
 
@@ -49,6 +50,7 @@ class TypedLM:
             ids = list(prompt) if isinstance(prompt, list) else Prompt.of(prompt).tokens(self)
             self.asked.append(ids)
             self.limits.append(params.max_tokens)
+            self.continued.append(params.continues)
             outputs = []
             aborted = progress is not None and progress(Progress(total=params.n)) is False
             for i in range(params.n):

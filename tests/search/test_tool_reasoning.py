@@ -39,6 +39,7 @@ def test_what_is_read_again_begins_with_what_was_written() -> None:
     first, second = lm.asked
     assert lm.detokenize(second) == f"Q: {SUM}{MARK}\n2\n```\n"
     assert second[: len(first)] == first
+    assert lm.continued == [0, len(second) - len(first)]
 
 
 def test_a_token_that_holds_more_than_the_mark_is_replaced() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tilebeam import LM
+from tilebeam import LM, SamplingParams
 
 pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
 pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
@@ -134,3 +134,69 @@ def test_responses_have_them_as_an_item(opening: Running) -> None:
         {"role": "user", "content": "so?"},
     ]
     assert client.responses.create(**options | {"input": sent}).output
+
+
+MESSAGE = "\nTime is up.\n"
+LIMITED: dict[str, Any] = {"max_tokens": 40, "reasoning_budget_message": MESSAGE, "ignore_eos": True}
+
+
+def thought(told: dict[str, Any]) -> str:
+    """What a budget left of a thought, the same with any: its beginning."""
+    text: str = told.get("reasoning_content", "")
+    assert text.count(MESSAGE.strip()) == 1
+    assert MESSAGE.strip() not in told["content"]
+    assert told["content"]
+    return text.removesuffix(MESSAGE.strip()).rstrip()
+
+
+def test_thoughts_have_a_budget(opening: Running) -> None:
+    names = ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget")
+    first, *others = (message(opening, **LIMITED, **{name: 5}) for name in names)
+    assert others == [first, first]
+    longer = thought(message(opening, **LIMITED, thinking_budget_tokens=9))
+    assert longer.startswith(thought(first))
+    assert len(longer) > len(thought(first)) > len(thought(message(opening, **LIMITED, thinking_budget_tokens=0))) == 0
+    free = message(opening, **LIMITED)
+    assert free == message(opening, **LIMITED, thinking_budget_tokens=-1)
+    assert free == message(opening, **LIMITED, thinking_token_budget=500)
+    assert MESSAGE.strip() not in free["reasoning_content"]
+    schema = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes"]}}}
+    formed = message(opening, response_format=schema, thinking_budget_tokens=5, max_tokens=40)
+    assert formed["content"] == '"yes"'
+    assert formed["reasoning_content"]
+    for fields, param in (
+        ({"thinking_budget_tokens": -2}, "thinking_budget_tokens"),
+        ({"thinking_token_budget": 1.5}, "thinking_token_budget"),
+        ({"thinking_budget_tokens": 1, "thinking_token_budget": 2}, "two names of one number"),
+        ({"reasoning_budget_message": 3}, "reasoning_budget_message"),
+    ):
+        refused = opening.post(CHAT, {"messages": HI} | fields)
+        assert refused.status_code == 400
+        assert param in refused.text
+
+
+def test_an_effort_is_a_share_of_the_servers_budget(lm: LM, opening: Running) -> None:
+    budget = SamplingParams(thinking_budget=16, budget_message=MESSAGE)
+    asked: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    shares = {"none": 0, "minimal": 1, "low": 4, "medium": 8, "high": 16, "xhigh": 16}
+    by_effort = {
+        effort: thought(message(opening, **asked | LIMITED, thinking_budget_tokens=tokens))
+        for effort, tokens in shares.items()
+    }
+    with running(lm, chat_template=OPENING.replace("{% if enable_thinking %}", "{% if true %}"), sampling=budget) as it:
+        for effort, text in by_effort.items():
+            assert thought(message(it, **asked, reasoning_effort=effort)) == text
+        assert thought(message(it, **asked)) == by_effort["high"]
+        assert thought(message(it, **asked, reasoning_effort="high", thinking_budget_tokens=4)) == by_effort["low"]
+        # Other APIs.
+        body = {"model": "tiny", "max_tokens": 40, "messages": HI, "seed": 1}
+        kinds = [{"type": "enabled", "budget_tokens": 4}, {"type": "adaptive"}, {"type": "disabled"}]
+        for kind, effort in zip(kinds, ("low", "high", "none"), strict=True):
+            (thinks, *_) = it.post("/v1/messages", body | {"thinking": kind}).json()["content"]
+            assert thought({"reasoning_content": thinks["thinking"], "content": "."}) == by_effort[effort]
+        asks = {"model": "tiny", "input": "hi", "seed": 1, "max_output_tokens": 40, "reasoning": {"effort": "low"}}
+        (thinks, *_) = it.post("/v1/responses", asks).json()["output"]
+        assert thought({"reasoning_content": thinks["content"][0]["text"], "content": "."}) == by_effort["low"]
+        votes = {"search": {"method": "vote", "budget": 3, "extract": "text", "candidates": True}}
+        (choice,) = it.post(CHAT, {"messages": HI, "seed": 1} | asked | votes).json()["choices"]
+        assert [MESSAGE in one["text"] for one in choice["search"]["candidates"]] == [True] * 3

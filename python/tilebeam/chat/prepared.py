@@ -110,11 +110,38 @@ def bound(params: SamplingParams, model: ModelTokens, use: ToolUse | None, marks
     return params if params.ignore_eos or params.min_tokens else replace(params, grammar=held_grammar(use, model))
 
 
+def with_forcing(
+    prompt: Prompt, continued: str | None, params: SamplingParams, model: ModelTokens, marks: Marks, *, opens: bool
+) -> tuple[Prompt, SamplingParams]:
+    """Return what a model reads and how it samples an answer upon which something may be forced.
+
+    Args:
+        prompt: what the model reads.
+        continued: the message at its end that the answer goes on with, None: it begins a new one.
+        params: how to sample.
+        model: whose tokens they are.
+        marks: around thoughts.
+        opens: open thoughts that are limited in the prompt: a grammar, which holds from their end on, has no room for
+            the mark.
+    """
+    ids, continues = list(prompt.tokens(model)), 0
+    if continued:
+        size = len(continued.encode())
+        while size > 0 and continues < len(ids):
+            continues += 1
+            size -= len(model.spelling(ids[-continues]))
+    decided = prompt.text.rstrip().endswith((marks.opens.rstrip(), marks.closes))
+    if continued is None and opens and not decided and params.limits_thoughts and params.thinking_budget != 0:
+        ids += model.tokenize(marks.opens, add_special=False)
+        prompt = replace(prompt, text=prompt.text + marks.opens, token_ids=ids)
+    return prompt, replace(params, thinking_marks=marks, continues=continues)
+
+
 def thinking_of(
     prompt: Prompt, continued: str | None, params: SamplingParams, use: ToolUse | None, marks: Marks, separate: bool
 ) -> Thinking | None:
     """Tell how an answer's thoughts are read, None: it has none. A grammar that spells no end of them leaves no room
-    for any; gpt-oss has headers beside them.
+    for any, unless it waits for it; gpt-oss has headers beside them.
 
     Args:
         prompt: what the model reads.
@@ -125,7 +152,8 @@ def thinking_of(
         separate: they are told apart from the text.
     """
     free = params.grammar is None or (use is not None and not use.forced)
-    ends = free or spells(params.grammar or "", marks.closes)
+    waits = params.limits_thoughts and is_open(prompt.text, continued, marks)
+    ends = free or waits or spells(params.grammar or "", marks.closes)
     if not ends and marks != CHANNELS:
         return None
     return Thinking(marks, ends and is_open(prompt.text, continued, marks), separate)

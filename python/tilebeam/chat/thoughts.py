@@ -72,6 +72,11 @@ def marks_of(template: str) -> Marks:
     return next((marks for marks, texts in _TOLD_BY if all(text in template for text in texts)), THINK)
 
 
+def has_thoughts(template: str) -> bool:
+    """Tell whether a template says how its model thinks."""
+    return marks_of(template) != THINK or any(mark in template for mark in THINK)
+
+
 def texts_of(marks: Marks | None) -> tuple[str, ...]:
     """Return what has to be seen of an answer to read its thoughts, control tokens among it."""
     return _HEADER_MARKS if marks == CHANNELS else marks or ()

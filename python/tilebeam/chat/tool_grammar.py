@@ -31,6 +31,10 @@ class ModelTokens(Protocol):
         """Tell whether a token is no text."""
         ...
 
+    def spelling(self, token: int) -> bytes:
+        """Return the bytes that stand for a token, those of its text or the name of a control token."""
+        ...
+
 
 def forced_grammar(use: ToolUse) -> str:
     """Return the grammar of an answer that calls.

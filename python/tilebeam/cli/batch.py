@@ -20,10 +20,10 @@ from tilebeam.errors import TilebeamError
 from tilebeam.gguf.help_text import options_given
 
 if TYPE_CHECKING:
+    from tilebeam.evaluation.question_files import UserQuestion
     from tilebeam.model.lm import LM
     from tilebeam.outputs import Usage
     from tilebeam.prompt import Prompt
-    from tilebeam.question_files import UserQuestion
     from tilebeam.sampling_params import SamplingParams
 
 # Options that say where prompts come from and results go, or how the machine runs: they change no result's meaning.

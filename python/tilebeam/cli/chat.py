@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import ModelOptions, SamplingOptions, grouped
+from tilebeam.cli.options import ModelOptions, SamplingOptions, grouped, tell_thoughtless
 from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.gguf.whole_file import os_error, whole_file
 from tilebeam.scoring.scoring_defaults import ScorerName
@@ -69,14 +69,15 @@ def chat(
     from tilebeam.scoring.scorer_names import named_scorer
     from tilebeam.search import algorithms
 
-    vote = algorithms.create("self-consistency", extract=extract)
+    vote, params = algorithms.create("self-consistency", extract=extract), drawing.params()
     with model.load(model.parallel) as lm, lm.keep_prefixes():
         if lm.chat_template is None:
             raise TilebeamError(
                 f"{lm.info.path} has no chat template: it is a base model. tilebeam generate continues a text with it."
             )
+        tell_thoughtless(params, lm.chat_template)
         best = algorithms.create("best-of-n", scorer=named_scorer(scorer, lm) if scorer else None)
-        talk = _Talk(lm, drawing, drawing.params(), {"/think": vote, "/best": best})
+        talk = _Talk(lm, drawing, params, {"/think": vote, "/best": best})
         talk.set_system(system or "")
         if _on_terminal():
             console.err().print("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves", style="dim")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilebeam.cli import batch, console
-from tilebeam.cli.options import Json, ModelOptions, PromptOptions, SamplingOptions, grouped
+from tilebeam.cli.options import Json, ModelOptions, PromptOptions, SamplingOptions, grouped, tell_thoughtless
 from tilebeam.cli.read_prompts import wrap
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def generate(
     with model.load(total) as lm:
         chat = what.chats(lm)
         prompts = [wrap(lm, text, chat) for text in texts]
+        tell_thoughtless(params, lm.chat_template)
         params = drawing.fitted(params, lm, prompts, n_samples)
         echo = sys.stdout.isatty() and not chat if display_prompt is None else display_prompt
         if to_file.out is not None:

@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilebeam.chat.thoughts import has_thoughts
 from tilebeam.cli import console
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.option_groups import grouped as grouped
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
 from tilebeam.native.npu_options import Executor
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.sampling_params import ANSWER_TOKENS, SamplingParams
 from tilebeam.text_files import unescaped
 
 if TYPE_CHECKING:
+    from tilebeam.evaluation.question_files import UserQuestion
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt as Asked
-    from tilebeam.question_files import UserQuestion
 
 model_option = partial(typer.Option, rich_help_panel="Model")
 drawing_option = partial(typer.Option, rich_help_panel="Sampling")
@@ -321,6 +322,58 @@ Stop = Annotated[
 ]
 Seed = Annotated[int | None, drawing_option("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.")]
 
+ReasoningBudget = Annotated[
+    int,
+    drawing_option(
+        "--reasoning-budget", min=-1, help="Most tokens of thoughts, then the model answers; 0: none, -1: any number."
+    ),
+]
+BudgetMessage = Annotated[
+    str,
+    drawing_option("--reasoning-budget-message", help="Text that ends thoughts at their budget (\\n allowed)."),
+]
+ForceAnswer = Annotated[
+    str,
+    drawing_option(
+        "--force-answer",
+        help="Text that a sample goes on with which is about to be cut without an answer (\\n allowed), such as "
+        f"'\\n\\nThe answer is \\boxed{{'; it comes {ANSWER_TOKENS} tokens before the end.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """Options of thoughts, which come before an answer."""
+
+    reasoning_budget: ReasoningBudget = -1
+    reasoning_budget_message: BudgetMessage = SamplingParams.budget_message
+
+    def fields(self, escape: bool = True) -> dict[str, Any]:
+        """Return them as fields of `SamplingParams`; `escape`: as for `TextOptions`."""
+        message = unescaped(self.reasoning_budget_message) if escape else self.reasoning_budget_message
+        told: dict[str, Any] = {"budget_message": message} if message else {}
+        return told if self.reasoning_budget < 0 else told | {"thinking_budget": self.reasoning_budget}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForcingOptions(BudgetOptions):
+    """Options of what is forced upon a text."""
+
+    force_answer: ForceAnswer = SamplingParams.force_answer
+
+    def fields(self, escape: bool = True) -> dict[str, Any]:
+        """Return them as fields of `SamplingParams`; only those that say something, as they name an evaluation."""
+        answer = unescaped(self.force_answer) if escape else self.force_answer
+        return super().fields(escape) | ({"force_answer": answer} if answer else {})
+
+
+def tell_thoughtless(params: SamplingParams, template: str | None) -> None:
+    """Say that a budget of thoughts has no effect where the chat template has none."""
+    if params.thinking_budget is not None and not has_thoughts(template or ""):
+        what = "--reasoning-budget has no effect: the chat template of this model tells nothing of thoughts"
+        console.err().print(what, style="yellow")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
@@ -343,16 +396,17 @@ class TextOptions:
     tokens: TokenOptions
     n_predict: Length = None
     stop: Stop = None
+    forcing: ForcingOptions
 
     def fields(self, escape: bool = True) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`.
 
         Args:
-            escape: expand escapes in stop strings.
+            escape: expand escapes in stop strings and forced texts.
         """
         stop = [unescaped(s) if escape else s for s in self.stop or []]
         most = None if self.n_predict in (-1, -2) else self.n_predict
-        return self.tokens.fields() | {"max_tokens": most, "stop": stop}
+        return self.tokens.fields() | self.forcing.fields(escape) | {"max_tokens": most, "stop": stop}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,13 +416,13 @@ class TaskTextOptions:
     tokens: TokenOptions
     n_predict: NPredict = None
     stop: Stop = None
+    forcing: ForcingOptions
 
     def sampling(self, task: Task) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`, filled in by the task."""
-        return self.tokens.fields() | {
-            "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
-            "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
-        }
+        most = task.defaults.max_tokens if self.n_predict is None else self.n_predict
+        stop = [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop)
+        return self.tokens.fields() | self.forcing.fields() | {"max_tokens": most, "stop": stop}
 
 
 @dataclass(frozen=True, kw_only=True)

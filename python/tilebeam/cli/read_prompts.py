@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.question_files import UserQuestion, question_of
 from tilebeam.prompt import Prompt
-from tilebeam.question_files import UserQuestion, question_of
 from tilebeam.text_files import json_lines, read_text, unescaped
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def prompts(prompt: str | None, file: Path | None, escape: bool, field: str | No
     Args:
         escape: expand escapes in what was typed after -p. Files and stdin are taken as they are, without a byte
             order mark.
-        field: see `tilebeam.question_files.question_of`.
+        field: see `tilebeam.evaluation.question_files.question_of`.
 
     Raises:
         TilebeamError: none, both, an empty one, or a file that is not UTF-8 text; for a bad line, with its number.

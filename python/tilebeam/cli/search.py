@@ -22,6 +22,7 @@ from tilebeam.cli.options import (
     SpeculationOptions,
     UnsafeCode,
     grouped,
+    tell_thoughtless,
 )
 from tilebeam.cli.read_prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
@@ -44,9 +45,9 @@ from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.answers.extract import Extractor
+    from tilebeam.evaluation.question_files import UserQuestion
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt
-    from tilebeam.question_files import UserQuestion
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
@@ -442,6 +443,7 @@ def _run(
         lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
         chat = given.chats(lm) or (wrapped is not None and given.chat is None)
         prompts = [wrapped(lm, text) if wrapped and chat else wrap(lm, text, chat) for text in asked]
+        tell_thoughtless(params, lm.chat_template)
         params = options.drawing.fitted(params, lm, prompts, options.budget)
         search = _SearchRun(name, options, lm, asked, prompts, params, chat, stack)
         if rates is not None:

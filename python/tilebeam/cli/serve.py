@@ -15,6 +15,7 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.options import (
+    BudgetOptions,
     CtxSize,
     LoraOptions,
     NamedModels,
@@ -26,6 +27,7 @@ from tilebeam.cli.options import (
     grouped,
     model_option,
     named_file,
+    tell_thoughtless,
 )
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
@@ -285,10 +287,12 @@ class DefaultOptions:
         ),
     ] = None
     drawing: TokenOptions
+    thoughts: BudgetOptions
 
     def settings(self) -> dict[str, Any]:
         """Give their fields of `Settings`."""
-        return {"sampling": SamplingParams(**self.drawing.fields()), "max_tokens": self.n_predict}
+        sampling = SamplingParams(**self.drawing.fields(), **self.thoughts.fields())
+        return {"sampling": sampling, "max_tokens": self.n_predict}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,6 +427,7 @@ def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:
         err.print(f"models: {names}; each is loaded when it is asked for", style="dim", highlight=False)
     else:
         err.print(console.about(loaded.lm), style="dim", highlight=False)
+        tell_thoughtless(models.settings.sampling, models.settings.chat_template or loaded.lm.chat_template)
         if loaded.scorer is not None:
             err.print(console.about_reward(loaded.scorer), style="dim", highlight=False)
     _say_address(url)

@@ -19,12 +19,13 @@ from typing import NoReturn
 
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.drafter import Drafter
+from tilebeam.engine.forcing import Forcer
 from tilebeam.engine.hidden_states import HiddenStates
 from tilebeam.engine.kv_cache import Limits, PrefixCache
 from tilebeam.engine.matcher import too_complex
 from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
-from tilebeam.engine.sampler import BAD_LOGITS, TOO_COMPLEX, BatchSampler, Sampler, SampleRows
+from tilebeam.engine.sampler import BAD_LOGITS, TOO_COMPLEX, Banned, BatchSampler, Sampler, SampleRows
 from tilebeam.engine.scheduler import BatchPlan, Scheduler
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.native.llama import Context
@@ -260,10 +261,14 @@ class Engine:
         request = sample.request
         if sample.sampler is None:
             n_ctx = self.context.n_ctx
-            sample.sampler = Sampler(request.params, sample.seed, self.vocab, request.prompt_ids, n_ctx)
+            prompt, forcing = request.prompt_ids, request.forcing
+            closers = () if forcing is None else forcing.closers
+            sample.sampler = Sampler(request.params, sample.seed, self.vocab, prompt, n_ctx, closers)
             sample.detokenizer = Detokenizer(request.params.stop or ())
             sample.place = self.hidden.open() if request.params.hidden else None
-            sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(request.prompt_ids))
+            sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(prompt))
+            if forcing is not None:
+                sample.forcer = Forcer(forcing, self.vocab, sample.sampler, prompt, sample.limit)
 
     def _repeat(self) -> BatchPlan | None:
         """Make the last plan again, in the batch arrays, if nothing but the next token of every sample has changed."""
@@ -377,8 +382,10 @@ class Engine:
         sample.tokens.append(token)
         request.usage.completion_tokens += 1
         request.progress.tokens += 1
-        if len(sample.tokens) == params.min_tokens and sample.sampler is not None:
-            sample.sampler.allow_ends()
+        if sample.forcer is not None:
+            sample.forcer.take(token)
+        elif len(sample.tokens) == params.min_tokens and sample.sampler is not None:
+            sample.sampler.steer(None, Banned.NOTHING)
         self._note(sample, logit - norm)
         if params.top_logprobs:
             tokens, logits = self.sampler.top(entry, params.top_logprobs)
@@ -458,7 +465,7 @@ class Engine:
             self.scheduler.drafter.finished(sample)
         if sample.sampler is not None:
             sample.sampler.close()
-            sample.sampler = None
+            sample.sampler = sample.forcer = None
         if sample.place is not None:
             complete = reason == "stop" and bool(sample.tokens) and self.vocab.is_end(sample.tokens[-1])
             sample.hidden = self.hidden.state(sample.place, ended=complete)

@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 
 from tilebeam.engine.detokenizer import Detokenizer
+from tilebeam.engine.forcing import Forcer, Forcing
 from tilebeam.engine.kv_cache import Sequence
 from tilebeam.engine.matcher import is_known
 from tilebeam.engine.sampler import NORM, SPREAD, TOKEN_ONLY, Sampler
@@ -31,6 +32,7 @@ class Sample:
     entropies: list[float] = field(default_factory=list)
     certainties: list[float] = field(default_factory=list)
     sampler: Sampler | None = None
+    forcer: Forcer | None = None  # where tokens may be forced
     detokenizer: Detokenizer | None = None
     kv: Sequence | None = None
     age: int = 0  # admission number: who is preempted when cells run out
@@ -116,6 +118,7 @@ class Request:
     error: TilebeamError | None = None  # why it ended early, if it is this request's own fault
     adapters: tuple[float, ...] = ()  # scales of the LoRA adapters that compute it
     schema: object = None  # that the grammar was made of
+    forcing: Forcing | None = None
 
     @property
     def text_start(self) -> int:
@@ -162,10 +165,13 @@ def make_request(
         TilebeamError: the request cannot be run.
     """
     check_prompt(prompt_ids, context)
-    if not context.model.vocab.has_text and (params.constrained or params.stop):
+    if not context.model.vocab.has_text and (params.constrained or params.stop or params.forces):
         raise TilebeamError(
-            "This model has no tokenizer, so that its tokens are no text: no grammar and no stop strings."
+            "This model has no tokenizer, so that its tokens are no text: no grammar, no stop strings, no budget of "
+            "thoughts and no forced answer."
         )
+    if params.continues > len(prompt_ids):
+        raise TilebeamError(f"continues: the prompt has {len(prompt_ids)} tokens, fewer than {params.continues}.")
     _check_vocabulary(params, context.model.vocab.size)
     schema = params.json_schema
     params = _with_checked_grammar(params, context.model.vocab).resolved()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import pairwise
+from enum import IntEnum
+from itertools import accumulate, pairwise
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -28,6 +29,8 @@ TOKEN_ONLY: int = lib.TB_DRAW_TOKEN
 NORM: int = lib.TB_DRAW_NORM
 SPREAD: int = lib.TB_DRAW_SPREAD
 
+# Added to the logit of a token that is forced; others have no probability beside it.
+_FORCE = 1e9
 # Fewer logits than this are drawn from in less time than it takes to have other threads help.
 _SHARED_LOGITS = 1 << 20
 
@@ -50,6 +53,14 @@ assert _ROW.itemsize == ffi.sizeof("struct tb_draw_row")
 assert _CANDIDATE.itemsize == ffi.sizeof("struct tb_candidate")
 
 
+class Banned(IntEnum):
+    """Tokens that a sampler does not draw now, beside those that logit_bias bans."""
+
+    NOTHING = 0
+    ENDS = 1  # those that end a text
+    CLOSING = 2  # these, and what closes thoughts
+
+
 class Sampler:
     """Owns how one sequence draws: logit bias, penalties, top-k, top-p, min-p, temperature, then the draw; and a
     grammar that all tokens must satisfy.
@@ -60,13 +71,20 @@ class Sampler:
     Args:
         prompt: its last tokens count for the penalties.
         n_ctx: tokens that prompt and text have at most.
+        closers: tokens that `Banned.CLOSING` stands for, none: nothing is forced.
 
     Raises:
         TilebeamError: the grammar is invalid.
     """
 
     def __init__(
-        self, params: SamplingParams, seed: int, vocab: Vocab, prompt: Sequence[int] = (), n_ctx: int = 1 << 16
+        self,
+        params: SamplingParams,
+        seed: int,
+        vocab: Vocab,
+        prompt: Sequence[int] = (),
+        n_ctx: int = 1 << 16,
+        closers: Sequence[int] = (),
     ) -> None:
         state = self.state = ffi.new("struct tb_chain *")
         self._grammar = Matcher(params.grammar, vocab) if params.grammar is not None else None
@@ -75,12 +93,13 @@ class Sampler:
         state.temperature = params.temperature
         state.repeat, state.frequency = params.repeat_penalty, params.frequency_penalty
         state.presence = params.presence_penalty
-        # Ends that are banned until `allow_ends` come last.
+        # Tokens that are not banned all the time come last.
         bias = sorted((params.logit_bias or {}).items())
-        banned = sorted({*params.stop_tokens, *vocab.ends}) if params.min_tokens else []
-        self._lasting = len(bias)
-        self._biases = ffi.new("struct tb_bias[]", [*bias, *((token, -math.inf) for token in banned)])
-        state.biases, state.n_biases = self._biases, len(self._biases)
+        ends = sorted({*params.stop_tokens, *vocab.ends}) if params.min_tokens or closers else []
+        self._counts = list(accumulate((len(bias), len(ends), len(closers))))
+        self._biases = ffi.new("struct tb_bias[]", [*bias, *((token, -math.inf) for token in (*ends, *closers))])
+        self._forced = ffi.new("struct tb_bias[]", 1)
+        self.steer(None, Banned.ENDS)
         size = min(params.penalty_last_n, n_ctx) if params.penalizes else 0
         last = prompt[-size:] if size else []
         self._recent = ffi.new("int32_t[]", size)
@@ -93,9 +112,20 @@ class Sampler:
         """The address of `state`, for native code."""
         return int(ffi.cast("uintptr_t", self.state))
 
-    def allow_ends(self) -> None:
-        """Let the text end from now on."""
-        self.state.n_biases = self._lasting
+    def steer(self, forced: int | None, banned: Banned, *, free: bool = False) -> None:
+        """Say how the next token is drawn.
+
+        Args:
+            forced: the token that it is, if the grammar allows it; None: any.
+            banned: what it is not.
+            free: the grammar is not asked, and goes on from where it is later.
+        """
+        state = self.state
+        state.biases, state.n_biases = self._biases, self._counts[banned]
+        if forced is not None:
+            self._forced[0] = (forced, _FORCE)
+            state.biases, state.n_biases = self._forced, 1
+        state.grammar = ffi.NULL if free or self._grammar is None else self._grammar.pointer
 
     def close(self) -> None:
         """Free the grammar."""

@@ -441,12 +441,15 @@ class Scheduler:
         share = room // max(1, len(drafting))
         # The last token that it may have is drawn, not drafted.
         asked = [(s, most) for s in drafting if (most := min(share, s.limit - len(s.tokens) - 1)) > 0]
+        # What is forced need not be guessed.
+        drafts = {s: s.forcer.coming[:most] for s, most in asked if s.forcer is not None and s.forcer.coming}
+        asked = [(s, most) for s, most in asked if s not in drafts]
         if not asked:
-            return {}
+            return drafts
         with observed(self.observer, "draft"):
             proposed = self.drafter.propose(asked, len(decoding))
         self.resting = self.drafter.rest()
-        drafts = {s: self._known(draft[:most]) for (s, most), draft in zip(asked, proposed, strict=True)}
+        drafts |= {s: self._known(draft[:most]) for (s, most), draft in zip(asked, proposed, strict=True)}
         return {s: draft for s, draft in drafts.items() if draft}
 
     def _known(self, tokens: list[int]) -> list[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, cast, overload
 
-from tilebeam.chat.prepared import PreparedChat, bound, thinking_of
-from tilebeam.chat.thoughts import marks_of
+from tilebeam.chat.prepared import PreparedChat, bound, thinking_of, with_forcing
+from tilebeam.chat.thoughts import Marks, has_thoughts, marks_of
 from tilebeam.chat.tools import Tool, ToolChoice, tool_use, tools_of
 from tilebeam.errors import TilebeamError
 from tilebeam.model.generating import Generating
@@ -192,7 +192,8 @@ class Chatting(Generating):
         offered = tools_of(tools)
         use = tool_use(offered, tool_choice, text, several=parallel_tool_calls)
         separate = reasoning == "apart"
-        marks = marks_of(text) if separate or use is not None else None
+        known = Marks(*params.thinking_marks) if params.thinking_marks else marks_of(text)
+        marks = known if separate or use is not None else None
         prompt = self.chat_prompt(
             messages,
             template=template,
@@ -202,6 +203,10 @@ class Chatting(Generating):
         )
         params = bound(params, self, use, marks)
         continued = (messages[-1].get("content") or "") if continue_final_message else None
+        if params.forces:
+            held = params.grammar is not None and (use is None or use.forced)
+            opens = held and (params.thinking_marks is not None or has_thoughts(text))
+            prompt, params = with_forcing(prompt, continued, params, self, known, opens=opens)
         thinking = None if marks is None else thinking_of(prompt, continued, params, use, marks, separate)
         return PreparedChat(prompt, params, use, thinking, schema)
 

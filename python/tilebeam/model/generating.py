@@ -8,7 +8,9 @@ from typing import Unpack, cast
 
 import numpy as np
 
+from tilebeam.chat.thoughts import CHANNELS, Marks, is_open, marks_of
 from tilebeam.engine.dispatcher import Call
+from tilebeam.engine.forcing import Forcing
 from tilebeam.engine.request import Request, check_prompt, make_request
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async, run_each
 from tilebeam.errors import NpuError, TilebeamError
@@ -17,6 +19,8 @@ from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
 from tilebeam.prompt import Prompt, PromptLike, refuse_messages
 from tilebeam.sampling_params import SamplingFields, SamplingParams, updated
 
+# The mark that opens thoughts, and white space behind it, are at most so many tokens.
+_MARK_TOKENS = 64
 # `completed` submits so many times the samples that can decode together: the next ones wait in the queue.
 _AHEAD = 2
 
@@ -183,7 +187,17 @@ class Generating(Core):
                 text = vocab.text(ids)
             request = make_request(self._context, text, ids, params, progress)
             request.adapters = self._scales(params.lora)
+            if params.forces:
+                request.forcing = self._forcing(ids, request.params)
             return request
+
+    def _forcing(self, ids: list[int], params: SamplingParams) -> Forcing:
+        """Tell what is forced upon a prompt's samples, and whether it ends within a thought."""
+        vocab, start = self._model.vocab, len(ids) - params.continues
+        marks = Marks(*params.thinking_marks) if params.thinking_marks else marks_of(self.chat_template or "")
+        end = "".join(map(vocab.spelling, ids[max(0, start - _MARK_TOKENS) : start]))
+        opened = is_open(end, None, marks)
+        return Forcing.of(params, vocab, marks, opened=opened, anywhere=marks == CHANNELS)
 
     def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""

@@ -188,9 +188,13 @@ class StepExpander:
             )
         if params.min_tokens:
             raise TilebeamError("A search by steps ends its texts itself: no min_tokens.")
-        limit = self.max_step_tokens
+        limit, answer = self.max_step_tokens, 0
         if params.max_tokens is not None:
-            limit = min(limit, params.max_tokens - len(branch.beam.tokens))
+            left = params.max_tokens - len(branch.beam.tokens)
+            limit = min(limit, left)
+            answer = max(0, params.answer_tokens - (left - limit))  # before the end of the whole text
+        continues = params.continues + len(branch.beam.tokens)
+        changes |= {"answer_tokens": answer, "continues": continues}
         if self.scorer.needs_hidden:  # the token drawn last is decoded now
             changes |= {"hidden": True, "hidden_prompt": bool(branch.beam.tokens)}
         return replace(params, max_tokens=limit, stop=(self.step_stop, *(params.stop or ())), **changes)

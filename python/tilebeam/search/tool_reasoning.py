@@ -246,6 +246,7 @@ class ToolGenerator:
                 max_tokens=left,
                 min_tokens=0,
                 hidden_prompt=params.hidden,
+                continues=params.continues + len(draft.tokens),
             )
             output = self._lm.generate([ids + draft.tokens], [asked], progress=told.hook())[0]
             draft.add(output.outputs[0])

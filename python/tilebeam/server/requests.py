@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import combinations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -32,6 +33,11 @@ Label = Annotated[str, Field(pattern=r"^[^\s<>|\\\x00-\x1f\x7f]{0,256}$")]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+# What an effort is of the most tokens of thoughts that the server was started with; others are all of it.
+_EFFORTS = {"none": 0.0, "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2}
+Budget = Annotated[int, Field(ge=-1)]
+# Names of one number: tokens of thoughts at most, -1 for any number.
+_BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget")
 MostTokens = Annotated[int, Field(ge=-1), AfterValidator(no_zero)]
 Schema = Annotated[dict[str, Any] | bool | Text, AfterValidator(parsed_schema)]
 Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
@@ -205,12 +211,16 @@ class Generation(Neutral, Sampling):
     grammar: Grammar | None = None
     json_schema: dict[str, Any] | bool | None = None
     n_predict: int | None = Field(None, ge=-1)  # max_tokens; -1: until the context is full
+    thinking_budget_tokens: Budget | None = None
+    reasoning_budget_tokens: Budget | None = None
+    reasoning_budget_message: Annotated[Text, Field(max_length=MAX_PATTERN)] | None = None
     samplers: Annotated[list[Text], Field(max_length=32), AfterValidator(checked_samplers)] | None = None
     search: Search | None = None
     # Named as vLLM names them:
     repetition_penalty: Number | None = Field(None, gt=0)  # repeat_penalty
     structured_outputs: StructuredOutputs | None = None
     min_tokens: int | None = Field(None, ge=0)
+    thinking_token_budget: Budget | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOPS)
     include_stop_str_in_output: bool = False
     guided_json: Schema | None = None
@@ -260,7 +270,7 @@ class Generation(Neutral, Sampling):
         if len(self.formats) > 1:
             raise ValueError(f"{' and '.join(self.formats)} exclude each other")
         twins = ("max_tokens", "n_predict"), ("max_tokens", "max_completion_tokens")
-        for names in (*twins, ("repeat_penalty", "repetition_penalty")):
+        for names in (*twins, ("repeat_penalty", "repetition_penalty"), *combinations(_BUDGETS, 2)):
             if len({getattr(self, name, None) for name in names} - {None}) > 1:
                 raise ValueError(f"{' and '.join(names)} are two names of one number, but differ")
         if self.best_of is not None and self.best_of < self.n:
@@ -306,6 +316,18 @@ class Generation(Neutral, Sampling):
         """
         given = self.n_predict if self.max_tokens is None else self.max_tokens
         return otherwise if given is None else None if given < 0 else given
+
+    def thinking_budget(self, most: int | None) -> int | None:
+        """Return the most tokens of thoughts; None: any number.
+
+        Args:
+            most: what the server was started with, of which an effort is a share.
+        """
+        told = [value for name in _BUDGETS if (value := getattr(self, name)) is not None]
+        effort = getattr(self, "reasoning_effort", None) or ""
+        if told:
+            return None if told[0] < 0 else told[0]
+        return 0 if effort == "none" else None if most is None else int(most * _EFFORTS.get(effort, 1))
 
     @property
     def draws_nothing(self) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
+from tilebeam.chat.thoughts import marks_of
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
 from tilebeam.outputs import EngineFigures
 from tilebeam.prompt import Prompt
@@ -154,6 +155,8 @@ class Service:
         def prepare(lm: LM, params: SamplingParams) -> Ready:
             if body.search is not None:  # whose candidates are texts as they are
                 template, variables = settings.chat_template, settings.chat_template_kwargs
+                marks = None if template is None else marks_of(template)
+                params = replace(params, thinking_marks=marks)
                 return Ready([chat_completions.prompt_of(lm, body, template, variables)], params)
             made = chat_completions.prepared(lm, body, settings, params)
             return Ready([made.prompt], made.params, made.reader)
@@ -170,10 +173,12 @@ class Service:
         penalty = body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty
         # llama.cpp's convention: a negative seed is a new one.
         seed = {"seed": None} if body.seed is None or body.seed < 0 else {}
+        ended_by = body.reasoning_budget_message
         try:
             params = replace(
                 self.settings.sampling,
-                **given(body.sampling() | {"repeat_penalty": penalty}) | seed,
+                **given(body.sampling() | {"repeat_penalty": penalty, "budget_message": ended_by}) | seed,
+                thinking_budget=body.thinking_budget(self.settings.sampling.thinking_budget),
                 n=body.samples,
                 frequency_penalty=body.frequency_penalty,
                 presence_penalty=body.presence_penalty,

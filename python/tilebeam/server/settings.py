@@ -25,7 +25,8 @@ class Settings:
         max_searches: that run at the same time; others wait.
         max_body: bytes of a request.
         programs: searches may run programs that the model writes, confined (the method tir, and "programs": true).
-        sampling: temperature, top_k, top_p, min_p and repeat_penalty of requests that do not say.
+        sampling: temperature, top_k, top_p, min_p, repeat_penalty, thinking_budget and budget_message of requests that
+            do not say.
         max_tokens: of chats that do not say; None: until the context is full.
         chat_template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
         chat_template_kwargs: variables of the template, for requests that do not set them.

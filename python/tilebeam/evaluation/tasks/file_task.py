@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.question_files import question_of
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.task import Item, Task
-from tilebeam.question_files import question_of
 from tilebeam.text_files import json_lines
 
 

@@ -82,7 +82,7 @@ class _ToolChoice(Strict):
 
 class _Thinking(Strict):
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None  # without effect
+    budget_tokens: int | None = Field(None, ge=0)
     display: str | None = None
 
 
@@ -134,6 +134,8 @@ class CountRequest(ChatForm):
             fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
         if self.thinking is not None and self.thinking.type == "disabled":
             fields["reasoning_effort"] = "none"  # otherwise the model's and the server's default holds
+        elif self.thinking is not None:
+            fields["thinking_budget_tokens"] = self.thinking.budget_tokens
         if self.messages[-1].role == "assistant" and self.messages[-1].content[-1].type != "tool_use":
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         return fields
