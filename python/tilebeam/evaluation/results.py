@@ -332,7 +332,8 @@ def _of_relative_weights(method: Method, scorer: str) -> Estimator:
 
     def estimate(answers: list[str | None], samples: Sequence[Record], k: int) -> float:
         weigh = partial(stats.relative_weights, [s["scores"][scorer] for s in samples], weighting, sharpness)
-        return stats.weighted_at_k(answers, weigh, _correct(samples), k)
+        worth = np.array([_worth(s) for s in samples])
+        return stats.weighted_at_k(answers, lambda drawn: weigh(drawn) * worth, _correct(samples), k)
 
     return _voted(estimate)
 
