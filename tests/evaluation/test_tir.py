@@ -14,7 +14,7 @@ from tilebeam.evaluation.results import _majority, _voted
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.worker import EvalJob, Workbench
-from tilebeam.search.tool_reasoning import MARK, SYSTEM
+from tilebeam.search.tool_forms import MARK, SYSTEM
 
 
 @pytest.fixture(name="spec")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from tilebeam import CompletionOutput, SamplingParams, TilebeamError, ToolReasoning
 from tilebeam.errors import SearchCancelled
-from tilebeam.search.tool_reasoning import MARK, MOST_OUTPUT, ToolGenerator, confined, last_program, ran_program, shown
+from tilebeam.search.tool_forms import MARK
+from tilebeam.search.tool_reasoning import MOST_OUTPUT, ToolGenerator, confined, last_program, ran_program, shown
 from typed_kit import TypedLM
 
 SUM = "I add.\n```python\nprint(1 + 1)\n```\n"

@@ -32,16 +32,13 @@ from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.contract import Algorithm, SearchCall, StepGenerator, VoteResult
 from tilebeam.search.sampled import SelfConsistency
 from tilebeam.search.search_defaults import ROUNDS
-from tilebeam.search.tool_forms import MARK, SYSTEM, ToolForm, conversation, form_of
+from tilebeam.search.tool_forms import MARK, ToolForm, form_of
 
 # Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
 Run = Callable[[Sequence[str]], str]
 
 MOST_OUTPUT = 1000  # characters of a program's output that a model reads
 _THREADS = 64  # samples whose programs run or that go on, at most
-
-
-__all__ = ["MARK", "SYSTEM", "Run", "ToolGenerator", "ToolModel", "ToolReasoning", "confined", "conversation"]
 
 
 class ToolModel(StepGenerator, Protocol):
