@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tilebeam import CodeExamples, CompletionOutput, TilebeamError
-from tilebeam.answers.code import Question, blocks, code, program_of, question_of
+from tilebeam.answers.code import Question, blocks, code, program_of, python_blocks, question_of
 from tilebeam.sandbox import Test, run_tests
 
 SOURCE = '''from typing import List
@@ -71,6 +71,20 @@ def test_blocks_and_equal_programs() -> None:
     assert code("x\n```python\nx = 1 # one\n\ny=(2)\n```") == code("```\nx=1\ny = 2\n```\nSo.") == "x = 1\ny = 2"
     assert code("    return  1\n\n") == "    return  1"
     assert code("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("none", []),
+        ("```python\na\n```", ["a\n"]),
+        ("```py\na\n```\n```python\nb\n```\n", ["a\n", "b\n"]),
+        ("```python\na", []),
+        ("```\na\n```", []),
+    ],
+)
+def test_closed_blocks_of_python(text: str, found: list[str]) -> None:
+    assert python_blocks(text) == found
 
 
 def test_the_question_is_the_last_function_of_a_prompt() -> None:

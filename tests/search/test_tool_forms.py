@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tilebeam import SamplingParams
 from tilebeam.chat.chat_template import _run
 from tilebeam.chat.chat_turns import turns_of
-from tilebeam.search.tool_forms import FORMS, MARK, OUTPUT, PYTHON, SYSTEM, beginning, conversation, form_of
+from tilebeam.search.tool_forms import FORMS, MARK, OUTPUT, PYTHON, SYSTEM, ToolForm, beginning, conversation, form_of
 from tilebeam.search.tool_reasoning import MOST_OUTPUT, ToolGenerator, ran_program
 from tools_kit import HERMES, LLAMA, MISTRAL
 from typed_kit import TypedLM
@@ -49,6 +50,10 @@ def template(name: str) -> str:
     return (FOLDERS[-1] / f"{name}.jinja").read_text(encoding="utf-8")
 
 
+def quoted(form: ToolForm, result: str) -> str:
+    return json.dumps(result) if form.quoted else result
+
+
 def rendered(text: str, messages: list[dict[str, Any]], tools: list[Any]) -> str:
     turns, told = turns_of(messages, tools, text)
     variables = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True, "date_string": "26 Jul 2024"}
@@ -69,8 +74,8 @@ def test_outputs_stand_where_the_template_puts_results(name: str) -> None:
     }
     answered = [*asked, call, {"role": "tool", "content": result, "tool_call_id": "python000", "name": "python"}]
     prompt = rendered(text, answered, [PYTHON])
-    assert prompt.endswith(form.before + form.answer(result) + form.after)
-    called = prompt.removesuffix(form.before + form.answer(result) + form.after)
+    assert prompt.endswith(form.before + quoted(form, result) + form.after)
+    called = prompt.removesuffix(form.before + quoted(form, result) + form.after)
     # What the template writes of a call is read as one.
     begin = max(called.rfind(mark) for mark in ("[TOOL_CALLS]", " to=functions", '{"name": "python", "parameters"'))
     assert form.program(END.sub("", called[begin:])) == ("", CALL["arguments"]["code"])

@@ -8,7 +8,7 @@ import pytest
 from tilebeam import CompletionOutput, SamplingParams, TilebeamError, ToolReasoning
 from tilebeam.errors import SearchCancelled
 from tilebeam.search.tool_forms import MARK
-from tilebeam.search.tool_reasoning import MOST_OUTPUT, ToolGenerator, confined, last_program, ran_program, shown
+from tilebeam.search.tool_reasoning import MOST_OUTPUT, ToolGenerator, confined, ran_program, shown
 from typed_kit import TypedLM
 
 SUM = "I add.\n```python\nprint(1 + 1)\n```\n"
@@ -130,20 +130,6 @@ def test_what_fails_in_a_program_s_runner_ends_the_call() -> None:
 def test_no_grammar() -> None:
     with pytest.raises(TilebeamError, match="cannot be held to a grammar"):
         sampled(TypedLM(computes), lambda _: "2", regex="a*")
-
-
-@pytest.mark.parametrize(
-    ("text", "program"),
-    [
-        ("none", None),
-        ("```python\na\n```", "a\n"),
-        ("```py\na\n```\n```python\nb\n```\n", "b\n"),
-        ("```python\na", None),
-        ("```\na\n```", None),
-    ],
-)
-def test_the_last_closed_block_counts(text: str, program: str | None) -> None:
-    assert last_program(text) == program
 
 
 def test_an_output_is_cut_and_closes_no_block() -> None:

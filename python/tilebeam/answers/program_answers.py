@@ -20,23 +20,20 @@ class ProgramAnswer:
     Programs run confined, the earlier ones of the text before the last, and see neither files nor network. Of what is
     printed the last line counts. In votes, a text whose words and program agree weighs twice.
 
-    May be used from any thread.
-
     Args:
-        words: extracts the answer from words, and from the printed line.
+        words: extracts the answer from words, and from the printed line; or the name of an extractor.
         unsafe: run programs even where they cannot be confined.
-
-    Attributes:
-        equal: whether two answers are the same, as `words` has it.
 
     Raises:
         TilebeamError: programs cannot be confined here, and `unsafe` is false.
     """
 
-    def __init__(self, words: Extractor = marked_number, *, unsafe: bool = False) -> None:
+    def __init__(self, words: Extractor | str = marked_number, *, unsafe: bool = False) -> None:
+        from tilebeam.answers.extractors import as_extractor  # which has this one's name
+
         need_confinement(unsafe=unsafe)
-        self.words = words
-        self.equal = equality_of(words)
+        self.words = as_extractor(words)
+        self.equal = equality_of(self.words)
         self._unsafe = unsafe
         self._computed = lru_cache(maxsize=1024)(self._compute)  # votes ask for answers and weights
 

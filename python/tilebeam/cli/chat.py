@@ -278,7 +278,7 @@ class _Talk:
         self._answer(question.strip(), lambda: self._chosen(name, int(number)))
 
     def _source(self) -> Generator:
-        """Return what samples are drawn from: the model, whose programs are run where they can be confined."""
+        """Return the model, and where programs can be confined have those in its samples run."""
         from tilebeam.search.tool_reasoning import ToolGenerator, confined
 
         try:

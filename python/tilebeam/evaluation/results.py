@@ -306,24 +306,15 @@ def _of_scores(formula: Callable[[Sequence[float], Sequence[float], int], float]
     return estimator
 
 
-def _worth(sample: Record) -> float:
-    """Return what a sample's vote weighs without a scorer; see `tilebeam.answers.extract.weight_of`."""
-    return float(sample.get("worth", 1.0))
-
-
 def _majority(answers: list[str | None], samples: Sequence[Record], k: int) -> float:
-    worth = [_worth(s) for s in samples]
+    worth = [s.get("worth", 1.0) for s in samples]  # see `tilebeam.answers.extract.weight_of`
     if max(worth) == 1:
         return stats.majority_at_k(answers, _correct(samples), k)
     return stats.weighted_at_k(answers, worth, _correct(samples), k)
 
 
 def _of_weights(scorer: str) -> Estimator:
-    return _voted(
-        lambda answers, s, k: stats.weighted_at_k(
-            answers, [x["weights"][scorer] * _worth(x) for x in s], _correct(s), k
-        )
-    )
+    return _voted(lambda answers, s, k: stats.weighted_at_k(answers, [x["weights"][scorer] for x in s], _correct(s), k))
 
 
 def _of_relative_weights(method: Method, scorer: str) -> Estimator:
@@ -332,7 +323,7 @@ def _of_relative_weights(method: Method, scorer: str) -> Estimator:
 
     def estimate(answers: list[str | None], samples: Sequence[Record], k: int) -> float:
         weigh = partial(stats.relative_weights, [s["scores"][scorer] for s in samples], weighting, sharpness)
-        worth = np.array([_worth(s) for s in samples])
+        worth = np.array([s.get("worth", 1.0) for s in samples])
         return stats.weighted_at_k(answers, lambda drawn: weigh(drawn) * worth, _correct(samples), k)
 
     return _voted(estimate)

@@ -145,7 +145,7 @@ class Workbench:
                     "tokens": len(c.token_ids),
                     "finish": c.finish_reason,
                     "scores": {name: scores[name][i][j] for name in names},
-                    "weights": {n: _weight(n, c, scores[n][i][j]) for n in names if scoring.is_weight(n)},
+                    "weights": {n: worth[j] * _weight(n, c, scores[n][i][j]) for n in names if scoring.is_weight(n)},
                 }
                 | ({"worth": worth[j]} if worth[j] != 1 else {})
                 | _token_stats(c)

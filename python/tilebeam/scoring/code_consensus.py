@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 INPUTS = 40  # calls of each program
 SECONDS = 2  # of CPU time for all of them
 PROPOSED = 10  # calls that a model is asked for
-_LONGEST = 400  # tokens of its answer
 MOST = 24  # characters of a line that says what a call gave
 # Runs behind the program. An input is written anew for each call, since the function may change it.
 _ASK = """
@@ -68,8 +67,7 @@ class CodeConsensus(Scorer):
 
     Args:
         examples: let the examples' expected values decide first; without them only their inputs are used.
-        asks: a model with a chat template that proposes further inputs, also where a question has no example. Of its
-            values nothing is used.
+        asks: a model with a chat template, which proposes further inputs, also where a question has no example.
         unsafe: run programs even where they cannot be confined.
     """
 
@@ -136,7 +134,7 @@ def proposed(lm: LM, question: Question) -> list[str]:
         " that differ, usual ones and edge cases, one call a line, without results."
     )
     prompt = lm.chat_prompt([{"role": "user", "content": asked}])
-    text = lm.generate([prompt], SamplingParams(temperature=0, max_tokens=_LONGEST))[0].outputs[0].text
+    text = lm.generate([prompt], SamplingParams(temperature=0, max_tokens=400))[0].outputs[0].text
     parts = [(line.strip(), line[max(0, line.find(f"{name}(")) :].strip("` ")) for line in text.splitlines()]
     found = [call for whole, part in parts if (call := _call(whole, name) or _call(part, name))]
     return list(dict.fromkeys(_written(name, *call) for call in found))[:PROPOSED]

@@ -90,10 +90,6 @@ class ToolForm:
         words, opened, code = text.partition(self.opens) if self.opens else (text, "", "")
         return (words.strip(), code) if opened else None
 
-    def answer(self, output: str) -> str:
-        """Write an output as a call's answer has it."""
-        return json.dumps(output, ensure_ascii=False) if self.quoted else output
-
 
 OUTPUT = ToolForm("output", ("<|im_start|>", "<tool_call>"))
 # In the order in which a template is compared with them.

@@ -12,11 +12,13 @@ all prompts go on in the same batches while programs run.
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 from tilebeam.answers.code import python_blocks
@@ -31,7 +33,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.contract import Algorithm, SearchCall, StepGenerator, VoteResult
 from tilebeam.search.sampled import SelfConsistency
-from tilebeam.search.search_defaults import ROUNDS
+from tilebeam.search.search_defaults import ROUNDS, Weighting
 from tilebeam.search.tool_forms import MARK, ToolForm, form_of
 
 # Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
@@ -51,12 +53,6 @@ class ToolModel(StepGenerator, Protocol):
     def tokenize(self, text: str, *, add_special: bool = ..., parse_special: bool = ...) -> list[int]:
         """Return token ids."""
         ...
-
-
-def last_program(text: str) -> str | None:
-    """Return the last closed block of Python in a text, None if it holds none."""
-    blocks = python_blocks(text)
-    return blocks[-1] if blocks else None
 
 
 def ran_program(text: str) -> bool:
@@ -93,17 +89,8 @@ class _Draft:
     def of(cls, first: CompletionOutput) -> _Draft:
         """Begin with what the model wrote up to the first mark."""
         tokens, logprobs = list(first.token_ids), None if first.logprobs is None else list(first.logprobs)
-        return cls(
-            first,
-            first.text,
-            first.text,
-            tokens,
-            len(tokens),
-            logprobs,
-            first.finish_reason,
-            first.stop_reason,
-            hidden=first.hidden,
-        )
+        ends = first.finish_reason, first.stop_reason
+        return cls(first, first.text, first.text, tokens, len(tokens), logprobs, *ends, hidden=first.hidden)
 
     def add(self, more: CompletionOutput) -> None:
         """Append what the model wrote behind an output."""
@@ -264,16 +251,17 @@ class ToolGenerator:
     def _insert(self, draft: _Draft) -> None:
         """Put the output of a draft's last program behind it."""
         called = self._form.program(draft.last) if draft.stop_reason is None else None
-        words, program = called or ("", last_program(draft.text))
+        words, program = called or ("", (python_blocks(draft.text) or [""])[-1])
         none = "There is no block of Python above."
-        output = shown(none if program is None else self._run([*draft.programs, program]))
-        draft.programs.append(program or "")
+        output = shown(self._run([*draft.programs, program]) if called or program else none)
+        draft.programs.append(program)
         if called:
             # The text shows all calls alike; the tokens are the family's own, but for the output, which is plain text.
-            call = f"{words}\n```python\n{(program or '').strip()}\n```\n{MARK}\n{output}\n```\n"
+            call = f"{words}\n```python\n{program.strip()}\n```\n{MARK}\n{output}\n```\n"
             draft.text = draft.text.removesuffix(draft.last) + call.lstrip("\n")
             before, after = (self._lm.tokenize(t, add_special=False) for t in (self._form.before, self._form.after))
-            plain = self._lm.tokenize(self._form.answer(output), add_special=False, parse_special=False)
+            written = json.dumps(output, ensure_ascii=False) if self._form.quoted else output
+            plain = self._lm.tokenize(written, add_special=False, parse_special=False)
             draft.tokens += [*before, *plain, *after]
             return
         # The last tokens may hold more than the mark: they are replaced.
@@ -284,10 +272,8 @@ class ToolGenerator:
         missing = stopped[len(written) :] if stopped.startswith(written) else ""
         inserted = f"\n{output}\n```\n"
         draft.text += MARK + inserted
-        draft.tokens[draft.begin :] = [
-            *kept,
-            *self._lm.tokenize(missing + inserted, add_special=False, parse_special=False),
-        ]
+        more = self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
+        draft.tokens[draft.begin :] = [*kept, *more]
 
 
 class _JoinedProgress:
@@ -368,28 +354,17 @@ class ToolReasoning(Algorithm[VoteResult]):
         self.rounds = checked_integer("rounds", rounds)
         self._run = run
         self._unsafe = unsafe_code
-        extract = as_extractor(extract)
-        if program_weight != 1.0:
-            extract = _weighing(extract, program_weight)
-        self.vote = SelfConsistency(
-            extract, weighting="plain" if scorer is None else "reward", scorer=scorer, equal=equal
-        )
+        found = as_extractor(extract)
+        weighed: Any = partial(found)  # an extractor of its own
+        weighed.equal = equality_of(found)
+        weighed.weight = lambda text: weight_of(found, text) * (program_weight if ran_program(text) else 1)
+        weighting: Weighting = "plain" if scorer is None else "reward"
+        self.vote = SelfConsistency(weighed, weighting=weighting, scorer=scorer, equal=equal)
 
     def search(self, lm: ToolModel, call: SearchCall) -> list[VoteResult]:  # type: ignore[override]
         """See `Algorithm.search`."""
         run = self._run or confined(unsafe=self._unsafe)
         return self.vote.search(ToolGenerator(lm, run, rounds=self.rounds), call)
-
-
-def _weighing(extract: Extractor, weight: float) -> Extractor:
-    """Return the same extractor, under which votes of texts whose programs ran count so many times."""
-
-    def weighed(text: str) -> str | None:
-        return extract(text)
-
-    weighed.__dict__["equal"] = equality_of(extract)
-    weighed.__dict__["weight"] = lambda text: weight_of(extract, text) * (weight if ran_program(text) else 1)
-    return weighed
 
 
 def confined(*, unsafe: bool = False) -> Run:

@@ -155,10 +155,9 @@ class Task(ABC):
         if not self.chat:
             return Prompt(item.prompt, question=item.question)
         try:
-            if not self.options.tir:
-                return replace(lm.chat_prompt(self.messages(item)), question=item.question)
             form = form_of(getattr(lm, "chat_template", None))
-            return replace(lm.chat_prompt(self.messages(item, form), **form.told), question=item.question)
+            told = form.told if self.options.tir else {}
+            return replace(lm.chat_prompt(self.messages(item, form), **told), question=item.question)
         except TilebeamError as error:
             raise TilebeamError(f"{error} Or evaluate it without a chat template: --no-chat.") from None
 
@@ -198,11 +197,8 @@ class Task(ABC):
         answer = self.extract(text)
         assert item.answer is not None  # `judged`
         # math-verify reads a formula as it stands: in small letters it is another one
-        right = (
-            item.answer
-            if isinstance(getattr(self.extract, "words", self.extract), MathAnswer)
-            else normalize_answer(item.answer)
-        )
+        words = getattr(self.extract, "words", self.extract)
+        right = item.answer if isinstance(words, MathAnswer) else normalize_answer(item.answer)
         return answer is not None and (answer == item.answer or self.equal(answer, right))
 
     def _sources(self) -> list[str]:

@@ -36,9 +36,7 @@ def prompt_of(
     """
     tools = body.functions if body.calls else ()
     with errors_for_client(lm):
-        return lm.chat_prompt(
-            _messages(body, template or lm.chat_template), tools=tools, **_template_options(body, template, variables)
-        )
+        return lm.chat_prompt(_messages(lm, body), tools=tools, **_template_options(body, template, variables))
 
 
 def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingParams) -> PreparedChat:
@@ -52,7 +50,7 @@ def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingPara
     """
     choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
     return lm.prepare_chat(
-        _messages(body, settings.chat_template or lm.chat_template),
+        _messages(lm, body),
         params,
         tools=body.functions,
         tool_choice=choice,
@@ -62,11 +60,11 @@ def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingPara
     )
 
 
-def _messages(body: ChatRequest, template: str | None) -> list[dict[str, Any]]:
+def _messages(lm: LM, body: ChatRequest) -> list[dict[str, Any]]:
     """Return the messages as the library takes them."""
     messages = [message.as_dict() for message in body.messages]
     if reasons_with_tools(body.search) and not any(m["role"] in ("system", "developer") for m in messages):
-        return [*beginning(template), *messages]
+        return [*beginning(lm.chat_template), *messages]
     return messages
 
 
