@@ -21,19 +21,17 @@ class ProgramAnswer:
     printed the last line counts. In votes, a text whose words and program agree weighs twice.
 
     Args:
-        words: extracts the answer from words, and from the printed line; or the name of an extractor.
+        words: extracts the answer from words, and from the printed line.
         unsafe: run programs even where they cannot be confined.
 
     Raises:
         TilebeamError: programs cannot be confined here, and `unsafe` is false.
     """
 
-    def __init__(self, words: Extractor | str = marked_number, *, unsafe: bool = False) -> None:
-        from tilebeam.answers.extractors import as_extractor  # which has this one's name
-
+    def __init__(self, words: Extractor = marked_number, *, unsafe: bool = False) -> None:
         need_confinement(unsafe=unsafe)
-        self.words = as_extractor(words)
-        self.equal = equality_of(self.words)
+        self.words = words
+        self.equal = equality_of(words)
         self._unsafe = unsafe
         self._computed = lru_cache(maxsize=1024)(self._compute)  # votes ask for answers and weights
 
