@@ -29,7 +29,7 @@ Chooser = Callable[[list[Record], Record], Sequence[float]]  # of samples and wh
 QUESTIONS = Path(__file__).with_name("open_questions.txt")
 SAMPLES = 8
 PARTS = ("samples", "readings", "verdicts")
-KEPT = ("text", "token_ids", "finish_reason", "logprobs")
+KEPT = ("text", "token_ids", "finish_reason", "logprobs", "certainties")
 GOOD = (
     "Here is a question and a proposed answer.\n\nQuestion:\n{prompt}\n\nProposed answer:\n{answer}\n\n"
     "Is this a good answer? Reply with Yes or No."
@@ -64,7 +64,7 @@ CHOOSERS: dict[str, Chooser] = {
     "the first": lambda s, _: [0.0] * len(s),
     "mean log-probability": mean_logprob,
     "mean log-probability without repeated 4-grams": fresh_logprob,
-    "self-certainty": lambda _, r: [float(np.mean(c)) for c in r["certainty"]],
+    "self-certainty": lambda s, _: [float(np.mean(x["certainties"])) for x in s],
     "medoid of embeddings": lambda _, r: [sum(c) for c in r["cosines"]],
     "consensus: shared words": shared_words,
     "shared words x mean probability": lambda s, r: np.multiply(
@@ -84,7 +84,7 @@ def chosen(scores: Sequence[float], samples: list[Record], *, ordered: bool = Tr
 def written(lm: LM, questions: Sequence[str], first: int) -> list[Record]:
     """Write answers to questions, the first of which has that number."""
     prompts = [lm.chat_prompt([{"role": "user", "content": q}]) for q in questions]
-    drawn = tilebeam.SamplingParams(n=SAMPLES, temperature=0.8, max_tokens=200, logprobs=True)
+    drawn = tilebeam.SamplingParams(n=SAMPLES, temperature=0.8, max_tokens=200, logprobs=True, statistics=True)
     outputs = lm.generate(prompts, [replace(drawn, seed=100 * (first + i)) for i in range(len(questions))])
     return [
         {"question": q, "samples": [{k: c.as_dict()[k] for k in KEPT} for c in output.outputs]}
@@ -93,19 +93,10 @@ def written(lm: LM, questions: Sequence[str], first: int) -> list[Record]:
 
 
 def read(lm: LM, record: Record) -> Record:
-    """Read what the model itself tells of its answers: how far the distribution of each token is from a uniform one
-    (the mean of log-ratios), how alike embeddings are, and its verdicts."""
-    prompt = lm.chat_prompt([{"role": "user", "content": record["question"]}])
-    found: Record = {"question": record["question"], "certainty": []}
-    for sample in record["samples"]:
-        ids = [*prompt.ids, *sample["token_ids"]]
-        logits = lm.read([ids], [range(len(prompt.ids) - 1, len(ids) - 1)])[0].logits
-        top = logits.max(axis=1, keepdims=True)
-        log_sums = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1, dtype=np.float64))
-        found["certainty"].append((log_sums - logits.mean(axis=1, dtype=np.float64) - np.log(lm.n_vocab)).tolist())
+    """Read what the model itself tells of its answers: how alike embeddings are, and its verdicts."""
     texts = [s["text"] or " " for s in record["samples"]]
     vectors = lm.embed(texts).astype(np.float64)
-    found["cosines"] = (vectors @ vectors.T).tolist()
+    found: Record = {"question": record["question"], "cosines": (vectors @ vectors.T).tolist()}
     outputs = [tilebeam.CompletionOutput(i, text, [], "stop", 0) for i, text in enumerate(texts)]
     judge = tilebeam.LLMJudge(lm, chat=True, template=GOOD)
     return found | {"good": judge.score(tilebeam.Prompt(record["question"]), outputs)}

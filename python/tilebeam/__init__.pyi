@@ -50,6 +50,7 @@ from .scoring.scorers import Majority as Majority
 from .scoring.scorers import Rating as Rating
 from .scoring.scorers import Scorer as Scorer
 from .scoring.scorers import SelfCertainty as SelfCertainty
+from .scoring.scorers import TailEntropy as TailEntropy
 from .scoring.scorers import Verifier as Verifier
 from .search.adaptive import Adaptive as Adaptive
 from .search.adaptive import AdaptiveResult as AdaptiveResult

@@ -173,7 +173,7 @@ def test_tokens_are_guessed_only_where_the_setting_says_so(world: Path, monkeypa
 def test_what_decoding_leaves_behind_is_kept_and_rates(world: Path, tmp_path: Path) -> None:
     """Each token's statistics, scorers of them and the model's own verdicts, and votes with relative weights."""
     job, task = opened(world)
-    names = ("logprob", "self-certainty", "p-true")
+    names = ("logprob", "self-certainty", "tail-entropy", "p-true")
     votes = ("self-consistency", "vote:weighting=softmax", "vote:weighting=borda,sharpness=2")
     own = replace(job.setting, methods=votes, scorers=names, seeds=(1,), budgets=(1, 4))
     report = runner.evaluate(replace(job, setting=own), tmp_path, task=task, latency_items=1)
@@ -186,6 +186,7 @@ def test_what_decoding_leaves_behind_is_kept_and_rates(world: Path, tmp_path: Pa
         assert item["usage"]["full_scoring_tokens"] > item["usage"]["scored_tokens"]
     rows = {(r.series, r.budget): r.share.value for r in report.rows}
     series = {"pass", "self-consistency"} | {f"{vote}[{name}]" for vote in votes for name in names}
+    series.remove("self-consistency[tail-entropy]")  # negative scores weigh only relatively
     assert {name for name, _ in rows} == series
     assert all(rows[name, 1] == rows["pass", 1] for name in series if "[" in name)
     assert set(report.rankings[0].rows) == {*names, "shortness"}

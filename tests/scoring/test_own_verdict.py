@@ -9,7 +9,17 @@ import pytest
 import tilebeam
 from engine_kit import EXACT
 from gguf_kit import with_metadata
-from tilebeam import LM, BestOfN, CompletionOutput, Prompt, PTrue, SamplingParams, SelfConsistency, TilebeamError
+from tilebeam import (
+    LM,
+    BestOfN,
+    CompletionOutput,
+    Prompt,
+    PTrue,
+    SamplingParams,
+    SelfConsistency,
+    TailEntropy,
+    TilebeamError,
+)
 from tilebeam.gguf import gguf_write as w
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.search import algorithms as methods
@@ -83,8 +93,12 @@ def test_certainty_rates_texts_and_weighs_votes(lm: LM) -> None:
     assert "certainties" not in best.as_dict()["candidates"][0]
     vote = SelfConsistency("text", weighting="borda", scorer="self-certainty").infer(lm, "so", 4, sampling=sampling)
     assert vote.scores == [1 + sum(other < own for other in expected) for own in expected]
-    with pytest.raises(TilebeamError, match="statistics=True"):
-        named_scorer("self-certainty").score("so", [CompletionOutput(0, "a", [1], "stop", 0)])
+    for name in ("self-certainty", "tail-entropy"):
+        with pytest.raises(TilebeamError, match="statistics=True"):
+            named_scorer(name).score("so", [CompletionOutput(0, "a", [1], "stop", 0)])
+    tail = TailEntropy(window=2).score("so", drawn)
+    assert tail == pytest.approx([-float(np.mean((c.entropies or [])[-2:])) for c in drawn])
+    assert TailEntropy().score("so", [CompletionOutput(0, "", [], "length", 0, entropies=[])]) == [0]
 
 
 def test_by_name(lm: LM) -> None:

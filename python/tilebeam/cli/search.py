@@ -184,11 +184,11 @@ def best_of_n(
             "--scorer",
             help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
             "own mean log-probability; logprob-sum: of the whole text; self-certainty: how sure the model was of its "
-            "tokens; p-true: how probable it finds that the answer is right, by one question read behind each; "
-            "majority: the share of candidates with the same answer; examples: the share of the examples in the "
-            "docstring of the Python function that is asked for which the program passes; behavior: the same, then how "
-            "many programs give the same values; judge: a model is asked. Instead of a scorer: --prm, --orm or "
-            "--reward-head.",
+            "tokens; tail-entropy: of the last 64; p-true: how probable it finds that the answer is right, by one "
+            "question read behind each; majority: the share of candidates with the same answer; examples: the share of "
+            "the examples in the docstring of the Python function that is asked for which the program passes; "
+            "behavior: the same, then how many programs give the same values; judge: a model is asked. Instead of a "
+            "scorer: --prm, --orm or --reward-head.",
         ),
     ] = None,
     extract: Annotated[

@@ -196,7 +196,8 @@ def relative_weights(scores: Sequence[float], weighting: str, sharpness: float, 
     """
     x = np.asarray(scores, np.float64)
     if weighting == "borda":
-        below, equal = (np.einsum("ij,jk->ik", drawn, table) for table in (x[:, None] < x, x[:, None] == x))
+        tables = (x[:, None] < x, x[:, None] == x)  # einsum, because BLAS would wake its threads for so little
+        below, equal = (np.einsum("ij,jk->ik", drawn.astype(np.float64), table) for table in tables)
         return np.where(drawn, (below + (equal + 1) / 2) ** sharpness, 0)
     count = drawn.sum(1, keepdims=True)
     off = np.where(drawn, x - np.where(drawn, x, 0).sum(1, keepdims=True) / count, 0)

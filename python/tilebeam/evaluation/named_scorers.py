@@ -3,6 +3,7 @@
 logprob          the model's own log-probability per token
 logprob-sum      of the whole text
 self-certainty   how sure the model was of its tokens
+tail-entropy     how sure it was of the last ones
 p-true           the model's own verdict, read behind each text
 verifier         the task's own checker, which knows the answer: an upper bound for real scorers
 examples         the share of the examples in a question's docstring that a program passes

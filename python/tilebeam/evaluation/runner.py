@@ -310,7 +310,7 @@ def write_report(report: EvalReport, out: Path) -> None:
 
 
 # Scorers of whole samples that read what decoding them left behind, by how much they have it leave.
-_READERS = ("", "logprob-sum", "logprob", "self-certainty", scoring.OWN)
+_READERS = ("", "logprob-sum", "logprob", "tail-entropy", "self-certainty", scoring.OWN)
 
 
 def timed_configurations(setting: Setting) -> list[Timed]:

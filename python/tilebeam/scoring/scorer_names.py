@@ -10,7 +10,7 @@ from tilebeam.scoring.code_consensus import CodeConsensus
 from tilebeam.scoring.code_examples import CodeExamples
 from tilebeam.scoring.llm_judge import LLMJudge
 from tilebeam.scoring.p_true import PTrue
-from tilebeam.scoring.scorers import Consensus, LogProb, Majority, Scorer, SelfCertainty
+from tilebeam.scoring.scorers import Consensus, LogProb, Majority, Scorer, SelfCertainty, TailEntropy
 from tilebeam.scoring.scoring_defaults import ScorerName
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
-    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "self-certainty", "p-true" (the model that wrote
-    them asked about the candidates, on their KV cells), "majority", "examples" (`CodeExamples`), "behavior"
-    (`CodeConsensus`), or "judge": a model asked about the candidates.
+    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "self-certainty", "tail-entropy", "p-true"
+    (`PTrue`), "majority", "examples" (`CodeExamples`), "behavior" (`CodeConsensus`), or "judge": a model asked about
+    the candidates.
 
     Args:
         name: the scorer's.
@@ -35,6 +35,7 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
         "logprob": LogProb,
         "logprob-sum": lambda: LogProb(per_token=False),
         "self-certainty": SelfCertainty,
+        "tail-entropy": TailEntropy,
         "p-true": lambda: PTrue(_needed(lm, "p-true", "tilebeam.PTrue(lm)")),
         "majority": Majority,
         "examples": lambda: CodeExamples(unsafe=unsafe_code),

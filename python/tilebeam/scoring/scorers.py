@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
+from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
 from tilebeam.prompt import Prompt
@@ -103,14 +104,25 @@ class SelfCertainty(Scorer):
     needs_statistics = True
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
-        """Return the means.
+        """Return the means."""
+        return [mean_statistic(c.certainties) for c in candidates]
 
-        Raises:
-            TilebeamError: a candidate was sampled without statistics.
-        """
-        if any(c.certainties is None for c in candidates):
-            raise TilebeamError("A candidate has no statistics: sample with SamplingParams(statistics=True).")
-        return [math.fsum(c.certainties or ()) / max(1, len(c.certainties or ())) for c in candidates]
+
+class TailEntropy(Scorer):
+    """How sure the model was of a text's end, where its answer is: the negative mean entropy of the last tokens.
+
+    Args:
+        window: how many tokens; a shorter text counts as a whole.
+    """
+
+    needs_statistics = True
+
+    def __init__(self, *, window: int = 64) -> None:
+        self.window = checked_integer("window", window)
+
+    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
+        """Return the negative means, in nats."""
+        return [-mean_statistic(c.entropies, self.window) for c in candidates]
 
 
 class Verifier(Scorer):
@@ -171,6 +183,17 @@ class Consensus(Scorer):
         """Compare each text with all, itself included."""
         words = [set(_WORD.findall(c.text.lower())) for c in candidates]
         return [sum(2 * len(a & b) / max(1, len(a) + len(b)) for b in words) / len(words) for a in words]
+
+
+def mean_statistic(values: Sequence[float] | None, last: int = 0) -> float:
+    """Return the mean over a candidate's tokens, or over its last ones; 0 for none.
+
+    Raises:
+        TilebeamError: it was sampled without statistics.
+    """
+    if values is None:
+        raise TilebeamError("A candidate has no statistics: sample with SamplingParams(statistics=True).")
+    return math.fsum(values[-last:]) / max(1, len(values[-last:]))
 
 
 def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:

@@ -14,10 +14,20 @@ HeadOutput = Literal["sigmoid", "softmax", "none"]
 Verdict = Literal["probability", "number"]
 # Scorers that need no reward model, by name.
 ScorerName = Literal[
-    "consensus", "logprob", "logprob-sum", "self-certainty", "p-true", "majority", "examples", "behavior", "judge"
+    "consensus",
+    "logprob",
+    "logprob-sum",
+    "self-certainty",
+    "tail-entropy",
+    "p-true",
+    "majority",
+    "examples",
+    "behavior",
+    "judge",
 ]
 ASK_MODEL: tuple[ScorerName, ...] = ("p-true", "judge")  # those that need a loaded model
-VoteScorer = Literal["logprob", "self-certainty", "p-true", "judge"]  # of them, those whose scores weigh votes
+# Those whose scores weigh votes.
+VoteScorer = Literal["logprob", "self-certainty", "tail-entropy", "p-true", "judge"]
 RUN_PROGRAMS: tuple[ScorerName, ...] = ("examples", "behavior")  # those that run what a model wrote
 
 AGGREGATION: Aggregation = "last"

@@ -7,7 +7,7 @@ from typing import Literal
 # What a vote weighs.
 Weighting = Literal["plain", "logprob", "reward", "softmax", "borda"]
 # How much good scores count in weights that are relative to a prompt's other candidates.
-SHARPNESS: dict[Weighting, float] = {"softmax": 0.5, "borda": 1.0}
+SHARPNESS: dict[str, float] = {"softmax": 0.5, "borda": 1.0}
 
 BUDGET = 16  # candidates per prompt
 EXTRACTOR = "last-number"  # see `tilebeam.answers.extractors`

@@ -35,7 +35,7 @@ T = TypeVar("T")
 # A regular expression out of a request could keep a thread busy for ever.
 EXTRACTORS = ("last-number", "text", "choice", "boxed")
 # "examples" would run programs for a request.
-_SCORERS = ("consensus", "logprob", "logprob-sum", "self-certainty", "p-true", "majority")
+_SCORERS = ("consensus", "logprob", "logprob-sum", "self-certainty", "tail-entropy", "p-true", "majority")
 
 
 def reasons_with_tools(search: Search | None) -> bool:
