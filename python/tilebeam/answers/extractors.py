@@ -9,6 +9,7 @@ from tilebeam.answers.code import code
 from tilebeam.answers.extract import Extractor, boxed, last_number, marked_number, regex, whole_text
 from tilebeam.answers.formulas import MathAnswer
 from tilebeam.answers.letters import choice
+from tilebeam.answers.structures import Structures
 from tilebeam.errors import TilebeamError
 
 _BY_NAME: dict[str, Extractor] = {
@@ -18,13 +19,16 @@ _BY_NAME: dict[str, Extractor] = {
     "choice": choice(),
     "boxed": boxed,
     "code": code,
+    "json": Structures(),
+    "calls": Structures(calls=True),
 }
 NAMES = (*_BY_NAME, "math")
 
 
 def extractor(name: str) -> Extractor:
     """Return an extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed",
-    "code", "math" (`tilebeam.MathAnswer`), or a regular expression whose first group is the answer.
+    "code", "json" and "calls" (`tilebeam.Structures`), "math" (`tilebeam.MathAnswer`), or a regular expression whose
+    first group is the answer.
 
     Raises:
         TilebeamError: it is no name, and no expression with a group either.
