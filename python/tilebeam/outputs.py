@@ -123,6 +123,7 @@ class CompletionOutput:
         hidden_steps: the same where each step ended; None unless asked for.
         reasoning: of a chat's answer what the model thought, which `text` does not hold; None: nothing.
         tool_calls: of a chat's answer the calls of functions, which `text` does not hold either.
+        written: of a chat's answer all that the model wrote, with its thoughts and calls; None: `text` is all.
         parsed: what ``json_schema=Class`` made of the text; None if that is incomplete, or no class was given.
     """
 
@@ -139,6 +140,7 @@ class CompletionOutput:
     hidden_steps: list[TextState] | None = field(default=None, repr=False, compare=False)
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
+    written: str | None = field(default=None, repr=False, compare=False)
     parsed: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -148,7 +150,7 @@ class CompletionOutput:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: all but hidden states and `parsed`; thoughts and calls where there are any."""
-        others = ("hidden", "hidden_steps", "reasoning", "tool_calls", "parsed")
+        others = ("hidden", "hidden_steps", "reasoning", "tool_calls", "written", "parsed")
         told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in others}
         thoughts = {} if self.reasoning is None else {"reasoning": self.reasoning}
         return told | thoughts | ({"tool_calls": [c.as_dict() for c in self.tool_calls]} if self.tool_calls else {})

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
     from tilebeam.scoring.scorers import Scorer
-    from tilebeam.server.requests import Search
+    from tilebeam.server.requests import Generation, Search
 
 T = TypeVar("T")
 
 # A regular expression out of a request could keep a thread busy for ever.
-EXTRACTORS = ("last-number", "text", "choice", "boxed")
+EXTRACTORS = ("last-number", "text", "choice", "boxed", "json", "calls")
 _SCORERS = ("consensus", "logprob", "logprob-sum", "majority")  # "examples" would run programs for a request
 
 
@@ -39,13 +39,14 @@ def runs_programs(search: Search | None) -> bool:
 
 
 def algorithm_of(
-    search: Search, reward: RewardModel | OwnReward | None, *, programs: bool = False
+    search: Search, reward: RewardModel | OwnReward | None, body: Generation | None = None, *, programs: bool = False
 ) -> Algorithm[SearchResult]:
     """Return the algorithm that a request asks for.
 
     Args:
         search: its "search".
         reward: the server's reward model.
+        body: the request, whose form says what votes where the search does not.
         programs: the server runs programs that models write.
 
     Raises:
@@ -61,6 +62,8 @@ def algorithm_of(
     try:
         name = methods.canonical(search.method)
         known = {option.name: option for option in methods.options(name)}
+        if "extract" in known and body is not None and (form := body.votes_by) is not None:
+            given.setdefault("extract", form)
         for key, value in given.items():
             param = f"search.{key}"
             if not isinstance(value, (str, int, float, bool)):
