@@ -100,9 +100,7 @@ def test_the_library_searches_among_calls(lm: LM) -> None:
     assert best.message["content"] == ""
     assert best.written is not None
     assert best.tool_calls[0].name in best.written
-    samples = lm.chat(
-        HI, tools=TOOLS, tool_choice="required", template="chatml", seed=3, max_tokens=120, n=6
-    ).outputs
+    samples = lm.chat(HI, tools=TOOLS, tool_choice="required", template="chatml", seed=3, max_tokens=120, n=6).outputs
     assert [s.text for s in samples] == [c.text for c in found.candidates]
     assert [[c.arguments for c in s.tool_calls] for s in samples] == [
         [c.arguments for c in candidate.tool_calls] for candidate in found.candidates

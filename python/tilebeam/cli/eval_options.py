@@ -152,6 +152,14 @@ class ItemOptions:
             "are run, confined, while they are drawn (gsm8k, math, jsonl).",
         ),
     ] = False
+    tools_grammar: Annotated[
+        bool,
+        task_option(
+            "--tools-grammar/--no-tools-grammar",
+            help="Hold samples of bfcl to calls that are valid under the functions' schemas, or let the model write "
+            "what it wants.",
+        ),
+    ] = TaskOptions.tools_grammar
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code
 
     def of(self, spec: str) -> TaskOptions:

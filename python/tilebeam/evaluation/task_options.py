@@ -30,6 +30,8 @@ class TaskOptions:
             or the item's answer.
         chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
         tir: prompts ask for programs, and those that samples write are run while they are drawn, by all methods.
+        tools_grammar: of a task with functions: samples are held to calls that are valid under their schemas; else
+            models write what they want.
         unsafe_code: run programs that a model wrote even where they cannot be confined.
         field: the question's name in the lines of a file; None: as the task and `question_files` have it.
     """
@@ -50,5 +52,6 @@ class TaskOptions:
     checker: str | None = None
     chat: bool | None = None
     tir: bool = False
+    tools_grammar: bool = True
     unsafe_code: bool = False
     field: str | None = None
