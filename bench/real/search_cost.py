@@ -237,7 +237,7 @@ def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     p = Parser(__doc__, "has no effect")
-    p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl, gsm8k_train.jsonl, math.jsonl, BFCL's files")
+    p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl, gsm8k_train.jsonl, math.jsonl, BFCL_v4_*")
     p.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help=f"instead of {', '.join(MODELS)}")
     p.add_argument("--rows", help=f"comma separated, of {', '.join(e.name for e in EVALUATIONS)} (default: all)")
     p.add_argument("--minutes", type=float, help="how long to go on (default: not at all)")

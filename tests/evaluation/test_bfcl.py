@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tilebeam import TilebeamError
+from tilebeam import CompletionOutput, Prompt, RequestOutput, SamplingParams, TilebeamError, Usage
+from tilebeam.chat.prepared import PreparedChat
+from tilebeam.chat.tools import tool_use, tools_of
+from tilebeam.evaluation.config import ModelFile, Setting, Unit
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
+from tilebeam.evaluation.worker import EvalJob, Workbench
+from tools_kit import HERMES
 
 PARAMETERS: dict[str, Any] = {
     "type": "dict",
@@ -118,3 +124,41 @@ def test_what_is_no_item_says_so(tmp_path: Path, options: Any, line: Any, said: 
         open_task(TaskOptions(f"bfcl:{written(tmp_path, line)}", **options))
     with pytest.raises(TilebeamError, match="possible_answer"):
         open_task(TaskOptions(f"bfcl:{written(tmp_path, LINE, answers=False)}"))
+
+
+class _Calls:
+    """A model that calls two functions by turns; one that no grammar holds also writes words."""
+
+    def __init__(self) -> None:
+        self.asked: list[SamplingParams] = []
+
+    def prepare_chat(self, messages: Any, *, tools: Any, tool_choice: Any, **_: Any) -> PreparedChat:
+        use = tool_use(tools_of(tools), tool_choice, HERMES)
+        assert use is not None
+        return PreparedChat(Prompt(messages[-1]["content"]), SamplingParams(grammar='root ::= "x"'), use, None)
+
+    raw_decode = staticmethod(nullcontext)
+
+    def generate(self, prompts: Any, sampling: Any, **_: Any) -> list[RequestOutput]:
+        self.asked += sampling
+        right = '<tool_call>\n{"name": "weather.at", "arguments": {"city": "nyc"}}\n</tool_call>'
+        texts = [right, right.replace('"nyc"', '"NYC."'), "Let me see." if sampling[0].grammar is None else right]
+        samples = [CompletionOutput(i, t, [1], "stop", i) for i, t in enumerate(texts[: sampling[0].n])]
+        return [RequestOutput(p.text, [], samples, Usage(), 0) for p in prompts]
+
+
+@pytest.mark.parametrize("grammar", [True, False])
+def test_calls_are_read_judged_and_vote(tmp_path: Path, grammar: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = TaskOptions(f"bfcl:{written(tmp_path, LINE)}", tools_grammar=grammar)
+    task = open_task(options)
+    setting = Setting((ModelFile("m", "m", "0"),), ("cpu",), options, task.digest, ("greedy", "self-consistency"), (3,))
+    assert ("tools_grammar" in setting.as_dict()["task"]) is not grammar
+    bench, lm = Workbench(EvalJob(setting), task), _Calls()
+    monkeypatch.setattr(bench, "_lm", lambda *_: lm)
+    (item,) = bench.run(Unit("m", "cpu", 1, 0, 1, 3))["items"]
+    call = '[{"name": "weather.at", "arguments": {"city": "nyc"}}]'
+    assert [s["answer"] for s in item["samples"]] == [call, call, call if grammar else None]
+    assert [s["correct"] for s in item["samples"]] == [1, 1, float(grammar)]
+    assert all(bool(params.grammar) is grammar for params in lm.asked)
+    (one,) = bench.run(Unit("m", "cpu", 1, 0, 1, 1, "greedy"))["items"]
+    assert (one["text"], one["correct"]) == (call, 1)
