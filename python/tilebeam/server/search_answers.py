@@ -8,9 +8,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilebeam.chat.prepared import PreparedChat
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Usage
 from tilebeam.pages.search_page import search_page
+from tilebeam.prompt import Prompt
 from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
 from tilebeam.server.answer_events import Echo, Ended, Event, Grown, Json, Started
@@ -91,7 +93,9 @@ class SearchAnswer:
 
     async def _run(self, events: EventHook | None) -> list[SearchResult]:
         params, chat = self._ready.params, self._ready.chat
-        prompts = self._ready.prompts if chat is None else [replace(chat, params=params)]
+        prompts: Sequence[Prompt | PreparedChat] = (
+            self._ready.prompts if chat is None else [replace(chat, params=params)]
+        )
         budget = self._search.budget
         try:
             results = await self._searches.run(self._loaded.lm, self._algorithm, prompts, budget, params, events)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tilebeam.chat.prepared import PreparedChat
 from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.outputs import Progress
 from tilebeam.prompt import Prompt
@@ -109,7 +110,7 @@ class SearchPool:
         self,
         lm: LM,
         algorithm: Algorithm[SearchResult],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | PreparedChat],
         budget: int,
         sampling: SamplingParams,
         events: EventHook | None = None,

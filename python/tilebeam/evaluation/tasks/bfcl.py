@@ -62,7 +62,8 @@ class BfclTask(FileTask):
             try:
                 ((*before, asked),) = line["question"]
                 truth = line.get("ground_truth") or known[line["id"]]
-                ((name, accepted),) = truth[0].items() if len(truth) == 1 else ()
+                (right,) = truth
+                ((name, accepted),) = right.items()
                 function = next(f for f in line["function"] if f["name"] == name)
                 for parameter in accepted:
                     _KINDS[function["parameters"]["properties"][parameter]["type"]]
