@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tilebeam import CompletionOutput, Prompt, RequestOutput, SamplingParams, TilebeamError, Usage
 from tilebeam.chat.prepared import PreparedChat
+from tilebeam.chat.tool_grammar import forced_grammar
 from tilebeam.chat.tools import tool_use, tools_of
 from tilebeam.evaluation.config import ModelFile, Setting, Unit
 from tilebeam.evaluation.task_options import TaskOptions
@@ -21,7 +22,7 @@ PARAMETERS: dict[str, Any] = {
     "type": "dict",
     "properties": {
         "city": {"type": "string", "enum": ["Bern", "New York, NY"]},
-        "days": {"type": "integer"},
+        "days": {"type": "integer", "optional": True, "default": 1},
         "share": {"type": "float"},
         "points": {"type": "array", "items": {"type": "float"}},
         "names": {"type": "tuple", "items": {"type": "string"}},
@@ -135,6 +136,7 @@ class _Calls:
     def prepare_chat(self, messages: Any, *, tools: Any, tool_choice: Any, **_: Any) -> PreparedChat:
         use = tool_use(tools_of(tools), tool_choice, HERMES)
         assert use is not None
+        assert "city" in forced_grammar(use)
         return PreparedChat(Prompt(messages[-1]["content"]), SamplingParams(grammar='root ::= "x"'), use, None)
 
     raw_decode = staticmethod(nullcontext)

@@ -124,8 +124,8 @@ def _schema(part: Any) -> Any:
     kind = part.get("type")
     if not isinstance(kind, str):
         return {key: _schema(value) for key, value in part.items()}
-    told = {key: _schema(value) for key, value in part.items() if not (key == "type" and kind == "any")}
-    return told if kind == "any" else told | {"type": _TYPES.get(kind, kind)}
+    told = {key: _schema(value) for key, value in part.items() if key not in ("type", "optional")}
+    return told if kind == "any" else {"type": _TYPES.get(kind, kind)} | told
 
 
 # --- verdicts, as BFCL's own checker has them -------------------------------------------------------------------------
