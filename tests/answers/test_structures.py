@@ -78,6 +78,18 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
         # The name first: what g's candidates say of x has no say in f's.
         ([call("f", x=1), call("g", x=2), call("g", x=2), call("f", x=3), call("f", x=3)], None, *[call("f", x=3)] * 2),
         ([call("f", x=1), call("g", x=2)], [1, 1.5], *[call("g", x=2)] * 2),
+        (
+            [[call("f", x=1)], [call("f", x=1)], [call("g")], [call("g"), call("f", x=1)], [call("g"), call("h")]],
+            None,
+            *[[call("f", x=1)]] * 2,
+        ),
+        # Where several gave the same, most fields of the others are no match for it.
+        (
+            [{"a": 1, "b": 1}, {"a": 1, "b": 1}, {"a": 2, "b": 2}, {"a": 2, "b": 3}, {"a": 2, "b": 4}],
+            None,
+            {"a": 2, "b": 1},
+            {"a": 1, "b": 1},
+        ),
         # No candidate has the best value of every field.
         (
             [{"a": 1, "b": 2, "c": 0}, {"a": 1, "b": 3, "c": 3}, {"a": 2, "b": 3, "c": 3}, {"a": 1, "b": 2, "c": 3}],

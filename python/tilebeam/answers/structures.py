@@ -1,8 +1,8 @@
 """JSON as an answer: the last value of a text, when two are equal, and what several of them agree on.
 
-Values vote field by field; of calls of functions the name comes first, and the other candidates have no say in the
-arguments of the winner. Numbers are equal by value, texts but for case, white space, commas and full stops; arrays are
-aligned with one of the usual length.
+Of calls of functions the names are voted on first, and other calls have no say in the arguments. Then a value that
+several candidates gave wins; where all differ, each of their fields has a vote. Numbers are equal by value, texts but
+for case, white space, commas and full stops; arrays are aligned with one of the usual length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Structures:
     Args:
         calls: texts are answers to a chat with functions: one that holds no JSON calls none, which is the answer "[]".
         merge: the winner is put together of the values that won in each field, where that is valid under the schema.
-            Otherwise it is the value of the candidate whose fields have the most votes.
+            Otherwise it is the heaviest value that several candidates gave; where all differ, the one whose fields have
+            the most votes.
         schema: a JSON schema. Values that are not valid under it have no vote. Keywords that are not known here, such
             as "pattern", make no value invalid, but nothing is put together then.
 
@@ -81,8 +82,16 @@ class Structures:
         Args:
             weights: of each, at least 0.
         """
-        winner, votes = _consensus([json.loads(answer) for answer in answers], weights)
-        given = answers[max(range(len(answers)), key=lambda i: (votes[i], -i))]
+        values = [json.loads(answer) for answer in answers]
+        by_names = _grouped([_names(value) for value in values])
+        among = max(by_names, key=lambda members: sum(weights[i] for i in members))
+        winner, fields = _consensus([values[i] for i in among], [weights[i] for i in among])
+        rank = {i: (0.0, vote, -i) for i, vote in zip(among, fields, strict=True)}
+        for same in _grouped([_key(answers[i]) for i in among]):
+            if len(same) > 1:
+                first = among[same[0]]
+                rank[first] = (sum(weights[among[j]] for j in same), *rank[first][1:])
+        given = answers[max(rank, key=lambda i: rank[i])]
         valid = self.merge and winner is not _NONE and fits(winner, self.schema)
         return Elected(given if not valid or self.equal(given, _json(winner)) else _json(winner), given)
 
@@ -162,14 +171,33 @@ def _key(answer: str) -> Hashable:
     return key_of(json.loads(answer), _plain)
 
 
+def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the places of equal keys together, in the order of their first ones."""
+    found: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(keys):
+        found.setdefault(key, []).append(i)
+    return list(found.values())
+
+
+def _names(value: Any) -> Hashable:
+    """Return the functions that a call, or a list of calls, names; of other values nothing."""
+    calls = value if isinstance(value, list) else [value]
+    return tuple(map(_side, calls)) if any(map(_is_call, calls)) else None
+
+
+def _is_call(value: Any) -> bool:
+    if not (isinstance(value, dict) and isinstance(value.get("name"), str)):
+        return False
+    return any(isinstance(value.get(key), dict) for key in ("arguments", "parameters"))
+
+
 def _side(value: Any) -> Hashable:
     """Return what values have in common whose parts may be compared: of a call its function, of a scalar all."""
     if value is _NONE or isinstance(value, list):
         return value is _NONE
     if not isinstance(value, dict):
         return key_of(value, _plain)
-    calls = any(isinstance(value.get(key), dict) for key in ("arguments", "parameters"))
-    return "call", value.get("name") if calls and isinstance(value.get("name"), str) else None
+    return "call", value["name"] if _is_call(value) else None
 
 
 def _consensus(values: Sequence[Any], weights: Sequence[float]) -> tuple[Any, list[float]]:
@@ -179,9 +207,7 @@ def _consensus(values: Sequence[Any], weights: Sequence[float]) -> tuple[Any, li
         What won in each field put together, `_NONE` if most leave the value out; and for each value the share of the
         votes that agree with it, 0 to 1, the mean over its fields.
     """
-    sides: dict[Hashable, list[int]] = {}
-    for i, value in enumerate(values):
-        sides.setdefault(_side(value), []).append(i)
+    sides = {_side(values[members[0]]): members for members in _grouped([_side(value) for value in values])}
     total = sum(weights) or 1.0
     shares = {side: sum(weights[i] for i in members) / total for side, members in sides.items()}
     winner = max(shares, key=lambda side: shares[side])
