@@ -70,12 +70,15 @@ class Evaluation:
 
 _CHOSEN = ("--method", "greedy,best-of-n,self-consistency", "--scorer", "logprob,head")
 _SIXTEEN, _EIGHT = ("--budget", "1,2,4,8,16"), ("--budget", "1,2,4,8")
+_CALLS = ("--method", "greedy,best-of-n,self-consistency", "--scorer", "logprob", *_EIGHT, "-n", "256")
 _SEARCHES = ("--method", "greedy,best-of-n,self-consistency,beam,dvts", "--scorer", "head")
 _STEPS = (*_SEARCHES, "--budget", "4,16", "--step-stop", r"\n\n")
 EVALUATIONS = (
     Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
     Evaluation("gsm8k-tir", "GSM8K, programs run", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448", "--tir")),
     Evaluation("gsm8k-steps", "GSM8K, searches by steps", "gsm8k", GSM8K, 100, (*_STEPS, "-n", "448")),
+    Evaluation("bfcl-simple", "BFCL, one function", "bfcl", ("*BFCL_v4_simple_python.json",), 200, _CALLS),
+    Evaluation("bfcl-multiple", "BFCL, several functions", "bfcl", ("*BFCL_v4_multiple.json",), 200, _CALLS),
     Evaluation("math", "MATH, heads from GSM8K", "math", MATH, 100, (*_CHOSEN, *_EIGHT, "-n", "600")),
     Evaluation(
         "humaneval",
@@ -234,7 +237,7 @@ def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     p = Parser(__doc__, "has no effect")
-    p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl, gsm8k_train.jsonl and math.jsonl")
+    p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl, gsm8k_train.jsonl, math.jsonl, BFCL_v4_*")
     p.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help=f"instead of {', '.join(MODELS)}")
     p.add_argument("--rows", help=f"comma separated, of {', '.join(e.name for e in EVALUATIONS)} (default: all)")
     p.add_argument("--minutes", type=float, help="how long to go on (default: not at all)")

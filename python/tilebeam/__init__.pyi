@@ -7,6 +7,7 @@ from .answers.formulas import MathAnswer as MathAnswer
 from .answers.letters import choice as choice
 from .answers.normalize import normalize_answer as normalize_answer
 from .answers.program_answers import ProgramAnswer as ProgramAnswer
+from .answers.structures import Structures as Structures
 from .engine.reading import Reading as Reading
 from .engine.streams import AsyncStream as AsyncStream
 from .engine.streams import Stream as Stream

@@ -128,6 +128,7 @@ class CompletionOutput:
         hidden_steps: the same where each step ended; None unless asked for.
         reasoning: of a chat's answer what the model thought, which `text` does not hold; None: nothing.
         tool_calls: of a chat's answer the calls of functions, which `text` does not hold either.
+        written: of a chat's answer all that the model wrote, with its thoughts and calls; None: `text` is all.
         parsed: what ``json_schema=Class`` made of the text; None if that is incomplete, or no class was given.
     """
 
@@ -146,6 +147,7 @@ class CompletionOutput:
     hidden_steps: list[TextState] | None = field(default=None, repr=False, compare=False)
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
+    written: str | None = field(default=None, repr=False, compare=False)
     parsed: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -156,7 +158,7 @@ class CompletionOutput:
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: all but hidden states and `parsed`; thoughts, calls and statistics where there are
         any."""
-        others = ("hidden", "hidden_steps", "tool_calls", "parsed")
+        others = ("hidden", "hidden_steps", "tool_calls", "written", "parsed")
         told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in others}
         for name in ("entropies", "certainties", "reasoning"):
             if told[name] is None:

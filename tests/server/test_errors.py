@@ -178,7 +178,7 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": "some"}, 400, "invalid_value", "tool_choice"),
     (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": CHOSEN}, 400, None, "no function 'g'"),
     (CHAT, {"messages": HI, "tools": TOOLS, "guided_regex": "a"}, 400, None, "guided_regex with tools"),
-    (CHAT, {"messages": HI, "tools": TOOLS, "search": {"method": "vote"}}, 400, None, "search with tools"),
+    (CHAT, {"messages": HI, "tools": TOOLS, "search": {"method": "tir"}}, 400, None, "tir with tools"),
     (
         CHAT,
         {"messages": HI, "tools": [tool({"type": "array"})]},

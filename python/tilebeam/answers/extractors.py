@@ -10,6 +10,7 @@ from tilebeam.answers.extract import Extractor, boxed, last_number, marked_numbe
 from tilebeam.answers.formulas import MathAnswer
 from tilebeam.answers.letters import choice
 from tilebeam.answers.program_answers import ProgramAnswer
+from tilebeam.answers.structures import Structures
 from tilebeam.errors import TilebeamError
 
 _BY_NAME: dict[str, Extractor] = {
@@ -19,14 +20,16 @@ _BY_NAME: dict[str, Extractor] = {
     "choice": choice(),
     "boxed": boxed,
     "code": code,
+    "json": Structures(),
+    "calls": Structures(calls=True),
 }
 NAMES = (*_BY_NAME, "program", "math")
 
 
 def extractor(name: str) -> Extractor:
     """Return an extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed",
-    "code", "math" (`tilebeam.MathAnswer`), "program" (`tilebeam.ProgramAnswer`), or a regular expression whose first
-    group is the answer.
+    "code", "json" and "calls" (`tilebeam.Structures`), "math" (`tilebeam.MathAnswer`), "program"
+    (`tilebeam.ProgramAnswer`), or a regular expression whose first group is the answer.
 
     Raises:
         TilebeamError: it is no name, and no expression with a group either.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 
@@ -43,9 +44,22 @@ class PreparedChat:
 
     def read(self, output: RequestOutput) -> RequestOutput:
         """Return what was generated for the prompt, with thoughts and calls told apart from the texts."""
-        return replace(output, outputs=[self._read(sample) for sample in output.outputs])
+        return replace(output, outputs=[self.read_sample(sample) for sample in output.outputs])
 
-    def _read(self, sample: CompletionOutput) -> CompletionOutput:
+    def as_candidate(self, sample: CompletionOutput) -> CompletionOutput:
+        """Return a sample as searches compare it: its text is the calls that it writes as a JSON list of their names
+        and arguments, else what it says without its thoughts."""
+        found = self.read_sample(sample)
+        try:
+            calls = [{"name": c.name, "arguments": json.loads(c.arguments or "{}")} for c in found.tool_calls]
+        except (ValueError, RecursionError):  # it was cut
+            return sample
+        text = json.dumps(calls, ensure_ascii=False) if calls else found.text
+        return replace(sample, text=text, written=sample.text)
+
+    def read_sample(self, sample: CompletionOutput) -> CompletionOutput:
+        """Return a sample, or what `as_candidate` made of one, with thoughts and calls told apart from its text."""
+        sample = replace(sample, text=sample.text if sample.written is None else sample.written)
         reader = self.reader()
         if reader is not None:
             parts, finish = reader.take(sample.text, sample.finish_reason)
@@ -55,6 +69,7 @@ class PreparedChat:
                 reasoning=reasoning_in(parts) or None,
                 tool_calls=calls_in(parts),
                 finish_reason=finish or sample.finish_reason,
+                written=sample.text,
             )
         return replace(sample, parsed=parsed_under(self.schema, sample.text, sample.finish_reason))
 

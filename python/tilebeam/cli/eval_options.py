@@ -154,6 +154,14 @@ class ItemOptions:
         ),
     ] = False
     programs: Programs = TaskOptions.programs
+    tools_grammar: Annotated[
+        bool,
+        task_option(
+            "--tools-grammar/--no-tools-grammar",
+            help="Hold samples of bfcl to calls that are valid under the functions' schemas, or let the model write "
+            "what it wants.",
+        ),
+    ] = TaskOptions.tools_grammar
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code
 
     def of(self, spec: str) -> TaskOptions:

@@ -201,8 +201,8 @@ class Setting:
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:
                 task[key] = _without_folder(task[key])
-        for key in ("tir", "programs", "field"):
-            if not task[key]:
+        for key, unsaid in (("tir", False), ("programs", False), ("field", None), ("tools_grammar", True)):
+            if task[key] == unsaid:
                 del task[key]
         if task["pilot_seed"] is None:
             del task["pilot_seed"], task["pilot_items"]

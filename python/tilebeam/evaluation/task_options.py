@@ -31,6 +31,8 @@ class TaskOptions:
         chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
         tir: prompts ask for programs, and those that samples write are run while they are drawn, by all methods.
         programs: a text's answer is what its program prints, where it holds one; see `tilebeam.ProgramAnswer`.
+        tools_grammar: of a task with functions: samples are held to calls that are valid under their schemas; else
+            models write what they want.
         unsafe_code: run programs that a model wrote even where they cannot be confined.
         field: the question's name in the lines of a file; None: as the task and `question_files` have it.
     """
@@ -52,5 +54,6 @@ class TaskOptions:
     chat: bool | None = None
     tir: bool = False
     programs: bool = False
+    tools_grammar: bool = True
     unsafe_code: bool = False
     field: str | None = None

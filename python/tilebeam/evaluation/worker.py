@@ -244,7 +244,11 @@ class Workbench:
     def _source(self, lm: LM) -> StepGenerator:
         """Return the generator that samples are drawn from."""
         task = self.setting.task
-        return cast(StepGenerator, ToolGenerator(lm, confined(unsafe=task.unsafe_code))) if task.tir else lm
+        return (
+            cast(StepGenerator, ToolGenerator(lm, confined(unsafe=task.unsafe_code)))
+            if task.tir
+            else self.task.source(lm)
+        )
 
     def _prompt(self, lm: LM, item: Item) -> Prompt:
         """Return what a model reads; a reward model without a template of its own reads the question in the task's."""

@@ -21,11 +21,13 @@ from itertools import repeat
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, Unpack, cast, overload
 
 from tilebeam.answers.voted_answer import VotedAnswer
+from tilebeam.chat.prepared import PreparedChat
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage, short
 from tilebeam.prompt import Messages, Prompt, is_messages, is_one
 from tilebeam.sampling_params import SamplingFields, SamplingParams, updated
+from tilebeam.search.chats import ChatGenerator
 from tilebeam.search.events import EventHook
 from tilebeam.search.search_defaults import BUDGET
 
@@ -190,7 +192,7 @@ class VoteResult(SearchResult):
 
 Result = TypeVar("Result", bound=SearchResult, covariant=True)
 # What a search can be asked.
-Askable = str | Prompt | Messages
+Askable = str | Prompt | Messages | PreparedChat
 
 
 @dataclass(frozen=True)
@@ -253,9 +255,10 @@ class Algorithm(ABC, Generic[Result]):
 
         Args:
             lm: the model.
-            prompts: texts, as `LM.generate` takes them, what `LM.chat_prompt` gives, or messages, which it is given.
+            prompts: texts, as `LM.generate` takes them, what `LM.chat_prompt` gives, messages, which it is given, or
+                what `LM.prepare_chat` gives: candidates then have their calls of functions and thoughts apart.
             budget: candidates per prompt.
-            sampling: how to draw; for all prompts, or one per prompt.
+            sampling: how to draw; for all prompts, or one per prompt. Chats that are prepared are drawn as they say.
             fields: of `SamplingParams`, by name, in place of those of `sampling`: max_tokens=512.
             progress: called after every batch with the state of the whole search; returning False cancels it.
                 ``finished`` of ``total`` are candidates, or in searches by steps continuations.
@@ -269,12 +272,19 @@ class Algorithm(ABC, Generic[Result]):
             TilebeamError: a budget that does not fit, a scorer that misbehaves, or what `LM.generate` raises.
         """
         checked_integer("budget", budget)
-        params = updated(sampling, fields)
-        asked = [_prompt_of(lm, prompt) for prompt in _several(prompts)]
+        prompts = list(_several(prompts))
+        params = sampling_for(prompts, updated(sampling, fields))
+        chats = {i: chat for i, chat in enumerate(prompts) if isinstance(chat, PreparedChat)}
+        for i, chat in chats.items():
+            params[i] = cast(SamplingParams, updated(chat.params, fields)).resolved()
+        if chats:
+            lm = ChatGenerator(lm, {chat.prompt.text: chat for chat in chats.values()})
+        asked = [_prompt_of(lm, prompt) for prompt in prompts]
         # Searches by steps ask for more; a model that lacks it says so.
-        return self.search(
-            cast(StepGenerator, lm), SearchCall(asked, budget, sampling_for(asked, params), progress, events)
-        )
+        results = self.search(cast(StepGenerator, lm), SearchCall(asked, budget, params, progress, events))
+        for i, chat in chats.items():
+            results[i].candidates = [chat.read_sample(candidate) for candidate in results[i].candidates]
+        return results
 
     @overload  # a str is a Sequence[str] too: the first signature that fits counts
     def infer(  # type: ignore[overload-overlap]
@@ -319,7 +329,7 @@ class Algorithm(ABC, Generic[Result]):
             on_result: called with a prompt's number and its result as soon as that is complete, as `completed` has
                 them; instead of ``progress`` and ``events``.
         """
-        one = is_one(prompt)
+        one = is_one(prompt) or isinstance(prompt, PreparedChat)
         prompts = [cast(Askable, prompt)] if one else list(cast(Sequence[Askable], prompt))
         if on_result is None:
             results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events, **fields)
@@ -409,6 +419,8 @@ class Algorithm(ABC, Generic[Result]):
 
 def _prompt_of(lm: Generator, asked: Askable) -> Prompt:
     """Make the prompt of a text or a conversation."""
+    if isinstance(asked, PreparedChat):
+        return asked.prompt
     if is_messages(asked) and (chat_prompt := getattr(lm, "chat_prompt", None)) is not None:
         return Prompt.of(chat_prompt(asked))
     return Prompt.of(asked)

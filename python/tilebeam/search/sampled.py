@@ -13,6 +13,7 @@ from typing import Any, ClassVar, get_args
 from tilebeam.answers.extract import Extractor, equality_of, last_number, weight_of
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
+from tilebeam.answers.structures import Elected
 from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.checks import is_finite
 from tilebeam.errors import TilebeamError
@@ -150,7 +151,8 @@ class SelfConsistency(_WholeSearch[VoteResult]):
     """Draw N candidates and let their answers vote (Wang et al., "Self-Consistency Improves Chain of Thought
     Reasoning").
 
-    The heaviest answer wins, of equals the one seen first. Candidates that were cut vote only where none that ended has
+    The heaviest answer wins, of equals the one seen first, unless the extractor has an ``elect`` of its own, as
+    `tilebeam.Structures` has. Candidates that were cut vote only where none that ended has
     an answer. The best candidate is the heaviest that voted for the answer, of equals the first; without any answer it
     is the heaviest candidate, those that ended before those that were cut.
 
@@ -211,7 +213,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         if weights is None:
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
-        votes, winner, best = elected(candidates, answers, weights)
+        votes, winner, best = elected(candidates, answers, weights, elect=getattr(self.extract, "elect", None))
         paths = whole_trajectories(candidates)
         drawn = output.usage, output.seed, len(candidates)
         return VoteResult(output.prompt, candidates, weights, best, *drawn, paths, answers, votes, winner)
@@ -251,14 +253,22 @@ def elected(
     answers: Sequence[str | None],
     weights: Sequence[float],
     scores: Sequence[float] | None = None,
+    elect: Callable[[Sequence[str], Sequence[float]], Elected] | None = None,
 ) -> tuple[dict[str, float], VotedAnswer | None, int]:
     """Count votes: their total weights, the answer that won, and of the candidates that voted for it (without an
-    answer, of those that stand highest) the first with the best score, which is the weight where there is none."""
+    answer, of those that stand highest) the first with the best score, which is the weight where there is none.
+
+    Args:
+        elect: chooses the winner of answers and weights; None: the heaviest wins.
+    """
     ends = standings(candidates)
     voting = voters(answers, ends)
     votes = tally(voting, weights)
-    winner = next(iter(votes), None)
-    eligible = [i for i, a in enumerate(voting) if winner is None or a == winner]
+    winner = given = next(iter(votes), None)
+    if winner is not None and elect is not None:
+        voted = [(a, w) for a, w in zip(voting, weights, strict=True) if a is not None]
+        winner, given = elect(*zip(*voted, strict=True))
+    eligible = [i for i, a in enumerate(voting) if given is None or a == given]
     best = max(eligible, key=lambda i: (ends[i], (scores or weights)[i], -i))
     return votes, None if winner is None else VotedAnswer(winner), best
 

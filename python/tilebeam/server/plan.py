@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tilebeam.chat.answer_reader import AnswerReader
+from tilebeam.chat.prepared import PreparedChat
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import SampleEvents, TokenBytes
@@ -65,19 +66,22 @@ class Ready:
         prompts: what it reads.
         params: how to sample.
         reader: makes a reader of one answer, or None: all of it is text.
+        chat: whose answers a search compares by their calls.
     """
 
     prompts: list[Prompt]
     params: SamplingParams
     reader: Callable[[], AnswerReader | None] = field(default=lambda: None)
+    chat: PreparedChat | None = None
 
-    def events_of(self, index: int, lm: LM, plan: AnswerPlan) -> SampleEvents:
+    def events_of(self, index: int, lm: LM, plan: AnswerPlan, *, logprobs: bool = True) -> SampleEvents:
         """Return what makes events of a sample.
 
         Args:
             index: of its choice.
             lm: the model.
             plan: the request.
+            logprobs: log-probabilities are known.
         """
         shown = set(self.params.shown_tokens)
 
@@ -88,7 +92,7 @@ class Ready:
         return SampleEvents(
             index,
             piece,
-            logprobs=plan.logprobs,
+            logprobs=plan.logprobs and logprobs,
             scored=plan.scored,
             keeps_stop=plan.body.include_stop_str_in_output,
             reader=self.reader(),

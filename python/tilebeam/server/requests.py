@@ -308,6 +308,14 @@ class Generation(Neutral, Sampling):
         """Return whether some tokens may not follow some texts."""
         return bool(self.formats or self.logit_bias)
 
+    @property
+    def votes_by(self) -> str | None:
+        """Return what extractor the form of the text asks for, None: it has none."""
+        format_ = self.response_format.type if self.response_format is not None else ""
+        newer = self.structured_outputs is not None and self.structured_outputs.json_ is not None
+        structured = self.json_schema is not None or self.guided_json is not None or newer
+        return "json" if structured or format_ in ("json_object", "json_schema") else None
+
     def limit(self, otherwise: int | None) -> int | None:
         """Return the most tokens of a sample; None: until the context is full.
 
@@ -506,8 +514,10 @@ class ChatRequest(Generation):
             raise ValueError("top_logprobs go with logprobs: true")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice goes with tools")
-        if self.calls and (self.formats or self.search is not None):
-            raise ValueError(f"{(self.formats or ['search'])[0]} with tools: set tool_choice to none")
+        if self.calls and self.formats:
+            raise ValueError(f"{self.formats[0]} with tools: set tool_choice to none")
+        if self.calls and self.search is not None and self.search.method == "tir":
+            raise ValueError("search.method tir with tools: programs or functions, not both; set tool_choice to none")
         if self.calls and self.continue_final_message:
             raise ValueError("continue_final_message with tools: set tool_choice to none")
         if self.continue_final_message and self.messages[-1].tool_calls:
@@ -535,6 +545,11 @@ class ChatRequest(Generation):
     def calls(self) -> bool:
         """Return whether the model may call functions."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def votes_by(self) -> str | None:
+        """See `Generation.votes_by`."""
+        return "calls" if self.calls else super().votes_by
 
     @property
     def restricted(self) -> bool:

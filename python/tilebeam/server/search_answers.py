@@ -8,12 +8,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilebeam.chat.prepared import PreparedChat
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Usage
 from tilebeam.pages.search_page import search_page
+from tilebeam.prompt import Prompt
 from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
-from tilebeam.server.answer_events import Echo, Ended, Event, Grown, Json, SampleEvents, Started
+from tilebeam.server.answer_events import Echo, Ended, Event, Grown, Json, Started
 from tilebeam.server.errors import bad_request
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.model_host import LoadedModel
@@ -52,7 +54,7 @@ class SearchAnswer:
         self._ready = ready
         self._metrics = metrics
         self._algorithm: Algorithm[SearchResult] = algorithm_of(
-            self._search, loaded.lm, loaded.scorer, programs=searches.programs
+            self._search, loaded.lm, loaded.scorer, plan.body, programs=searches.programs
         )
 
     async def whole(self) -> list[Event]:
@@ -90,7 +92,10 @@ class SearchAnswer:
         yield await asyncio.to_thread(self._answers, results, {"object": "tilebeam.search"})
 
     async def _run(self, events: EventHook | None) -> list[SearchResult]:
-        prompts, params = self._ready.prompts, self._ready.params
+        params, chat = self._ready.params, self._ready.chat
+        prompts: Sequence[Prompt | PreparedChat] = (
+            self._ready.prompts if chat is None else [replace(chat, params=params)]
+        )
         budget = self._search.budget
         try:
             results = await self._searches.run(self._loaded.lm, self._algorithm, prompts, budget, params, events)
@@ -118,8 +123,11 @@ class SearchAnswer:
         """Return the chosen candidates, whose log-probabilities not every search knows, and what all of it cost."""
         found: list[Event] = []
         for i, result in enumerate(results):
-            told = self._plan.logprobs and result.best.logprobs is not None
-            grown = SampleEvents(i, self._loaded.lm.piece, logprobs=told).whole(result.best)
+            best = result.best
+            if best.finish_reason == "tool_calls":  # which the reader finds
+                best = replace(best, finish_reason="stop")
+            events = self._ready.events_of(i, self._loaded.lm, self._plan, logprobs=best.logprobs is not None)
+            grown = events.whole(best if best.written is None else replace(best, text=best.written))
             found.append(replace(grown, search=kind | self._report(i, result)))
         return [*found, Ended(sum((r.usage for r in results), Usage()), self._plan.params.seed or 0)]
 

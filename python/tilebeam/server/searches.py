@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilebeam.answers.extractors import extractor
 from tilebeam.answers.program_answers import ProgramAnswer
+from tilebeam.chat.prepared import PreparedChat
 from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.outputs import Progress
 from tilebeam.prompt import Prompt
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
     from tilebeam.scoring.scorers import Scorer
-    from tilebeam.server.requests import Search
+    from tilebeam.server.requests import Generation, Search
 
 T = TypeVar("T")
 
 # A regular expression out of a request could keep a thread busy for ever.
-EXTRACTORS = ("last-number", "text", "choice", "boxed")
+EXTRACTORS = ("last-number", "text", "choice", "boxed", "json", "calls")
 # "examples" would run programs for a request.
 _SCORERS = ("consensus", "logprob", "logprob-sum", "self-certainty", "tail-entropy", "p-true", "majority")
 
@@ -44,7 +45,12 @@ def reasons_with_tools(search: Search | None) -> bool:
 
 
 def algorithm_of(
-    search: Search, lm: LM, reward: RewardModel | OwnReward | None, *, programs: bool = False
+    search: Search,
+    lm: LM,
+    reward: RewardModel | OwnReward | None,
+    body: Generation | None = None,
+    *,
+    programs: bool = False,
 ) -> Algorithm[SearchResult]:
     """Return the algorithm that a request asks for.
 
@@ -52,6 +58,7 @@ def algorithm_of(
         search: its "search".
         lm: the server's model.
         reward: the server's reward model.
+        body: the request, whose form says what votes where the search does not.
         programs: the server runs programs that models write.
 
     Raises:
@@ -68,6 +75,8 @@ def algorithm_of(
     try:
         name = methods.canonical(search.method)
         known = {option.name: option for option in methods.options(name)}
+        if "extract" in known and body is not None and (form := body.votes_by) is not None:
+            given.setdefault("extract", form)
         for key, value in given.items():
             param = f"search.{key}"
             if not isinstance(value, (str, int, float, bool)):
@@ -118,7 +127,7 @@ class SearchPool:
         self,
         lm: LM,
         algorithm: Algorithm[SearchResult],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | PreparedChat],
         budget: int,
         sampling: SamplingParams,
         events: EventHook | None = None,

@@ -153,13 +153,13 @@ class Service:
         settings = self.settings
 
         def prepare(lm: LM, params: SamplingParams) -> Ready:
-            if body.search is not None:  # whose candidates are texts as they are
+            if body.search is not None and not body.calls:  # candidates are texts as they are
                 template, variables = settings.chat_template, settings.chat_template_kwargs
                 marks = None if template is None else marks_of(template)
                 params = replace(params, thinking_marks=marks)
                 return Ready([chat_completions.prompt_of(lm, body, template, variables)], params)
             made = chat_completions.prepared(lm, body, settings, params)
-            return Ready([made.prompt], made.params, made.reader)
+            return Ready([made.prompt], made.params, made.reader, made if body.search is not None else None)
 
         plan = AnswerPlan(body, answer, body.logprobs, params, 1, self.answer_name(body.model), prepare)
         return await self._answer(plan, request)

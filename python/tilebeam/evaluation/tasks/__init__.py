@@ -41,6 +41,7 @@ KINDS = {
     "jsonl": TaskKind("jsonl:FILE", "", ("jsonl", "JsonlTask")),
     "gsm8k": TaskKind("gsm8k:FILE", "GSM8K", ("gsm8k", "Gsm8kTask")),
     "humaneval": TaskKind("humaneval:FILE", "HumanEval", ("humaneval", "HumanEvalTask")),
+    "bfcl": TaskKind("bfcl:FILE", "BFCL", ("bfcl", "BfclTask")),
     "math": TaskKind("math:FILE", "MATH", ("competition_math", "MathTask")),
     "reasoning-gym": TaskKind("reasoning-gym:NAME[?option=value&..]", "", ("gym", "GymTask")),
 }

@@ -21,6 +21,7 @@ from tilebeam.evaluation.functions import is_function_name, load_function, sourc
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.search.contract import StepGenerator
 from tilebeam.search.tool_forms import OUTPUT, ToolForm, conversation, form_of
 
 Checker = Callable[[Mapping[str, Any], str], "float | bool"]
@@ -160,6 +161,10 @@ class Task(ABC):
             return replace(lm.chat_prompt(self.messages(item, form), **told), question=item.question)
         except TilebeamError as error:
             raise TilebeamError(f"{error} Or evaluate it without a chat template: --no-chat.") from None
+
+    def source(self, lm: StepGenerator) -> StepGenerator:
+        """Return what samples for the task's prompts are drawn from."""
+        return lm
 
     def judges(self, item: Item) -> list[str]:  # noqa: ARG002
         """Digest the functions of the user's that find and judge an item's answer."""

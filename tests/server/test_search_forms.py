@@ -1,0 +1,110 @@
+"""Searches among calls of functions and JSON: what is chosen comes back as without a search."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import jsonschema
+import pytest
+import tilebeam
+from tilebeam import LM, SamplingParams
+
+pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import CHAT, HI, Running, running
+from tools_kit import HERMES, TOOLS, WEATHER
+
+ASKED: Any = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "seed": 3, "max_tokens": 120}
+
+
+def called(message: Any) -> list[Any]:
+    """Name and arguments of a message's calls."""
+    return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message["tool_calls"]]
+
+
+@pytest.mark.parametrize("template", ["chatml", HERMES], ids=["json", "hermes"])
+def test_calls_vote(lm: LM, template: str) -> None:
+    with running(lm, chat_template=template) as server:
+        search = {"method": "vote", "budget": 6, "candidates": True}
+        choice = server.post(CHAT, ASKED | {"search": search}).json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        found = called(choice["message"])
+        samples = server.post(CHAT, ASKED | {"n": 6}).json()["choices"]
+        assert found in [called(s["message"]) for s in samples if s["finish_reason"] == "tool_calls"]
+        calls = [{"name": name, "arguments": arguments} for name, arguments in found]
+        assert json.loads(choice["search"]["answer"]) == calls
+        names = Counter(called(s["message"])[0][0] for s in samples if s["finish_reason"] == "tool_calls")
+        assert names[found[0][0]] == max(names.values())
+        best = choice["search"]["candidates"][choice["search"]["best_index"]]
+        assert [c["function"]["name"] for c in best["tool_calls"]] == [name for name, _ in found]
+
+        streamed: dict[int, list[str]] = {}
+        finish, logprobs = None, 0
+        for line in server.post(CHAT, ASKED | {"search": search, "stream": True, "logprobs": True}).text.splitlines():
+            if line.startswith("data: {"):
+                (piece,) = json.loads(line[6:])["choices"]
+                finish = piece["finish_reason"] or finish
+                logprobs += bool(piece["logprobs"])
+                for part in piece["delta"].get("tool_calls", ()):
+                    told = streamed.setdefault(part["index"], ["", ""])
+                    told[0] += part["function"].get("name", "")
+                    told[1] += part["function"]["arguments"]
+        assert (finish, [(n, json.loads(a)) for n, a in streamed.values()]) == ("tool_calls", found)
+        assert logprobs
+
+        rated = server.post(CHAT, ASKED | {"search": {"method": "best-of-n", "scorer": "consensus", "budget": 4}})
+        assert called(rated.json()["choices"][0]["message"])
+
+
+def test_what_cannot_be_says_so(server: Running) -> None:
+    for search, said in (
+        ({"method": "tir"}, "tir with tools"),
+        ({"method": "beam", "budget": 4, "beam_width": 2}, "by steps"),
+        ({"method": "vote", "extract": "(.*)"}, "one of last-number"),
+    ):
+        answer = server.post(CHAT, ASKED | {"search": search})
+        assert answer.status_code == 400
+        assert said in answer.json()["error"]["message"]
+    both = server.post(CHAT, ASKED | {"search": {"method": "vote"}, "response_format": {"type": "json_object"}})
+    assert "response_format with tools" in both.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("method", ["vote", "adaptive"])
+def test_json_votes(lm: LM, method: str) -> None:
+    schema = WEATHER | {"required": []}  # an empty object is valid, too
+    body = {"messages": HI, "seed": 5, "max_tokens": 120, "search": {"method": method, "budget": 5}}
+    body["response_format"] = {"type": "json_schema", "json_schema": {"name": "w", "schema": schema}}
+    with running(lm) as server:
+        choice = server.post(CHAT, body).json()["choices"][0]
+        jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+        assert json.loads(choice["search"]["answer"]) == json.loads(choice["message"]["content"])
+
+
+def test_the_library_searches_among_calls(lm: LM) -> None:
+    chat = lm.prepare_chat(
+        HI, SamplingParams(seed=3, max_tokens=120), tools=TOOLS, tool_choice="required", template="chatml"
+    )
+    texts: list[str] = []
+    vote = tilebeam.SelfConsistency("calls")
+    found = vote.infer(lm, chat, 6, events=lambda event: texts.append(event.text))
+    best = found.best
+    assert best.finish_reason == "tool_calls"
+    assert found.answer is not None
+    calls = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in best.tool_calls]
+    assert json.loads(found.answer) == calls
+    assert found.answer in texts
+    assert best.message["content"] == ""
+    assert best.written is not None
+    assert best.tool_calls[0].name in best.written
+    samples = lm.chat(HI, tools=TOOLS, tool_choice="required", template="chatml", seed=3, max_tokens=120, n=6).outputs
+    assert [s.text for s in samples] == [c.text for c in found.candidates]
+    assert [[c.arguments for c in s.tool_calls] for s in samples] == [
+        [c.arguments for c in candidate.tool_calls] for candidate in found.candidates
+    ]
+    one, two = vote.infer(lm, [chat, "plain"], 2, max_tokens=8)  # fields by name hold for both
+    assert len(one.candidates[0].token_ids) <= 8
+    assert two.candidates[0].tool_calls == []
