@@ -225,6 +225,33 @@ def test_layers_share_a_mask_until_it_changes(isa: str, tokens: int) -> None:
         assert np.array_equal(out[2], out[4])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_experts_share_the_rows_they_convert_until_those_change(isa: str, tokens: int) -> None:
+    g, experts, used = Graph(), 6, 2
+    x, ids = g.tensor(0, (K, 1, tokens)), g.tensor(65536, (used, tokens), TYPES["I32"])
+    ids.nb = [4, 4 * used, 4 * used * tokens, 4 * used * tokens]
+    tile, tiles = 18 * 32, K // 32 * K // 32
+    weights = [g.tensor(i * 65536, (K, K, experts), TYPES["Q4_0_COL"], buffer=1) for i in range(2)]
+    for w in weights:
+        w.nb = [1, 1, tile * tiles, tile * tiles * experts]
+    out = [g.tensor((4 + i) * 65536, (K, used, tokens)) for i in range(3)]
+    for i, w in enumerate(weights):
+        g.add("MUL_MAT_ID", out[i], w, x, ids)
+    g.add("SCALE", x, x, params=(0.5, 0.0))
+    g.add("MUL_MAT_ID", out[2], weights[0], x, ids)
+    memory, quants = start(2)[0], random_weights("Q4_0_COL")
+    memory[16384:][: used * tokens].view(np.int32)[:] = np.random.default_rng(1).integers(0, experts, used * tokens)
+    for threads in THREADS:
+        want, got = memory.copy(), memory.copy()
+        assert g.run(want, quants, threads, isa, fuse=False) == (OK, "")
+        assert g.run(got, quants, threads, isa, fuse=True) == (OK, "")
+        assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+        first, _, halved = (got[(4 + i) * 16384 :][: K * used * tokens] for i in range(3))
+        assert np.allclose(halved, first / 2, rtol=1e-3, atol=1e-4)
+        assert np.abs(first).max() > 0
+
+
 def work_of_all_kinds() -> tuple[Graph, NDArray[np.float32]]:
     """A layer, attention over so many cells that threads split them, a choice of experts, the largest of a row."""
     g = layer(1, "F32", with_bias=True)

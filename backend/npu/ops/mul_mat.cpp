@@ -1,4 +1,4 @@
-// Products of a weight matrix and rows of activations: MUL_MAT, and what MUL_MAT_ID does for each of its matrices.
+// Products of a weight matrix and rows of activations: MUL_MAT, and what MUL_MAT_ID does with rows of one matrix.
 //
 // Four ways through, by weight type and row count:
 //   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles are read where
@@ -37,7 +37,10 @@ static_assert(stage_k * TB_TILE_N * static_cast<int64_t>(sizeof(float)) <= mul_m
 
 // Row r of a matrix's rows, in src1 or dst. MUL_MAT_ID's src1 may have one row for all experts of a token.
 uint8_t * row_of_matrix(const mul_mat_plan & p, const view & v, const view & weights, int64_t matrix, int64_t r) {
-    if (p.picked) return v.at<uint8_t>(p.picked[r].i1 % v.ne(1), p.picked[r].i2);
+    if (p.picked) {
+        const int64_t i1 = p.picked[r].i1;
+        return v.at<uint8_t>(i1 < v.ne(1) ? i1 : i1 % v.ne(1), p.picked[r].i2);
+    }
     const int64_t i02 = matrix % weights.ne(2), i03 = matrix / weights.ne(2);
     const int64_t i1 = r % v.ne(1), batch = r / v.ne(1);
     return v.at<uint8_t>(i1, i02 * p.r2 + batch % p.r2, i03 * p.r3 + batch / p.r2);
@@ -50,17 +53,10 @@ const float * activations(const op_context & ctx, const uint8_t * row, int64_t f
     return buffer;
 }
 
-// Where in a group of an integer product the record of tile t begins; of 256 k, t is the first of a block.
-int64_t record_offset(const mul_mat_plan & p, int64_t t, int rows) {
-    if (p.k_quant) return t / gemm_k_tiles * static_cast<int64_t>(gemm_k_record_bytes(rows));
-    return t * static_cast<int64_t>(gemm_record_bytes(rows));
-}
-
 // k [first, first + n) of a row becomes its part of its group.
 void convert_piece(const op_context & ctx, const mul_mat_plan & p, int64_t matrix, int64_t r, int64_t first,
                    int64_t n) {
     const gemm_kernels & kernels = ctx.kernels->gemm;
-    const bool integer = p.path == mul_mat_way::integer || p.path == mul_mat_way::integer_staged;
     const int64_t big = p.longer_groups, size = p.group_size; // the first `big` groups have one more row
     const int64_t g = r < big * (size + 1) ? r / (size + 1) : big + (r - big * (size + 1)) / size;
     const int rows = p.group_rows(g), in_group = static_cast<int>(r - p.group_start(g));
@@ -71,7 +67,7 @@ void convert_piece(const op_context & ctx, const mul_mat_plan & p, int64_t matri
         kernels.quantize_k(x, n / tile, group + record_offset(p, first / tile, rows), rows, in_group);
         return;
     }
-    if (integer) {
+    if (p.is_integer()) {
         kernels.quantize(x, n / tile, kernels.int8[p.format].offset, group + record_offset(p, first / tile, rows), rows,
                          in_group);
         return;
@@ -131,10 +127,6 @@ struct outputs {
     }
 };
 
-struct item_range {
-    int64_t matrix, panel, last_panel, group, last_group;
-};
-
 const uint8_t * weights_of(const op_context & ctx, const mul_mat_plan & p, int64_t matrix) {
     const view & w = ctx.src[0];
     matrix += p.expert;
@@ -145,7 +137,7 @@ const uint8_t * group_of(const op_context & ctx, const mul_mat_plan & p, int64_t
     return ctx.prepared + p.group_offset(matrix, g);
 }
 
-void run_integer(const op_context & ctx, const mul_mat_plan & p, const item_range & r) {
+void run_integer(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & r) {
     const int64_t k_tiles = p.k / tile, panel_bytes = k_tiles * static_cast<int64_t>(tb_tile_bytes(p.type));
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     outputs out(ctx, p, r.matrix);
@@ -197,7 +189,7 @@ void store_sums(outputs & out, int64_t panel, int64_t group, int64_t last_group,
 
 // Blocks of rows and k whose activations stay in L2 while the item's panels pass; of each panel a piece at a time is
 // staged in L1, and all rows of the block meet it there.
-void run_integer_staged(const op_context & ctx, const mul_mat_plan & p, const item_range & r, uint8_t * stage) {
+void run_integer_staged(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & r, uint8_t * stage) {
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const auto run = ctx.kernels->gemm.int8[p.format].run;
     const int64_t k_tiles = p.k / tile, blocks = divide_up(k_tiles, block_tiles);
@@ -266,7 +258,7 @@ void stage_floats_of(const op_context & ctx, const mul_mat_plan & p, const uint8
     }
 }
 
-void run_floats(const op_context & ctx, const mul_mat_plan & p, const item_range & r, uint8_t * scratch) {
+void run_floats(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & r, uint8_t * scratch) {
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     float * stage = reinterpret_cast<float *>(scratch);
     outputs out(ctx, p, r.matrix);
@@ -285,7 +277,7 @@ void run_floats(const op_context & ctx, const mul_mat_plan & p, const item_range
     }
 }
 
-void run_matrix(const op_context & ctx, const mul_mat_plan & p, const item_range & r, uint8_t * stage) {
+void run_matrix(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & r, uint8_t * stage) {
     const gemm_fp16 & unit = ctx.kernels->gemm.fp16;
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const int64_t k_tiles = p.k / tile;
@@ -309,7 +301,7 @@ void run_matrix(const op_context & ctx, const mul_mat_plan & p, const item_range
     }
 }
 
-void run_dot(const op_context & ctx, const mul_mat_plan & p, const item_range & r) {
+void run_dot(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & r) {
     const auto run = ctx.kernels->gemm.dot[float_of(p.type)].run;
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const int64_t stride = ctx.src[0].nb(1), last = std::min<int64_t>(p.n, r.last_panel * TB_TILE_N);
@@ -335,7 +327,7 @@ void run_dot(const op_context & ctx, const mul_mat_plan & p, const item_range & 
 }
 
 // Columns of an item's rows += src2, of which rows repeat.
-void add_to_item(const op_context & ctx, const mul_mat_plan & p, const item_range & r) {
+void add_to_item(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & r) {
     const view & b = ctx.src[2];
     const int64_t n0 = r.panel * TB_TILE_N, cols = std::min(p.n, r.last_panel * TB_TILE_N) - n0;
     const int64_t i02 = r.matrix % ctx.src[0].ne(2), i03 = r.matrix / ctx.src[0].ne(2);
@@ -349,6 +341,11 @@ void add_to_item(const op_context & ctx, const mul_mat_plan & p, const item_rang
 
 } // namespace
 
+int64_t record_offset(const mul_mat_plan & p, int64_t t, int rows) {
+    if (p.k_quant) return t / gemm_k_tiles * static_cast<int64_t>(gemm_k_record_bytes(rows));
+    return t * static_cast<int64_t>(gemm_record_bytes(rows));
+}
+
 bool converts_activations(const tb_op & op, const mul_mat_plan & p) {
     return p.path != mul_mat_way::dot || op.src[1].type != TB_F32;
 }
@@ -359,7 +356,7 @@ bool converts_activations(const tb_op & op, const mul_mat_plan & p) {
 void convert_activations(const op_context & ctx, const mul_mat_plan & p) {
     const int64_t runs = divide_up(p.k, run_elements), pieces = divide_up(p.k, convert_k);
     int64_t begin, end;
-    if (p.matrices == 1 && !p.picked) {
+    if (p.matrices == 1) {
         ctx.share_runs(ctx.src[1], &begin, &end);
     } else {
         ctx.share(p.matrices * p.rows * runs, 1, &begin, &end);
@@ -376,6 +373,18 @@ void convert_activations(const op_context & ctx, const mul_mat_plan & p) {
     }
 }
 
+bool same_integers(const mul_mat_plan & p, const mul_mat_plan & q, const kernel_table & kernels) {
+    return p.is_integer() && q.is_integer() && p.k_quant == q.k_quant &&
+           kernels.gemm.int8[p.format].offset == kernels.gemm.int8[q.format].offset;
+}
+
+void convert_rows(const op_context & ctx, const mul_mat_plan & p) {
+    for (int64_t first = 0; first < p.k; first += convert_k) {
+        for (int64_t row = 0; row < p.rows; row++)
+            convert_piece(ctx, p, 0, row, first, std::min(convert_k, p.k - first));
+    }
+}
+
 namespace {
 
 // Item i of a product, found by a thread whose i only grow.
@@ -386,10 +395,10 @@ class items {
           group_items(divide_up(p.groups, p.groups_per_item)) {}
 
     // False: there is none.
-    bool find(int64_t i, item_range & r) { return p.shrinking ? shrunk(i, r) : of_one_size(i, r); }
+    bool find(int64_t i, mul_mat_item & r) { return p.shrinking ? shrunk(i, r) : of_one_size(i, r); }
 
   private:
-    bool of_one_size(int64_t i, item_range & r) const {
+    bool of_one_size(int64_t i, mul_mat_item & r) const {
         r.matrix = i / (panel_items * group_items);
         r.panel = i / group_items % panel_items * p.panels_per_item;
         r.last_panel = std::min(p.panels, r.panel + p.panels_per_item);
@@ -398,7 +407,7 @@ class items {
         return r.matrix < p.matrices;
     }
 
-    bool shrunk(int64_t i, item_range & r) {
+    bool shrunk(int64_t i, mul_mat_item & r) {
         for (; item < i; item++)
             panel += panels_at(panel);
         r = {0, panel, panel + panels_at(panel), 0, p.groups};
@@ -417,35 +426,32 @@ class items {
 
 } // namespace
 
-void multiply(const op_context & ctx, const mul_mat_plan & p, uint8_t * stages) {
-    uint8_t * stage = stages + ctx.thread * p.stage;
-    items all(p, ctx.n_threads);
-    item_range r;
-    while (all.find(ctx.next_chunk(), r)) {
-        switch (p.path) {
-        case mul_mat_way::integer:
-            run_integer(ctx, p, r);
-            break;
-        case mul_mat_way::integer_staged:
-            run_integer_staged(ctx, p, r, stage);
-            break;
-        case mul_mat_way::floats:
-            run_floats(ctx, p, r, stage);
-            break;
-        case mul_mat_way::matrix:
-            run_matrix(ctx, p, r, stage);
-            break;
-        case mul_mat_way::dot:
-            run_dot(ctx, p, r);
-            break;
-        }
-        if (ctx.op->code == TB_OP_MUL_MAT && ctx.src[2]) add_to_item(ctx, p, r);
+void multiply(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & item, uint8_t * stage) {
+    switch (p.path) {
+    case mul_mat_way::integer:
+        return run_integer(ctx, p, item);
+    case mul_mat_way::integer_staged:
+        return run_integer_staged(ctx, p, item, stage);
+    case mul_mat_way::floats:
+        return run_floats(ctx, p, item, stage);
+    case mul_mat_way::matrix:
+        return run_matrix(ctx, p, item, stage);
+    case mul_mat_way::dot:
+        return run_dot(ctx, p, item);
     }
 }
 
 namespace {
 
-void run(const op_context & ctx) { multiply(ctx, plan_mul_mat(*ctx.op, ctx.n_threads, *ctx.kernels), ctx.scratch); }
+void run(const op_context & ctx) {
+    const mul_mat_plan p = plan_mul_mat(*ctx.op, ctx.n_threads, *ctx.kernels);
+    items all(p, ctx.n_threads);
+    mul_mat_item item;
+    while (all.find(ctx.next_chunk(), item)) {
+        multiply(ctx, p, item, ctx.scratch + ctx.thread * p.stage);
+        if (ctx.src[2]) add_to_item(ctx, p, item);
+    }
+}
 
 uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
     return static_cast<uint64_t>(n_threads * plan_mul_mat(op, n_threads, kernels).stage);
@@ -462,13 +468,9 @@ uint64_t conversion_bytes(const tb_op & op, int n_threads, const kernel_table & 
 
 bool same_conversion(const tb_op & a, const tb_op & b, int n_threads, const kernel_table & kernels) {
     const mul_mat_plan p = plan_mul_mat(a, n_threads, kernels), q = plan_mul_mat(b, n_threads, kernels);
-    const auto integer = [](const mul_mat_plan & x) {
-        return x.path == mul_mat_way::integer || x.path == mul_mat_way::integer_staged;
-    };
-    if (integer(p) != integer(q) || (!integer(p) && p.path != q.path)) return false;
-    if (integer(p) && kernels.gemm.int8[p.format].offset != kernels.gemm.int8[q.format].offset) return false;
-    return p.k_quant == q.k_quant && p.fp16 == q.fp16 && p.max_rows == q.max_rows && p.matrices == q.matrices &&
-           p.rows == q.rows && p.r2 == q.r2;
+    const bool same_way = p.is_integer() || q.is_integer() ? same_integers(p, q, kernels) : p.path == q.path;
+    return same_way && p.fp16 == q.fp16 && p.max_rows == q.max_rows && p.matrices == q.matrices && p.rows == q.rows &&
+           p.r2 == q.r2;
 }
 
 cut conversion_cut(const tb_op & op) { return op.src[0].ne[2] == 1 && op.src[0].ne[3] == 1 ? cut::runs : cut::any; }

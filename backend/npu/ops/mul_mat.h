@@ -36,12 +36,20 @@ struct mul_mat_plan {
     bool shrinking;
     int64_t panels_per_item, groups_per_item;
     int64_t expert;            // MUL_MAT_ID: the one matrix
-    const picked_row * picked; // and its rows; nullptr: all rows, in order
+    const picked_row * picked; // and its rows, or some of them; nullptr: all rows, in order
 
     int64_t converted_rows() const {
         return path == mul_mat_way::matrix ? matrices * groups * TB_TILE_K : matrices * rows;
     }
     int64_t converted_bytes() const { return (converted_rows() * row_bytes + 127) / 128 * 128; }
+    void set_rows(int64_t count, int64_t most) {
+        rows = count;
+        max_rows = most;
+        groups = divide_up(rows, max_rows);
+        group_size = rows / std::max<int64_t>(1, groups);
+        longer_groups = rows - groups * group_size;
+    }
+    bool is_integer() const { return path == mul_mat_way::integer || path == mul_mat_way::integer_staged; }
     // Where group g begins among the converted rows.
     int64_t group_offset(int64_t m, int64_t g) const {
         return (path == mul_mat_way::matrix ? (m * groups + g) * TB_TILE_K : m * rows + group_start(g)) * row_bytes;
@@ -75,8 +83,18 @@ int64_t picked_rows(const tb_op & op); // of a MUL_MAT_ID
 bool converts_activations(const tb_op & op, const mul_mat_plan & p);
 // This thread's share of the activations, into ctx.prepared.
 void convert_activations(const op_context & ctx, const mul_mat_plan & p);
-// This thread's items of converted activations; `stages` is scratch for all threads.
-void multiply(const op_context & ctx, const mul_mat_plan & p, uint8_t * stages);
+// Are both integer products that convert a row of activations to the same numbers?
+bool same_integers(const mul_mat_plan & p, const mul_mat_plan & q, const kernel_table & kernels);
+// All rows of activations, by this thread alone.
+void convert_rows(const op_context & ctx, const mul_mat_plan & p);
+// Where in a group of an integer product the record of tile t begins; of 256 k, t is the first of a block.
+int64_t record_offset(const mul_mat_plan & p, int64_t t, int rows);
+// Part of a product: panels and groups of a matrix, [first, last).
+struct mul_mat_item {
+    int64_t matrix, panel, last_panel, group, last_group;
+};
+// An item of activations that were converted into ctx.prepared; `stage`: this thread's scratch.
+void multiply(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & item, uint8_t * stage);
 
 } // namespace tb::npu
 

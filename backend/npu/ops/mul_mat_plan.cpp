@@ -113,16 +113,13 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
         const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
         p.path = in_place ? mul_mat_way::integer : mul_mat_way::integer_staged;
     }
-    const bool integer = p.path == mul_mat_way::integer || p.path == mul_mat_way::integer_staged;
     const bool matrix = p.path == mul_mat_way::matrix;
-    p.max_rows = integer                      ? kernels.gemm.int8[p.format].rows
-                 : p.path == mul_mat_way::dot ? 1
-                 : matrix                     ? kernels.gemm.fp16.rows
-                                              : kernels.gemm.f32.rows;
-    p.groups = divide_up(p.rows, p.max_rows);
-    p.group_size = p.rows / std::max<int64_t>(1, p.groups);
-    p.longer_groups = p.rows - p.groups * p.group_size;
-    p.row_bytes = integer ? p.k / TB_TILE_K * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * (matrix ? 2 : 4);
+    p.set_rows(rows, p.is_integer()               ? kernels.gemm.int8[p.format].rows
+                     : p.path == mul_mat_way::dot ? 1
+                     : matrix                     ? kernels.gemm.fp16.rows
+                                                  : kernels.gemm.f32.rows);
+    p.row_bytes =
+        p.is_integer() ? p.k / TB_TILE_K * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * (matrix ? 2 : 4);
     if (p.k_quant) p.row_bytes = p.k / TB_K_BLOCK * static_cast<int64_t>(gemm_k_record_bytes(1));
     // a panel as FP16 tiles and, of plain blocks, as packed tiles before
     p.stage = matrix ? p.k / TB_TILE_K * (gemm_fp16_tile_bytes + static_cast<int64_t>(gemm_prepared_bytes))
