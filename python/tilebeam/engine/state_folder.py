@@ -178,7 +178,7 @@ def worth_saving(kv: PrefixCache) -> list[Sequence]:
     """Return the kept texts that no other one holds nearly whole, the most recently used first."""
     chosen: list[Sequence] = []
     for seq in sorted(kv.cached, key=len, reverse=True):
-        shared = max((kv.forkable(len(c), common_prefix(c.tokens, seq.tokens)) for c in chosen), default=0)
+        shared = max((kv.will_fork(c, len(c), common_prefix(c.tokens, seq.tokens)) for c in chosen), default=0)
         if len(seq) - min(shared, len(seq)) >= LEAST:
             chosen.append(seq)
     return [seq for seq in reversed(kv.cached) if seq in chosen]
