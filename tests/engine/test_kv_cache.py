@@ -182,7 +182,7 @@ def read(kv: PrefixCache, seq: Sequence, goal: int) -> None:
 def test_marks_lie_apart_in_the_order_of_their_worth() -> None:
     _, kv, seq = states(100, 40)
     kv.mark(seq, 1600, [1500, 1490, 1531, 1532, 40, 20, 1600, 1601, 100])
-    assert seq.marks == [100, 512, 1024, 1500, 1532, 1600]
+    assert seq.marks == [100, 512, 1024, 1490, 1500, 1532, 1600]
     assert kv.will_fork(seq, 1600, 1531) == 1500
     kv.set_caching(False)
     kv.mark(seq, 1600, [100])

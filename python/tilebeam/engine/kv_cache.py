@@ -394,17 +394,18 @@ class PrefixCache(KvCache):
         """Choose the lengths at which the state of a sequence, on its way to `goal` tokens, is kept.
 
         Args:
-            wanted: where others may want to fork it, the most likely first; those that are close to one before them
-                are left out.
+            wanted: where others may want to fork it, the most likely first; those right behind one before them are
+                left out.
         """
         seq.marks = []
         if not self.needs_marks(goal):
             return
         step = _PASSING if self.caching and self.limits.whole_forks_only else goal
-        for n in (*wanted, *range(len(seq) // step * step + step, goal, step)):
-            if len(seq) < n <= goal and all(abs(n - other) >= _APART for other in seq.marks):
+        for n in wanted:
+            if len(seq) < n <= goal and not any(0 <= n - other < _APART for other in seq.marks):
                 seq.marks.append(n)
-        seq.marks.sort()
+        passing = range(len(seq) // step * step + step, goal, step)
+        seq.marks = sorted(seq.marks + [n for n in passing if all(abs(n - m) >= _APART for m in seq.marks)])
 
     def reached(self, seq: Sequence) -> None:
         """Keep the state of a sequence, whose tokens are all decoded, if it has come to a mark."""

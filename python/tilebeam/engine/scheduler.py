@@ -307,9 +307,9 @@ class Scheduler:
         return _Start.NOW
 
     def _wanted_marks(self, request: Request, target: list[int], shared: int) -> list[int]:
-        """Return lengths at which others may want to fork a text: for `PrefixCache.mark`. These are the end of the last
-        turn, behind which a template may put what the next prompt does not repeat; the prompt without its last token;
-        where it leaves other texts; the end of the first turn, often the system prompt."""
+        """Return lengths at which others may want to fork a text: for `PrefixCache.mark`. These are where it
+        leaves other texts; the end of the last turn, behind which a template may put what the next prompt does not
+        repeat; the prompt without its last token; the end of the first turn, often the system prompt."""
         prompt, is_end = request.prompt_ids, self._context.model.vocab.is_end
         near = {id(s.request): s.request.prompt_ids for s in islice(self.queue, 2 * self.n_slots)}
         near.pop(id(request), None)
@@ -319,7 +319,7 @@ class Scheduler:
         if not self.kv.caching:
             return leaves
         ends = [i for i, token in enumerate(prompt, 1) if is_end(token)]
-        return [*ends[-1:], len(prompt) - 1, *leaves, *ends[:1]]
+        return [*leaves, *ends[-1:], len(prompt) - 1, *ends[:1]]
 
     def _promised(self) -> int:
         """Return cells that prompts being decoded will still take."""

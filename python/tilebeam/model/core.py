@@ -127,6 +127,23 @@ class Core:
         finally:
             self._keep(-1)
 
+    def snapshot_bytes(self) -> int:
+        """Return the bytes of a text's state at an earlier token, which `cache_ram` is for; 0: the model needs none.
+
+        Raises:
+            TilebeamError: it writes no texts.
+        """
+        if not self._model.whole_forks_only:
+            return 0
+        with self._alone():
+            self._engine.forget()
+            self._context.fill([(0, 0, [0], 1)])
+            if (code := self._context.decode(1)) != 0:
+                self._engine.fail(code)
+            size = self._context.sequence_bytes(0, partial=True)
+            self._context.clear()
+        return size
+
     def _keep(self, change: int) -> None:
         """Keep finished samples in the cache while somebody wants it."""
         with self._lock:
