@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam.engine.snapshots import Snapshot, Snapshots
+from tilebeam.engine.snapshots import KeptState, Snapshots
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context
 
@@ -78,7 +78,7 @@ class Sequence:
         self.tokens: list[int] = []
         self.cells: list[int] = []
         self.marks: list[int] = []
-        self.snapshots: dict[int, Snapshot] = {}
+        self.snapshots: dict[int, KeptState] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -198,7 +198,7 @@ class KvCache:
                 self._set_back(seq, source.snapshots[length])
         return seq
 
-    def _set_back(self, seq: Sequence, snapshot: Snapshot) -> None:
+    def _set_back(self, seq: Sequence, snapshot: KeptState) -> None:
         """Give a fork the state of its own last token in place of its source's; close it if that cannot be done."""
         if not self._memory.load_sequence(seq.id, snapshot.state, partial=True):
             self.snapshots.remove(snapshot)
