@@ -46,6 +46,7 @@ DEFAULTS = {
     "--executor": LOAD["executor"],
     "--cache-type-k": LOAD["type_k"],
     "--cache-type-v": LOAD["type_v"],
+    "--cache-ram": str(LOAD["cache_ram"]),
     "--devices": LOAD["devices"],
     "--memory-limit": LOAD["memory_limit"],
     "--flash-attn": LOAD["flash_attn"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,10 +12,29 @@ from tilebeam.engine.kv_cache import KvCache, Limits, PrefixCache, Sequence, com
 
 
 class Cells:
-    """What llama.cpp keeps: for each cell its position and the sequences that own it."""
+    """What llama.cpp keeps: for each cell its position and the sequences that own it. States have 10 bytes.
+
+    ``gone``: where windows begin; ``loaded``: sequences whose states were set; ``takes``: whether that works.
+    """
 
     def __init__(self) -> None:
         self.cells: list[tuple[int, set[int]]] = []
+        self.gone, self.takes = 0, True
+        self.loaded: list[int] = []
+
+    def first(self, seq: int) -> int:  # noqa: ARG002
+        return self.gone
+
+    def sequence_bytes(self, seq: int, *, partial: bool = False) -> int:  # noqa: ARG002
+        return 10 * partial
+
+    def save_sequence(self, seq: int, *, partial: bool = False) -> npt.NDArray[np.uint8]:
+        return np.full(self.sequence_bytes(seq, partial=partial), seq, np.uint8)
+
+    def load_sequence(self, seq: int, cells: npt.NDArray[np.uint8], *, partial: bool = False) -> bool:
+        assert len(cells) == self.sequence_bytes(seq, partial=partial)
+        self.loaded.append(seq)
+        return self.takes
 
     def write(self, seq: int, pos: int) -> None:
         self.cells.append((pos, {seq}))
@@ -119,16 +140,89 @@ def test_the_check_finds_what_is_lost_or_counted_wrong() -> None:
         kv.check()
 
 
-def test_windows_and_states_limit_where_a_sequence_forks() -> None:
-    windowed = KvCache(Cells(), Limits(64, 4, n_swa=8))
-    assert windowed.forkable(8, 3) == 3
-    assert windowed.forkable(9, 3) == 0
-    assert windowed.forkable(9, 9) == 9
-    assert KvCache(Cells(), Limits(64, 4, whole_forks_only=True)).forkable(9, 8) == 0
-    seq = windowed.open()
-    windowed.extend(seq, list(range(9)))
+def test_windows_limit_where_a_sequence_forks() -> None:
+    cells = Cells()
+    kv = PrefixCache(cells, Limits(64, 4, n_swa=8))
+    kv.set_caching(True)
+    seq = kv.open()
+    kv.extend(seq, list(range(20)))
+    assert [kv.forkable(seq, n) for n in (3, 13, 20, 30)] == [3, 13, 20, 20]
+    cells.gone = 5  # others took what lies behind a window that reaches back to 5
+    assert [kv.forkable(seq, n) for n in (3, 12, 13, 20)] == [0, 0, 13, 20]
     with pytest.raises(TilebeamError, match="cannot be forked at 3"):
-        windowed.fork(seq, 3)
+        kv.fork(seq, 3)
+    cells.gone = 20
+    kv.mark(seq, 40, [30])
+    assert (kv.will_fork(seq, 40, 35), kv.will_fork(seq, 8, 5)) == (30, 5)
+    kv.extend(seq, list(range(10)))
+    kv.reached(seq)  # a fork holds the cells there
+    [held] = kv.cached
+    assert (held.tokens, held.snapshots, seq.marks) == (seq.tokens, {}, [])
+
+
+def states(limit: int, length: int = 0) -> tuple[Cells, PrefixCache, Sequence]:
+    """A cache of a model with states, of which snapshots may have `limit` bytes, and a sequence in it."""
+    cells = Cells()
+    kv = PrefixCache(cells, Limits(4096, 4, whole_forks_only=True, snapshot_bytes=limit))
+    kv.set_caching(True)
+    seq = kv.open()
+    kv.extend(seq, [1] * length)
+    return cells, kv, seq
+
+
+def read(kv: PrefixCache, seq: Sequence, goal: int) -> None:
+    """Read a sequence as batches of 512 tokens do, which end at marks."""
+    while len(seq) < goal:
+        count = min([512, goal - len(seq), *(n - len(seq) for n in seq.marks[:1])])
+        kv.extend(seq, [1] * count)
+        kv.reached(seq)
+        kv.check()
+
+
+def test_marks_lie_apart_in_the_order_of_their_worth() -> None:
+    _, kv, seq = states(100, 40)
+    kv.mark(seq, 1600, [1500, 1490, 1531, 1532, 40, 20, 1600, 1601, 100])
+    assert seq.marks == [100, 512, 1024, 1490, 1500, 1532, 1600]
+    assert kv.will_fork(seq, 1600, 1531) == 1500
+    kv.set_caching(False)
+    kv.mark(seq, 1600, [100])
+    assert seq.marks == [100]
+
+
+def test_snapshots_go_with_their_last_sequence_and_within_their_bytes() -> None:
+    cells, kv, seq = states(40)
+    kv.mark(seq, 1600, [1590, 700])
+    read(kv, seq, 1600)
+    assert list(seq.snapshots) == [700, 1024, 1536, 1590]  # 512 came up, and went for the last
+    assert [kv.forkable(seq, n) for n in (1600, 1599, 1589, 699)] == [1600, 1590, 1536, 0]
+    fork = kv.fork(seq, 1024)
+    assert (cells.loaded, list(fork.snapshots), len(kv.snapshots)) == ([fork.id], [700, 1024], 4)
+    kv.mark(fork, 1100, [1090])
+    read(kv, fork, 1100)
+    assert list(seq.snapshots) == [700, 1024, 1590]  # 1024 was used, 1536 only came up
+    kv.close(seq)
+    kv.check()
+    assert sorted(fork.snapshots) == [700, 1024, 1090]
+    kv.close(fork)
+    kv.check()
+    assert (len(kv.snapshots), kv.snapshots.bytes) == (0, 0)
+
+
+def test_a_snapshot_without_room_or_that_is_refused_costs_time_only() -> None:
+    cells, kv, seq = states(9)
+    kv.mark(seq, 600, [590])
+    read(kv, seq, 600)
+    assert not len(kv.snapshots)
+    assert kv.longest_prefix([1] * 595, 595)[1] == 590  # a fork of its own
+    cells, kv, seq = states(10)
+    kv.mark(seq, 600, [590])
+    read(kv, seq, 600)
+    assert kv.longest_prefix([1] * 595, 595) == (seq, 590)
+    cells.takes = False
+    assert len(kv.open_from(seq, 590)) == 0
+    kv.check()
+    assert kv.longest_prefix([1] * 595, 595) == (None, 0)
+    assert [len(s) for s in kv.live] == [600, 0]
 
 
 def test_windows_and_states_cannot_be_cut() -> None:

@@ -53,6 +53,7 @@ _OPTIONS = {
     "n_gpu_layers": "-ngl",
     "device": "--device",
     "memory_limit": "--memory-limit",
+    "cache_ram": "--cache-ram",
     "type_k": "-ctk",
     "type_v": "-ctv",
     "overwrite": "--force",

@@ -75,6 +75,15 @@ MemoryLimit = Annotated[
 ]
 CacheTypeK = Annotated[KvType, model_option("-ctk", "--cache-type-k", help="KV cache type for K.")]
 CacheTypeV = Annotated[KvType, model_option("-ctv", "--cache-type-v", help="KV cache type for V.")]
+CacheRam = Annotated[
+    str,
+    model_option(
+        "--cache-ram",
+        "-cram",
+        help="MiB, or a size such as 2GiB, for states that prompts of models with recurrent layers go on from; 0: "
+        "none.",
+    ),
+]
 Lora = Annotated[list[str] | None, model_option("--lora", metavar="FILE,...", help="LoRA adapters (GGUF); repeatable.")]
 LoraScaled = Annotated[
     list[str] | None,
@@ -129,6 +138,7 @@ class RunOptions:
     memory_limit: MemoryLimit = None
     type_k: CacheTypeK = LoadOptions.type_k
     type_v: CacheTypeV = LoadOptions.type_v
+    cache_ram: CacheRam = str(LoadOptions.cache_ram)
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:

@@ -43,6 +43,7 @@ class Engine:
         on_failure: makes the exception for a failed llama_decode, given its return code.
         adapters: scales of the LoRA adapters that are in force in the context.
         threads: that draw tokens.
+        snapshot_bytes: that states at earlier tokens may have, of a model that needs them.
 
     Attributes:
         broken: why decoding failed for good, None if it did not.
@@ -58,11 +59,12 @@ class Engine:
         on_failure: Callable[[int], TilebeamError],
         adapters: tuple[float, ...] = (),
         threads: int = 1,
+        snapshot_bytes: int = 0,
     ) -> None:
         model = context.model
         self.context = context
         self.vocab = model.vocab
-        self.kv = PrefixCache(context, Limits.of(context, n_ids))
+        self.kv = PrefixCache(context, Limits.of(context, n_ids, snapshot_bytes))
         self.kv.adapters = adapters
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context, threads)
@@ -235,7 +237,7 @@ class Engine:
                 code = self.context.decode(plan.n)
             if code == 0:
                 self._account(plan, time.perf_counter() - began)
-                self.scheduler.decoded()
+                self.scheduler.decoded(plan)
                 return plan
             self.scheduler.undo(plan)
             # The ledger said there was room. Should llama.cpp disagree, fewer tokens or sequences may still fit.

@@ -4,18 +4,29 @@ that stay for others to continue.
 llama.cpp's unified cache holds one cell per token and layer; a cell belongs to every sequence that shares it. `KvCache`
 mirrors that, so that room is known before a batch is built instead of learnt from its failure. `PrefixCache` adds which
 finished sequences are cached, and which of them goes first when room is needed.
+
+Recurrent layers and sliding windows do not keep what a cut at an earlier token needs. Sequences of such models get
+marks, lengths at which a batch that reads them ends and their state is kept: as a snapshot, or, of windows and where
+snapshots have no room, by a cached fork, with which cells of a window have two owners and are not taken by others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.engine.snapshots import KeptState, Snapshots
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context
+
+# Tokens between snapshots where nothing tells that a text will be continued.
+_PASSING = 512
+# Reading so few tokens again costs no more than a batch that ends at one of them.
+_APART = 32
 
 
 class Memory(Protocol):
@@ -34,18 +45,40 @@ class Memory(Protocol):
     def clear(self) -> None:
         """Remove all sequences."""
 
+    def first(self, seq: int) -> int:
+        """Return the first position of a sequence that all layers still have."""
+        ...
+
+    def sequence_bytes(self, seq: int, *, partial: bool = False) -> int:
+        """Return the size of what `save_sequence` returns; 0: it cannot be saved."""
+        ...
+
+    def save_sequence(self, seq: int, *, partial: bool = False) -> npt.NDArray[np.uint8]:
+        """Return a sequence's cells, or (`partial`) the states that cannot be cut."""
+        ...
+
+    def load_sequence(self, seq: int, cells: npt.NDArray[np.uint8], *, partial: bool = False) -> bool:
+        """Give a sequence what `save_sequence` returned, in place of its own; whether that could be done."""
+        ...
+
 
 class Sequence:
     """Tokens that have cells, under one llama.cpp sequence id, made with one set of adapters. Made by `KvCache`
-    only."""
+    only.
 
-    __slots__ = ("adapters", "cells", "id", "tokens")
+    ``marks``: lengths at which a batch that reads it is to end, rising; see `PrefixCache.reached`.
+    ``snapshots``: by their lengths.
+    """
+
+    __slots__ = ("adapters", "cells", "id", "marks", "snapshots", "tokens")
 
     def __init__(self, id: int, adapters: tuple[float, ...]) -> None:
         self.id = id
         self.adapters = adapters
         self.tokens: list[int] = []
         self.cells: list[int] = []
+        self.marks: list[int] = []
+        self.snapshots: dict[int, KeptState] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,10 +91,10 @@ class Limits:
     Attributes:
         n_cells: its size, tokens.
         n_ids: sequences it can tell apart.
-        n_swa: the model's sliding window, 0 if none. Cells that left a sequence's window may be taken by others, so
-            a sequence longer than the window can only be forked at its end.
+        n_swa: the model's sliding window, 0 if none. Cells that left a sequence's window may be taken by others.
         whole_forks_only: the model's state cannot be cut at a position (recurrent layers).
         one_graph: every batch is decoded as one graph, not in parts.
+        snapshot_bytes: of all snapshots together.
     """
 
     n_cells: int
@@ -69,13 +102,14 @@ class Limits:
     n_swa: int = 0
     whole_forks_only: bool = False
     one_graph: bool = False
+    snapshot_bytes: int = 0
 
     @classmethod
-    def of(cls, context: Context, n_ids: int) -> Limits:
+    def of(cls, context: Context, n_ids: int, snapshot_bytes: int = 0) -> Limits:
         """Return those of a context with a unified cache, of whose sequences the first `n_ids` are used."""
         model = context.model
         one_graph = context.n_ubatch >= context.n_batch
-        return cls(context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, one_graph)
+        return cls(context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, one_graph, snapshot_bytes)
 
 
 class KvCache:
@@ -87,11 +121,13 @@ class KvCache:
 
     Attributes:
         adapters: the scales of adapters that the model computes with now: cells made with others do not fit.
+        snapshots: of all sequences.
     """
 
     def __init__(self, memory: Memory, limits: Limits) -> None:
         self.limits = limits
         self.adapters: tuple[float, ...] = ()
+        self.snapshots = Snapshots(limits.snapshot_bytes)
         self._memory = memory
         self._owners: npt.NDArray[np.int32] = np.zeros(limits.n_cells, np.int32)
         self._free_cells = list(range(limits.n_cells - 1, -1, -1))
@@ -121,17 +157,35 @@ class KvCache:
         self._live[seq.id] = seq
         return seq
 
-    def forkable(self, source_len: int, length: int) -> int:
-        """Return the longest prefix, at most `length`, at which a sequence of `source_len` tokens may be forked."""
-        if length >= source_len:
-            return source_len
-        if self.limits.whole_forks_only or (self.limits.n_swa and source_len > self.limits.n_swa):
+    def forkable(self, source: Sequence, length: int) -> int:
+        """Return the longest prefix, at most `length` tokens, at which a sequence may be forked now; all of it where it
+        is no longer than that."""
+        if length >= len(source):
+            return len(source)
+        if self.limits.whole_forks_only:
+            return max((n for n in source.snapshots if n <= length), default=0)
+        n_swa = self.limits.n_swa
+        if n_swa and len(source) > n_swa and self._memory.first(source.id) > max(0, length - n_swa):
             return 0
         return length
 
+    def needs_marks(self, goal: int) -> bool:
+        """Return whether a sequence that is read up to `goal` tokens may then not be forked wherever somebody wants."""
+        return self.limits.whole_forks_only or 0 < self.limits.n_swa < goal
+
+    def will_fork(self, seq: Sequence, goal: int, length: int) -> int:
+        """Return as `forkable` does for a sequence on its way to `goal` tokens."""
+        if length >= goal or not self.needs_marks(goal):
+            return min(length, goal)
+        return max((n for n in seq.marks if n <= length), default=0)
+
     def fork(self, source: Sequence, length: int) -> Sequence:
-        """Open a sequence that shares the first `length` tokens of `source`."""
-        if self.forkable(len(source), length) != length:
+        """Open a sequence that shares the first `length` tokens of `source`.
+
+        Raises:
+            TilebeamError: it cannot be forked there.
+        """
+        if self.forkable(source, length) != length:
             raise TilebeamError(f"A sequence of {len(source)} tokens cannot be forked at {length}.")
         seq = self.open()
         if length:
@@ -139,7 +193,18 @@ class KvCache:
             seq.tokens = source.tokens[:length]
             seq.cells = source.cells[:length]
             self._owners[seq.cells] += 1
+            self.snapshots.share(source, seq)
+            if length < len(source) and self.limits.whole_forks_only:
+                self._set_back(seq, source.snapshots[length])
         return seq
+
+    def _set_back(self, seq: Sequence, snapshot: KeptState) -> None:
+        """Give a fork the state of its own last token in place of its source's; close it if that cannot be done."""
+        if not self._memory.load_sequence(seq.id, snapshot.state, partial=True):
+            self.snapshots.remove(snapshot)
+            self.close(seq)
+            raise TilebeamError("llama.cpp does not take the snapshot of a sequence.")
+        self.snapshots.use(snapshot)
 
     def extend(self, seq: Sequence, tokens: list[int]) -> None:
         """Take cells for tokens that the next batch decodes."""
@@ -209,7 +274,8 @@ class KvCache:
         self._memory.drop(seq.id)
         self._release(seq.cells)
         self._free_ids.append(seq.id)
-        seq.cells, seq.tokens = [], []
+        self.snapshots.closed(seq)
+        seq.cells, seq.tokens, seq.marks = [], [], []
 
     def clear(self) -> None:
         """Forget everything."""
@@ -230,6 +296,13 @@ class KvCache:
             raise TilebeamError(f"{len(self._free_cells)} cells are free, {(owners == 0).sum()} without an owner.")
         if sorted([*self._live, *self._free_ids]) != list(range(self.limits.n_ids)):
             raise TilebeamError(f"Of {self.limits.n_ids} ids {len(self._live)} are used, {len(self._free_ids)} free.")
+        held = {s for seq in self.live for n, s in seq.snapshots.items() if n == s.length <= len(seq)}
+        if sum(len(seq.snapshots) for seq in self.live) != sum(len(s.holders) for s in held):
+            raise TilebeamError("Snapshots are held by sequences that are closed, or too short.")
+        if len(held) != len(self.snapshots) or not (
+            sum(s.state.nbytes for s in held) == self.snapshots.bytes <= self.limits.snapshot_bytes
+        ):
+            raise TilebeamError(f"{len(self.snapshots)} snapshots have {self.snapshots.bytes} bytes, {len(held)} held.")
 
     def _no_room(self, count: int) -> TilebeamError:
         return TilebeamError(f"No room for {count} tokens: {self.free} of {self.limits.n_cells} KV cells are free.")
@@ -262,6 +335,7 @@ class PrefixCache(KvCache):
     def retire(self, seq: Sequence) -> None:
         """Cache a finished sequence, or close it."""
         if self.caching:
+            seq.marks = []
             self._cached[seq.id] = seq
         else:
             self.close(seq)
@@ -297,18 +371,55 @@ class PrefixCache(KvCache):
         for seq in self._live.values():
             if seq.adapters != self.adapters:
                 continue
-            shared = self.forkable(len(seq), min(limit, common_prefix(seq.tokens, target)))
+            shared = self.forkable(seq, min(limit, common_prefix(seq.tokens, target)))
             if best[1] < shared <= limit:
                 best = (seq, shared)
         return best
 
     def open_from(self, source: Sequence | None, length: int) -> Sequence:
         """Open a sequence that shares the first `length` tokens of `source`, which counts as just used; an empty one
-        without them."""
+        without them, or if llama.cpp does not take the state that it had there."""
         if source is None or not length:
             return self.open()
         self.touch(source)
-        return self.fork(source, length)
+        whole = length == len(source)
+        try:
+            return self.fork(source, length)
+        except TilebeamError:
+            if whole or not self.limits.whole_forks_only:
+                raise
+            return self.open()
+
+    def mark(self, seq: Sequence, goal: int, wanted: Iterable[int]) -> None:
+        """Choose the lengths at which the state of a sequence, on its way to `goal` tokens, is kept.
+
+        Args:
+            wanted: where others may want to fork it, the most likely first; those right behind one before them are
+                left out.
+        """
+        seq.marks = []
+        if not self.needs_marks(goal):
+            return
+        step = _PASSING if self.caching and self.limits.whole_forks_only else goal
+        for n in wanted:
+            if len(seq) < n <= goal and not any(0 <= n - other < _APART for other in seq.marks):
+                seq.marks.append(n)
+        passing = range(len(seq) // step * step + step, goal, step)
+        seq.marks = sorted(seq.marks + [n for n in passing if all(abs(n - m) >= _APART for m in seq.marks)])
+
+    def reached(self, seq: Sequence) -> None:
+        """Keep the state of a sequence, whose tokens are all decoded, if it has come to a mark."""
+        if not seq.marks or len(seq) < seq.marks[0]:
+            return
+        del seq.marks[0]
+        passing = len(seq) % _PASSING == 0
+        if self.limits.whole_forks_only and len(seq) not in seq.snapshots:
+            size = self._memory.sequence_bytes(seq.id, partial=True)
+            if 0 < size <= self.snapshots.limit:
+                state = self._memory.save_sequence(seq.id, partial=True)
+                self.snapshots.add(seq, state, passing=passing)
+        if len(seq) not in seq.snapshots and not passing and self.caching and (self.free_ids or self.evict()):
+            self.retire(self.fork(seq, len(seq)))
 
     def touch(self, seq: Sequence) -> None:
         """Count a sequence as just used: other cached ones are evicted before it."""

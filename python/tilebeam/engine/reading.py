@@ -89,7 +89,6 @@ class _Job:
     left: Sequence | None = None  # in the cache, at the end of a turn
     done: int = 0  # tokens of it in the batch under way
     flagged: list[tuple[int, int]] = field(default_factory=list)  # (batch entry, position)
-    marks: list[int] = field(default_factory=list)  # lengths still to come at which others will fork it
     after: tuple[_Job, int] | None = None  # the text whose beginning it waits for, and how many marks that had then
 
     @property
@@ -106,7 +105,12 @@ class _Job:
     @property
     def waits(self) -> bool:
         """Return whether the text that it waits for is still on its way there."""
-        return self.after is not None and self.after[0].seq is not None and len(self.after[0].marks) == self.after[1]
+        return self.after is not None and self.after[0].seq is not None and self.after[0].n_marks == self.after[1]
+
+    @property
+    def n_marks(self) -> int:
+        """Lengths still to come at which others will fork it."""
+        return len(self.seq.marks) if self.seq is not None else 0
 
     def asked(self, stop: int) -> list[int]:
         """Return positions asked for among the next tokens, before `stop`."""
@@ -371,7 +375,7 @@ class Reader:
             limit = job.first  # from there on every token is needed for its logits, or follows one that is
             source, shared = self._kv.longest_prefix(job.target, limit)
             if (other := self._sharing_more(job, limit, shared, running)) is not None:
-                job.after = other, len(other.marks)
+                job.after = other, other.n_marks
                 later.append(job)
             elif not self._start(job, source, shared, running, waiting):
                 return later + waiting[i:]
@@ -380,9 +384,8 @@ class Reader:
     def _sharing_more(self, job: _Job, limit: int, shared: int, running: list[_Job]) -> _Job | None:
         """Find a running text that will leave more than `shared` of a text's first `limit` tokens in the cache."""
         for other in running:
-            coming = min(limit, common_prefix(other.target, job.target))
-            if not self._forkable_anywhere(other):
-                coming = max((m for m in other.marks if m <= coming), default=0)
+            assert other.seq is not None
+            coming = self._kv.will_fork(other.seq, other.stop, min(limit, common_prefix(other.target, job.target)))
             if coming - shared >= _SHARE_AT_LEAST:
                 return other
         return None
@@ -404,20 +407,15 @@ class Reader:
             job.seq = source
         else:
             job.seq = kv.open_from(source, shared)
+            shared = len(job.seq)
         if not job.out.decoded_tokens:
             job.out.cached_tokens = shared
         job.reached = max(job.reached, shared)
         running.append(job)
-        if not self._forkable_anywhere(job):
-            others = [min(o.first, common_prefix(o.target, job.target)) for o in waiting if o.seq is None]
-            job.marks = sorted({n for n in others if n - shared >= _SHARE_AT_LEAST and n < job.stop})
+        if kv.needs_marks(job.stop):  # others' common beginnings with it
+            others = {min(o.first, common_prefix(o.target, job.target)) for o in waiting if o.seq is None}
+            kv.mark(job.seq, job.stop - 1, sorted(n for n in others if n - shared >= _SHARE_AT_LEAST))
         return True
-
-    def _forkable_anywhere(self, job: _Job) -> bool:
-        """Return whether others can fork a text's beginning when it has been read to its end. Models with sliding
-        windows or recurrent layers can only be forked where they are: others' common beginnings with it must be marked
-        before."""
-        return self._kv.forkable(job.stop, job.stop - 1) == job.stop - 1
 
     def _decode(self, running: list[_Job], question: _Question, room: int) -> tuple[int, int]:
         """Decode one batch of at most `room` tokens and take the answers in it; texts that are read to their end lose
@@ -449,18 +447,12 @@ class Reader:
                 question.answer(self._context, entry, job, position)
             if job.flagged:
                 job.answered()
-            self._leave_mark(job)
+            if job.seq is not None:
+                self._kv.reached(job.seq)
             if job.start == job.stop and job.seq is not None:
                 self._kv.retire(job.seq)
                 job.seq = None
         return n, new
-
-    def _leave_mark(self, job: _Job) -> None:
-        """Cache what was read of a text by now, if it has come to a length at which others will fork it."""
-        if job.marks and job.seq is not None and job.start == job.marks[0]:
-            del job.marks[0]
-            if self._kv.free_ids or self._kv.evict():
-                self._kv.retire(self._kv.fork(job.seq, job.start))
 
     def _fill(self, running: list[_Job], stops: list[int], every: bool, room: int) -> int:
         """Put the next tokens of the running texts into the batch, with outputs where they are asked for, or for all of
@@ -471,7 +463,7 @@ class Reader:
             job.done, job.flagged = 0, []
             assert job.seq is not None
             start = job.start
-            stop = min([stop, *job.marks[:1]])
+            stop = min([stop, *job.seq.marks[:1]])
             count = min(stop - start, room - n, kv.free)
             if every:
                 count = min(count, context.max_outputs - outputs)

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import islice
 
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.hidden_states import StateRows
@@ -289,6 +290,8 @@ class Scheduler:
         promised = 1 + sum(s.kv is None for s in self.running)  # sequences of this sample and of forks
         pins = first and crowd and request.pinned is None and kv.free_ids > promised
         seq = kv.open_from(source, shared)
+        shared = len(seq)
+        kv.mark(seq, len(target), self._wanted_marks(request, target, shared) if kv.needs_marks(len(target)) else ())
         if first:
             request.usage.cached_tokens += max(0, shared - request.decoded)
             request.decoded = max(request.decoded, shared)
@@ -303,6 +306,21 @@ class Scheduler:
             request.prefiller = sample
         return _Start.NOW
 
+    def _wanted_marks(self, request: Request, target: list[int], shared: int) -> list[int]:
+        """Return lengths at which others may want to fork a text: for `PrefixCache.mark`. These are where it
+        leaves other texts; the end of the last turn, behind which a template may put what the next prompt does not
+        repeat; the prompt without its last token; the end of the first turn, often the system prompt."""
+        prompt, is_end = request.prompt_ids, self._context.model.vocab.is_end
+        near = {id(s.request): s.request.prompt_ids for s in islice(self.queue, 2 * self.n_slots)}
+        near.pop(id(request), None)
+        others = [*near.values(), *(seq.tokens for seq in self.kv.live if seq.adapters == self.kv.adapters)]
+        leaves = sorted({min(len(target) - 1, common_prefix(other, target)) for other in others})
+        leaves = [n for n in leaves if n - shared >= _SHARE_AT_LEAST]
+        if not self.kv.caching:
+            return leaves
+        ends = [i for i, token in enumerate(prompt, 1) if is_end(token)]
+        return [*leaves, *ends[-1:], len(prompt) - 1, *ends[:1]]
+
     def _promised(self) -> int:
         """Return cells that prompts being decoded will still take."""
         pinning = self.lanes.current.pinning
@@ -312,10 +330,10 @@ class Scheduler:
     def _coming_prefix(self, target: list[int], limit: int) -> int:
         """Return the longest prefix that some prompt being decoded now will have in the cache."""
         best = 0
-        prompts = [r.prompt_ids[:-1] for r in self.lanes.current.pinning]
-        prompts += [s.request.prompt_ids for s in self.running if s.kv is not None and s.todo() > 1]
-        for prompt in prompts:
-            shared = self.kv.forkable(len(prompt), min(limit, common_prefix(prompt, target)))
+        prompts = [(r.pinned, r.prompt_ids[:-1]) for r in self.lanes.current.pinning if r.pinned is not None]
+        prompts += [(s.kv, s.request.prompt_ids) for s in self.running if s.kv is not None and s.todo() > 1]
+        for seq, prompt in prompts:
+            shared = self.kv.will_fork(seq, len(prompt), min(limit, common_prefix(prompt, target)))
             if shared <= limit:
                 best = max(best, shared)
         return best
@@ -401,7 +419,8 @@ class Scheduler:
         spans = []
         for p, count in zip(prompts, portions([p.todo for p in prompts], room, self.kv.free), strict=True):
             if count > 0:
-                tokens = p.target[len(p.seq) : len(p.seq) + count]
+                stop = min([len(p.seq) + count, *p.seq.marks[:1]])
+                tokens = p.target[len(p.seq) : stop]
                 self.kv.extend(p.seq, tokens)
                 outputs = int(p.draws and p.todo == 0)
                 spans.append(Span(p.seq, p.request, p.sample, tokens, 0, outputs))
@@ -471,8 +490,12 @@ class Scheduler:
         if len(sample.kv) > length:
             self.kv.truncate(sample.kv, length, last_batch=True)
 
-    def decoded(self) -> None:
-        """Record that a batch was decoded: pinned prefixes may be complete."""
+    def decoded(self, plan: BatchPlan) -> None:
+        """Record that a batch was decoded: prompts may have come to marks, pinned prefixes may be complete."""
+        if plan.only_decodes:
+            return
+        for span in plan.spans:
+            self.kv.reached(span.seq)
         lane = self.lanes.current
         if lane.pinning:
             lane.pinning = [r for r in lane.pinning if r.pinned is not None and len(r.pinned) < len(r.prompt_ids) - 1]

@@ -175,10 +175,17 @@ def state_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def worth_saving(kv: PrefixCache) -> list[Sequence]:
-    """Return the kept texts that no other one holds nearly whole, the most recently used first."""
+    """Return the kept texts that no other one holds nearly whole, the most recently used first. Of texts with
+    snapshots, which a file does not have, the beginning up to the last chosen one becomes a text of its own, as far as
+    there are sequences."""
+    for seq in reversed(kv.cached):
+        length = max((n for n, s in seq.snapshots.items() if n < len(seq) and not s.passing), default=0)
+        if length and kv.free_ids and all(seq.tokens[:length] != other.tokens for other in kv.cached):
+            fork = kv.open_from(seq, length)
+            (kv.retire if len(fork) else kv.close)(fork)
     chosen: list[Sequence] = []
     for seq in sorted(kv.cached, key=len, reverse=True):
-        shared = max((kv.forkable(len(c), common_prefix(c.tokens, seq.tokens)) for c in chosen), default=0)
+        shared = max((kv.will_fork(c, len(c), common_prefix(c.tokens, seq.tokens)) for c in chosen), default=0)
         if len(seq) - min(shared, len(seq)) >= LEAST:
             chosen.append(seq)
     return [seq for seq in reversed(kv.cached) if seq in chosen]

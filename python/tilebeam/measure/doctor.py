@@ -401,6 +401,7 @@ def _model(report: DoctorReport, path: str | os.PathLike[str]) -> str:
         warnings.simplefilter("ignore", PlacementWarning)  # told below
         with load(path, lookup=False) as lm:
             info = lm.info
+            snapshot = lm.snapshot_bytes() if info.generates else 0
     said = device_choice.warning(info.path, info.matrices, info.device, repacked=info.repacked)
     report.facts["model"] = {
         "path": info.path,
@@ -410,5 +411,10 @@ def _model(report: DoctorReport, path: str | os.PathLike[str]) -> str:
         "device_share": device_share(info.matrices),
         "matrices": [asdict(group) for group in info.matrices],
         "warning": said,
+        "snapshot_bytes": snapshot,
     }
-    return f"{info.architecture}, runs on {info.device}, {device_choice.summary(info.matrices)}"
+    about = f"{info.architecture}, runs on {info.device}, {device_choice.summary(info.matrices)}"
+    if snapshot:
+        room = f"{info.cache_ram // snapshot} in a cache_ram of {info.cache_ram / 2**20:.0f} MiB"
+        about += f", {snapshot / 2**20:.1f} MiB for a snapshot of a text's state ({room})"
+    return about

@@ -50,6 +50,7 @@ class LoadInfo:
         hidden_layer: samples' hidden states are those behind this layer, None: behind the final norm.
         deterministic: results do not depend on what else is computed beside them.
         kernels: the device's kernel set, such as "avx2"; "" on the CPU.
+        cache_ram: bytes for states of texts at earlier tokens.
     """
 
     path: str
@@ -73,6 +74,7 @@ class LoadInfo:
     hidden_layer: int | None = None
     deterministic: bool = False
     kernels: str = ""
+    cache_ram: int = 0
 
     @property
     def device_share(self) -> float:
@@ -97,7 +99,9 @@ class Core:
         self._resources = resources
         self._failure = on_failure
         scales = tuple(scale for _, scale in info.lora)
-        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed, scales, info.threads)
+        self._engine = Engine(
+            context, info.n_seq_max, context.n_seq_max, self._failed, scales, info.threads, info.cache_ram
+        )
         self._reader = Reader(self._engine)
         self._dispatcher = Dispatcher(self._engine)
         self._templates = ChatTemplates(model.vocab, model.chat_template(), os.path.basename(info.path))
@@ -122,6 +126,23 @@ class Core:
             yield turns
         finally:
             self._keep(-1)
+
+    def snapshot_bytes(self) -> int:
+        """Return the bytes of a text's state at an earlier token, which `cache_ram` is for; 0: the model needs none.
+
+        Raises:
+            TilebeamError: it writes no texts.
+        """
+        if not self._model.whole_forks_only:
+            return 0
+        with self._alone():
+            self._engine.forget()
+            self._context.fill([(0, 0, [0], 1)])
+            if (code := self._context.decode(1)) != 0:
+                self._engine.fail(code)
+            size = self._context.sequence_bytes(0, partial=True)
+            self._context.clear()
+        return size
 
     def _keep(self, change: int) -> None:
         """Keep finished samples in the cache while somebody wants it."""

@@ -46,6 +46,7 @@ class LoadOptions:
     n_gpu_layers: int = -1
     devices: int | None = None
     memory_limit: int | str | Sequence[int | str] | None = None
+    cache_ram: int | str = 1024
     hidden_layer: int | None = None
     lookup: bool | None = None
     deterministic: bool = False
@@ -92,6 +93,7 @@ class LoadOptions:
             n_gpu_layers=self.n_gpu_layers,
             devices=self.devices,
             memory_limit=None if self.memory_limit is None else parse_limits(self.memory_limit),
+            cache_ram=parse_mib(self.cache_ram),
             hidden_layer=self.hidden_layer,
             deterministic=deterministic,
             verify=_when(self.verify),
@@ -113,7 +115,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class CheckedOptions:
-    """`LoadOptions` that can work: n_ctx a multiple of 256, defaults filled in, memory limits in bytes."""
+    """`LoadOptions` that can work: n_ctx a multiple of 256, defaults filled in, memory in bytes."""
 
     device: Backend | Literal["auto"]
     n_ctx: int
@@ -128,6 +130,7 @@ class CheckedOptions:
     n_gpu_layers: int
     devices: int | None
     memory_limit: list[int] | None
+    cache_ram: int
     hidden_layer: int | None
     deterministic: bool
     verify: Verify
@@ -170,16 +173,32 @@ def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
         TilebeamError: one of them is no size.
     """
     entries = [given] if isinstance(given, int | str) else list(given)
-    sizes = []
-    for entry in entries:
-        match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(entry), re.IGNORECASE)
-        size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
-        if not 0 <= size < 2**63:
-            raise TilebeamError(f'memory_limit must be bytes, or a size such as "2GiB", not {entry!r}.')
-        sizes.append(size)
+    sizes = [_size(entry) for entry in entries]
+    if -1 in sizes:
+        wrong = entries[sizes.index(-1)]
+        raise TilebeamError(f'memory_limit must be bytes, or a size such as "2GiB", not {wrong!r}.')
     if not 1 <= len(sizes) <= MAX_DEVICES:
         raise TilebeamError(f"memory_limit must name between 1 and {MAX_DEVICES} sizes, not {len(sizes)}.")
     return sizes
+
+
+def parse_mib(given: int | str) -> int:
+    """Return the bytes of so many MiB, or of a text such as "2GiB".
+
+    Raises:
+        TilebeamError: it is no size.
+    """
+    size = -1 if isinstance(given, bool) else _size(f"{given}M" if str(given).strip().isdigit() else given)
+    if size < 0:
+        raise TilebeamError(f'cache_ram must be MiB, or a size such as "2GiB", 0 for none, not {given!r}.')
+    return size
+
+
+def _size(given: int | str) -> int:
+    """Return bytes of a number or of a text with a unit; -1: it is neither."""
+    match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(given), re.IGNORECASE)
+    size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
+    return size if size < 2**63 else -1
 
 
 def _when(verify: Verify | bool | None) -> Verify:

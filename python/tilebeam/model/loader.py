@@ -63,6 +63,7 @@ def load(
     devices: int | None = LoadOptions.devices,
     memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,
     lora: Lora | Sequence[Lora] = (),
+    cache_ram: int | str = LoadOptions.cache_ram,
     hidden_layer: int | None = LoadOptions.hidden_layer,
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
@@ -99,6 +100,9 @@ def load(
             or none, or TILEBEAM_MEMORY_LIMIT. A matrix too large for one session is cut over several.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
             changes the model as the adapter was trained to. `SamplingParams.lora` gives prompts other scales.
+        cache_ram: MiB, or a size such as "2GiB", of memory for states of texts at earlier tokens, so that prompts can
+            go on from them: of models with recurrent layers, whose state cannot go back. 0: none. `tilebeam doctor -m`
+            tells how much one has.
         hidden_layer: the samples' hidden states (``SamplingParams(hidden=True)``, for `OwnReward`) are those behind
             this layer, from 0, not those behind the final norm: what its reward head was trained for (``Head.layer``).
             Prompts share batches with the samples then. None: the final norm.
@@ -137,6 +141,7 @@ def load(
         n_gpu_layers=n_gpu_layers,
         devices=devices,
         memory_limit=memory_limit,
+        cache_ram=cache_ram,
         hidden_layer=hidden_layer,
         lookup=lookup,
         deterministic=deterministic,
@@ -258,6 +263,7 @@ class _Loader:
             architecture=self._file.architecture,
             generates=self._file.generates,
             pooling=self._file.pooling,
+            cache_ram=self._o.cache_ram,
             hidden_layer=self._o.hidden_layer,
             deterministic=self._o.deterministic,
             kernels=self._control.device_status(0)["isa"] if self._control else "",

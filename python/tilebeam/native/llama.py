@@ -467,24 +467,37 @@ class Context:
         there (recurrent layers), and nothing was removed."""
         return bool(C.llama_memory_seq_rm(self._memory, seq, length, -1))
 
-    def save_sequence(self, seq: int) -> npt.NDArray[np.uint8]:
+    def first(self, seq: int) -> int:
+        """Return the position of the first token of a sequence that is still there in all layers' caches: of a sliding
+        window, others may have taken those before it. -1: there is none."""
+        return int(C.llama_memory_seq_pos_min(self._memory, seq))
+
+    def sequence_bytes(self, seq: int, *, partial: bool = False) -> int:
+        """Return the size of what `save_sequence` returns; 0: llama.cpp cannot save it."""
+        return int(C.llama_state_seq_get_size_ext(self.pointer, seq, _flags(partial)))
+
+    def save_sequence(self, seq: int, *, partial: bool = False) -> npt.NDArray[np.uint8]:
         """Return the cells of a sequence as llama.cpp writes them.
+
+        Args:
+            partial: only what cannot be cut at an earlier token: recurrent states, sliding windows.
 
         Raises:
             TilebeamError: it cannot write them.
         """
-        size = int(C.llama_state_seq_get_size(self.pointer, seq))
+        size = self.sequence_bytes(seq, partial=partial)
         data = np.empty(size, np.uint8)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        if not size or C.llama_state_seq_get_data(self.pointer, pointer, size, seq) != size:
+        if not size or C.llama_state_seq_get_data_ext(self.pointer, pointer, size, seq, _flags(partial)) != size:
             raise TilebeamError("llama.cpp cannot save this model's KV cells.")
         return data
 
-    def load_sequence(self, seq: int, cells: npt.NDArray[np.uint8]) -> bool:
-        """Give a sequence, an empty one, the cells that `save_sequence` returned; whether llama.cpp takes them. If not,
-        the sequence is to be dropped."""
+    def load_sequence(self, seq: int, cells: npt.NDArray[np.uint8], *, partial: bool = False) -> bool:
+        """Give a sequence the cells that `save_sequence` returned, in place of its own; whether llama.cpp takes them.
+        If not, the sequence is to be dropped."""
         pointer = np.ascontiguousarray(cells).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        return int(C.llama_state_seq_set_data(self.pointer, pointer, len(cells), seq)) == len(cells)
+        taken = C.llama_state_seq_set_data_ext(self.pointer, pointer, len(cells), seq, _flags(partial))
+        return int(taken) == len(cells)
 
     def clear(self) -> None:
         """Forget all sequences."""
@@ -496,3 +509,7 @@ class Context:
             with log_router().capture():  # it tells of its buffers
                 C.llama_free(self.pointer)
             self.pointer = None
+
+
+def _flags(partial: bool) -> int:
+    return int(C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE)
