@@ -195,6 +195,9 @@ def test_snapshots_go_with_their_last_sequence_and_within_their_bytes() -> None:
     read(kv, seq, 1600)
     assert list(seq.snapshots) == [700, 1024, 1536, 1590]  # 512 came up, and went for the last
     assert [kv.forkable(seq, n) for n in (1600, 1599, 1589, 699)] == [1600, 1590, 1536, 0]
+    kv.adapters = (0.5,)
+    assert kv.longest_prefix([1] * 1600, 1590) == (None, 0)  # states of other adapters
+    kv.adapters = ()
     fork = kv.fork(seq, 1024)
     assert (cells.loaded, list(fork.snapshots), len(kv.snapshots)) == ([fork.id], [700, 1024], 4)
     kv.mark(fork, 1100, [1090])

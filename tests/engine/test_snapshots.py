@@ -167,6 +167,7 @@ def test_saved_prefixes_have_the_prompts(models: dict[str, Path], tmp_path: Path
 def test_the_bytes_of_a_snapshot_are_told_and_bounded(models: dict[str, Path]) -> None:
     with load(models["mamba2-dense"]) as lm:
         size = lm.snapshot_bytes()
+        lm.engine.check()
         assert lm.engine.context.sequence_bytes(0, partial=True) < size
     with load(models["gemma3-dense"]) as lm:
         assert lm.snapshot_bytes() == 0

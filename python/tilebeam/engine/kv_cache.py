@@ -13,6 +13,7 @@ snapshots have no room, by a cached fork, with which cells of a window have two 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -416,8 +417,9 @@ class PrefixCache(KvCache):
         if self.limits.whole_forks_only and len(seq) not in seq.snapshots:
             size = self._memory.sequence_bytes(seq.id, partial=True)
             if 0 < size <= self.snapshots.limit:
-                state = self._memory.save_sequence(seq.id, partial=True)
-                self.snapshots.add(seq, state, passing=passing)
+                with suppress(TilebeamError, MemoryError):
+                    state = self._memory.save_sequence(seq.id, partial=True)
+                    self.snapshots.add(seq, state, passing=passing)
         if len(seq) not in seq.snapshots and not passing and self.caching and (self.free_ids or self.evict()):
             self.retire(self.fork(seq, len(seq)))
 

@@ -136,12 +136,14 @@ class Core:
         if not self._model.whole_forks_only:
             return 0
         with self._alone():
-            self._engine.forget()
-            self._context.fill([(0, 0, [0], 1)])
+            self._engine.scheduler.vacate(1, 1)
+            seq = self._engine.kv.open()
+            self._engine.kv.extend(seq, [0])
+            self._context.fill([(seq.id, 0, [0], 1)])
             if (code := self._context.decode(1)) != 0:
                 self._engine.fail(code)
-            size = self._context.sequence_bytes(0, partial=True)
-            self._context.clear()
+            size = self._context.sequence_bytes(seq.id, partial=True)
+            self._engine.kv.close(seq)
         return size
 
     def _keep(self, change: int) -> None:
