@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -30,7 +31,17 @@ _BOUNDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any, Any], bool]]
 # Keywords that make no value invalid, or that others read.
 _SILENT = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "optional"}
 _SILENT |= {"$schema", "$id", "$comment", "$defs", "definitions", "additionalProperties", "prefixItems", "required"}
-_DEPTH = 128  # schemas may refer to themselves
+# Schemas may refer to themselves, in several ways at each level.
+_DEPTH = 128
+_LOOKS = 20_000
+
+
+@dataclass
+class _Root:
+    """A whole schema, and how many of its parts may still be looked at."""
+
+    schema: Any
+    left: int = _LOOKS
 
 
 def key_of(value: Any, text: Callable[[str], str] = str) -> Hashable:
@@ -49,17 +60,19 @@ def key_of(value: Any, text: Callable[[str], str] = str) -> Hashable:
 
 
 def fits(value: Any, schema: Any) -> bool | None:
-    """Tell whether a JSON value is valid under a schema; None if the schema says what is not known here."""
+    """Tell whether a JSON value is valid under a schema; None if the schema says what is not known here, or is too
+    much to look at."""
     try:
-        return _fits(value, schema, schema, _DEPTH)
+        return _fits(value, schema, _Root(schema), _DEPTH)
     except (TypeError, ValueError, AttributeError, LookupError):  # it is no schema
         return None
 
 
-def _fits(value: Any, schema: Any, root: Any, depth: int) -> bool | None:
+def _fits(value: Any, schema: Any, root: _Root, depth: int) -> bool | None:
     if isinstance(schema, bool):
         return schema
-    return _all(_checks(value, schema, root, depth - 1)) if depth else None
+    root.left -= 1
+    return _all(_checks(value, schema, root, depth - 1)) if depth and root.left > 0 else None
 
 
 def _all(found: Iterator[bool | None]) -> bool | None:
@@ -72,7 +85,7 @@ def _all(found: Iterator[bool | None]) -> bool | None:
     return True if known else None
 
 
-def _checks(value: Any, schema: Mapping[str, Any], root: Any, depth: int) -> Iterator[bool | None]:
+def _checks(value: Any, schema: Mapping[str, Any], root: _Root, depth: int) -> Iterator[bool | None]:
     """Yield what each keyword says of the value."""
     for word, told in schema.items():
         if word == "type":
@@ -89,7 +102,7 @@ def _checks(value: Any, schema: Mapping[str, Any], root: Any, depth: int) -> Ite
             yes, sure = ways.count(True), None not in ways
             yield (yes == 1 if word == "oneOf" else yes > 0) if sure or (yes and word == "anyOf") else None
         elif word == "$ref":
-            yield _fits(value, _part(root, told), root, depth)
+            yield _fits(value, _part(root.schema, told), root, depth)
         elif word == "properties" and isinstance(value, dict):
             yield from (_fits(value[name], part, root, depth) for name, part in told.items() if name in value)
         elif word == "items" and isinstance(value, list):
