@@ -87,7 +87,8 @@ def main() -> None:
     if unknown := set(wanted) - set(IN_REPOSITORY):
         parser.error(f"no model is called {', '.join(sorted(unknown))}")
     train(options.work, wanted)
-    write_models(options.work, options.out, {n: tuple(KINDS) if options.all_kinds else IN_REPOSITORY[n] for n in wanted})
+    kinds = {name: tuple(KINDS) if options.all_kinds else IN_REPOSITORY[name] for name in wanted}
+    write_models(options.work, options.out, kinds)
 
 
 if __name__ == "__main__":

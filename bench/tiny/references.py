@@ -10,6 +10,7 @@ LOGITS = MODELS / "logits.npz"  # float32 [tokens, vocabulary] as PyTorch comput
 REASONERS = ("0.1m", "0.5m", "3.1m")
 PRM = "prm"
 THINKER = "thinker"
+THINKERS_TERMS = (2, 8)  # numbers in its problems
 TAG, GOOD, BAD = "?", "+", "-"  # what ends a step for the reward model, and its verdicts
 
 # The thinker's conversations, in DeepSeek-R1's form: the template opens the thoughts, and drops those of former turns.

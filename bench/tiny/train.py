@@ -20,13 +20,12 @@ from bench.lib.metadata import BOS, EOS
 from . import arithmetic
 from .learning import IGNORED, Example, Recipe, learn
 from .model import SHAPES, TinyLlama, encode, sample, save
-from .references import ANSWER, THINKER, asked
+from .references import ANSWER, THINKER, THINKERS_TERMS, asked
 
 SEED = 1
 N_EXPRESSIONS = 120_000
 RECIPE = Recipe(tokens=3e6)
 THINKERS_RECIPE = Recipe(tokens=7e6)
-THINKERS_TERMS = (2, 8)  # numbers in its problems
 # Where they stop: the middle one solves 45 % of the validation expressions then, so that search has room. The smallest
 # goes on to 30 %: from the 22 % that it has after as many steps it would never come near the others. The largest, which
 # learns most from every line, stops at 64 %: after as many steps as the middle one it solves 75 %, after 1300 98 %.
