@@ -128,7 +128,7 @@ def thoughts(count: int, threads: int, budgets: Sequence[int] = BUDGETS, seed: i
 
 def thoughts_into(rows: Sequence[dict[str, Any]], count: int, document: Path) -> None:
     """Put the table and the picture of `thoughts` into a document."""
-    figure, (axes,) = pictures._axes(1, (6.4, 4.2))
+    figure, (axes,) = pictures.panels(1, (6.4, 4.2))
     lines = [
         f"{count} test expressions of two to eight numbers, {VOTERS} samples each, temperature 1, seed {SEED}. Right "
         "answers in percent; in parentheses Wilson's 95 % interval over expressions.",
@@ -149,7 +149,7 @@ def thoughts_into(rows: Sequence[dict[str, Any]], count: int, document: Path) ->
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     picture = document.with_name("tiny-world-thoughts.png")
-    pictures._save(figure, "Accuracy over budgets of thoughts", picture)
+    pictures.save(figure, "Accuracy over budgets of thoughts", picture)
     put_into(document, "thoughts", "\n".join([*lines, "", f"![Accuracy over budgets of thoughts]({picture.name})"]))
 
 
