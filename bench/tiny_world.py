@@ -2,6 +2,7 @@
 
     python -m bench.tiny_world --into docs/tiny-world.md                      accuracy (minutes)
     python -m bench.tiny_world --into docs/tiny-world.md --latency-items 30   on a quiet machine: latency as well
+    python -m bench.tiny_world --into docs/tiny-world.md --thoughts           budgets of thoughts alone (a minute)
 
 The three reasoners and the process reward model of bench/tiny/models are evaluated by `tilebeam eval` on expressions
 that no model was trained on; the command is printed. What is finished is kept in --out, and a second call goes on from
@@ -20,11 +21,15 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import tilebeam
+from tilebeam import SamplingParams, SelfConsistency
 from tilebeam.cli import main as cli
 from tilebeam.evaluation.config import GREEDY
+from tilebeam.evaluation.estimators import wilson
 from tilebeam.evaluation.results import PASS
 
 from bench.lib import CACHE, ROOT, report
+from bench.lib import plots as pictures
 from bench.lib.document import evaluated, plots, put_into
 from bench.lib.options import Parser
 from bench.tiny import arithmetic, references
@@ -82,6 +87,72 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
                 yield report.figures(f"{model}, {title}, {most} candidates", *percent, "% solved", ratios, None)
 
 
+BUDGETS = (0, 4, 8, 12, 16, 24, 32, 48, 64, 96)  # tokens of thoughts
+VOTERS = 8
+SHORT = 4  # numbers in a problem that is called short, at most
+WAYS = ("one answer", f"vote of {VOTERS}", "one answer, short problems", "one answer, long problems")
+
+
+def thoughts(count: int, threads: int, budgets: Sequence[int] = BUDGETS, seed: int = SEED) -> list[dict[str, Any]]:
+    """Let the thinker solve test expressions with every budget of thoughts.
+
+    Returns:
+        of each budget: itself, `tokens` of a sample, and of each of `WAYS` the share that is right, None without
+        problems. One answer is the mean of the samples that vote.
+    """
+    problems = arithmetic.draw_many(seed, "test", count, references.THINKERS_TERMS)
+    rows = []
+    with tilebeam.load(
+        references.file_of(references.THINKER, "q8_0"), n_ctx=16384, n_seq_max=64, threads=threads, deterministic=True
+    ) as lm:
+        talks = [[{"role": "user", "content": problem}] for problem in problems]
+        for budget in budgets:
+            sampling = SamplingParams(
+                temperature=1.0, top_k=0, top_p=1.0, max_tokens=192, seed=seed, thinking_budget=budget
+            )
+            results = SelfConsistency(arithmetic.answer).run(lm, talks, VOTERS, sampling=sampling)
+            single, voted = [], []
+            for problem, result in zip(problems, results, strict=True):
+                single.append(sum(arithmetic.is_right(problem, c.text) for c in result.candidates) / VOTERS)
+                voted.append(arithmetic.is_right(problem, result.the_one.text))
+            short = [len((arithmetic.parts_of(p) or [])[::2]) <= SHORT for p in problems]
+            groups = [single, voted]
+            groups += [
+                [s for s, brief in zip(single, short, strict=True) if brief == wanted] for wanted in (True, False)
+            ]
+            shares = [sum(group) / len(group) if group else None for group in groups]
+            tokens = sum(len(c.token_ids) for r in results for c in r.candidates) / (VOTERS * count)
+            rows.append({"budget": budget, "tokens": tokens, **dict(zip(WAYS, shares, strict=True))})
+    return rows
+
+
+def thoughts_into(rows: Sequence[dict[str, Any]], count: int, document: Path) -> None:
+    """Put the table and the picture of `thoughts` into a document."""
+    figure, (axes,) = pictures.panels(1, (6.4, 4.2))
+    lines = [
+        f"{count} test expressions of two to eight numbers, {VOTERS} samples each, temperature 1, seed {SEED}. Right "
+        "answers in percent; in parentheses Wilson's 95 % interval over expressions.",
+        "",
+        "| budget | tokens of a sample | " + " | ".join(WAYS) + " |",
+        "| ---: " * (len(WAYS) + 2) + "|",
+    ]
+    for r in rows:
+        low, high = wilson(r[WAYS[1]], count)
+        cells = [f"{100 * r[way]:.1f}" for way in WAYS]
+        cells[1] += f" ({100 * low:.1f}-{100 * high:.1f})"
+        lines.append(f"| {r['budget']} | {r['tokens']:.1f} | " + " | ".join(cells) + " |")
+    for way, style in zip(WAYS, ("o-", "s-", "^:", "v:"), strict=True):
+        axes.plot([r["budget"] for r in rows], [100 * r[way] for r in rows], style, ms=4, label=way)
+    axes.set_xlabel("budget, tokens of thoughts")
+    axes.set_ylabel("right answers, %")
+    axes.set_ylim(0, 101)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    picture = document.with_name("tiny-world-thoughts.png")
+    pictures.save(figure, "Accuracy over budgets of thoughts", picture)
+    put_into(document, "thoughts", "\n".join([*lines, "", f"![Accuracy over budgets of thoughts]({picture.name})"]))
+
+
 def main() -> None:
     p = Parser(__doc__, "4 expressions, budgets up to 4")
     p.add_count("--items", usual=200, quick=4, what="test expressions")
@@ -91,8 +162,20 @@ def main() -> None:
     p.add_argument("-t", "--threads", type=int, default=2)
     p.add_argument("--out", type=Path, help="log, results, plots (default: in build/bench)")
     p.add_argument("--into", type=Path, help="also put the report into this Markdown file, plots beside it")
+    p.add_argument("--thoughts", action="store_true", help="measure budgets of thoughts, and nothing else")
     p.add_argument("--fresh", action="store_true", help="throw away what is in --out")
     options = p.parse()
+    rows = report.Rows("tiny_world", options.json)
+    if options.thoughts:
+        measured = thoughts(options.items, options.threads, (0, 96) if options.quick else BUDGETS)
+        for way in WAYS:
+            least, most = (100 * (r[way] or 0) for r in (measured[0], measured[-1]))
+            figures = round(least, 2), round(most, 2), "% solved", [most / max(least, 1e-9)], None
+            rows.add(report.figures(f"{way}, {measured[-1]['budget']} tokens of thoughts", *figures))
+        rows.finish()
+        if options.into is not None:
+            thoughts_into(measured, options.items, options.into)
+        return
     options.seeds = options.seeds or ("1" if options.quick else "1,2,3")
     options.budgets = "1,2,4" if options.quick else "1,2,4,8,16"
     options.out = options.out or CACHE / f"tiny-world{'-quick' * options.quick}"
@@ -106,7 +189,6 @@ def main() -> None:
     print("tilebeam", shlex.join(line), file=sys.stderr, flush=True)
     with redirect_stdout(sys.stderr):  # what `tilebeam eval` prints
         cli.app(line, standalone_mode=False)
-    rows = report.Rows("tiny_world", options.json)
     for row in rows_of(options.out):
         rows.add(row)
     rows.finish()

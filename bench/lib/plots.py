@@ -15,7 +15,7 @@ def bars(rows: Rows, title: str, path: Path) -> None:
     """Ratios to the baseline as bars with their spread; the axis is logarithmic where they differ much."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    figure, axes = _axes(1, (9, 1.3 + 0.28 * len(rows)))
+    figure, axes = panels(1, (9, 1.3 + 0.28 * len(rows)))
     ratios = [row["ratio"] for row in rows]
     spread = [
         [max(0.0, row["ratio"] - row["ratio_min"]) for row in rows],
@@ -45,14 +45,14 @@ def bars(rows: Rows, title: str, path: Path) -> None:
     axes[0].set_xlabel("ratio to the baseline, 1 (lines: the least and the greatest round)", fontsize=9)
     axes[0].grid(axis="x", alpha=0.3)
     axes[0].set_axisbelow(True)
-    _save(figure, title, path)
+    save(figure, title, path)
 
 
 def scaling(rows: Rows, title: str, path: Path) -> None:
     """Tokens per second over sequences (the paper's figure 11) and over the length of the prompt (figure 17)."""
     sides = [("n_parallel", [r for r in rows if not r["n_depth"]]), ("n_depth", [r for r in rows if r["n_depth"]])]
     sides = [s for s in sides if s[1]]
-    figure, plots = _axes(len(sides), (6.2 * len(sides), 4.6))
+    figure, plots = panels(len(sides), (6.2 * len(sides), 4.6))
     for axes, (over, measured) in zip(plots, sides, strict=True):
         batches = sorted({r["n_parallel"] for r in measured}, reverse=True) if over == "n_depth" else [None]
         for batch, marker in zip(batches, MARKERS * len(batches), strict=False):
@@ -74,7 +74,7 @@ def scaling(rows: Rows, title: str, path: Path) -> None:
         axes.set_ylim(0, 1.25 * max(max(r["value"], r["baseline"]) for r in measured))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, ncols=2 if over == "n_depth" else 1, loc="upper left")
-    _save(figure, title, path)
+    save(figure, title, path)
 
 
 def draw(bench: str, rows: Rows, title: str, path: Path) -> bool:
@@ -85,7 +85,8 @@ def draw(bench: str, rows: Rows, title: str, path: Path) -> bool:
     return bool(compared)
 
 
-def _axes(n: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+def panels(n: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    """Make a figure of n panels side by side, of a size in inches, which needs no window system."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -95,7 +96,8 @@ def _axes(n: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
     return figure, list(axes[0])
 
 
-def _save(figure: Any, title: str, path: Path) -> None:
+def save(figure: Any, title: str, path: Path) -> None:
+    """Write a figure to a file."""
     from matplotlib import pyplot
 
     figure.suptitle(title, fontsize=11)

@@ -13,6 +13,7 @@ from gguf.quants import quantize
 from bench.lib.metadata import BOS, FIRST_PIECES, Piece, add_shape, add_vocabulary
 
 from .model import CHARACTERS, N_VOCAB, TinyLlama, encode
+from .references import CONTROLS, TEMPLATE
 
 _Q = gguf.GGMLQuantizationType
 KINDS = {
@@ -22,8 +23,12 @@ KINDS = {
 }
 
 
-def export(model: TinyLlama, path: Path, kind: str, name: str, description: str) -> None:
-    """Write a GGUF file: matrices as `kind`, norms as F32; the embedding table and the output as at least Q8_0."""
+def export(model: TinyLlama, path: Path, kind: str, name: str, description: str, *, chats: bool = False) -> None:
+    """Write a GGUF file: matrices as `kind`, norms as F32; the embedding table and the output as at least Q8_0.
+
+    Args:
+        chats: it has the thinker's chat template and its control tokens.
+    """
     shape, (wanted, file_type) = model.shape, KINDS[kind]
     w = gguf.GGUFWriter(path, "llama")
     w.add_name(name)
@@ -44,6 +49,9 @@ def export(model: TinyLlama, path: Path, kind: str, name: str, description: str)
     )
     w.add_file_type(file_type)
     pieces: list[Piece] = [*FIRST_PIECES, *((character, gguf.TokenType.NORMAL) for character in CHARACTERS)]
+    if chats:
+        w.add_chat_template(TEMPLATE)
+        pieces += [(text, gguf.TokenType.CONTROL) for text in CONTROLS]
     pieces += [(f"<unused{i}>", gguf.TokenType.UNUSED) for i in range(N_VOCAB - len(pieces))]
     add_vocabulary(w, pieces, [0.0] * N_VOCAB)  # pieces of one character have nothing to merge
     for tensor, values in model.state_dict().items():

@@ -6,6 +6,7 @@ So the file that `export` writes gives the same logits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,17 +17,20 @@ from torch.nn import functional as F
 
 from bench.lib.metadata import BOS, EOS, FIRST_PIECES
 
+from .references import CONTROLS, THINKER
+
 CHARACTERS = "\n0123456789+-*?"
 FIRST_CHARACTER = len(FIRST_PIECES)
-N_VOCAB = 288  # whole tiles of 32 rows; the tokens behind the characters are never used
+N_VOCAB = 288  # whole tiles of 32 rows; of the tokens behind the characters the thinker uses `CONTROLS`
 
-_IDS = {c: FIRST_CHARACTER + i for i, c in enumerate(CHARACTERS)}
+_IDS = {c: FIRST_CHARACTER + i for i, c in enumerate((*CHARACTERS, *CONTROLS))}
+_PIECES = re.compile("|".join((*map(re.escape, CONTROLS), ".")), re.DOTALL)
 
 Cache = list[tuple[Tensor, Tensor]]
 
 
 def encode(text: str) -> list[int]:
-    return [_IDS[c] for c in text]
+    return [_IDS[c] for c in _PIECES.findall(text)]
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -55,6 +59,7 @@ SHAPES = {
     "0.1m": Shape(64, 2, 2, 192),
     "0.5m": Shape(96, 4, 3, 256),
     "3.1m": Shape(128, 16, 4, 320),
+    THINKER: Shape(96, 6, 3, 256),
 }
 
 
@@ -144,19 +149,20 @@ class TinyLlama(nn.Module):
 
 @torch.no_grad()
 def sample(
-    model: TinyLlama, problems: Sequence[str], temperature: float, generator: torch.Generator, longest: int = 100
+    model: TinyLlama, prompts: Sequence[str], temperature: float, generator: torch.Generator, longest: int = 100
 ) -> list[str]:
-    """One sampled solution for each problem, in batches of problems of one length."""
+    """One sampled text behind each prompt, in batches of prompts of one length."""
     was_training = model.training
     model.eval()
+    encoded = [[BOS, *encode(prompt)] for prompt in prompts]
     groups: dict[int, list[int]] = {}
-    for i, problem in enumerate(problems):
-        groups.setdefault(len(problem), []).append(i)
-    texts = [""] * len(problems)
+    for i, ids in enumerate(encoded):
+        groups.setdefault(len(ids), []).append(i)
+    texts = [""] * len(prompts)
     for members in groups.values():
         for at in range(0, len(members), 512):
             rows = members[at : at + 512]
-            drawn = _sample_rows(model, [problems[i] for i in rows], temperature, generator, longest)
+            drawn = _sample_rows(model, [encoded[i] for i in rows], temperature, generator, longest)
             for i, text in zip(rows, drawn, strict=True):
                 texts[i] = text
     model.train(was_training)
@@ -164,11 +170,11 @@ def sample(
 
 
 def _sample_rows(
-    model: TinyLlama, problems: list[str], temperature: float, generator: torch.Generator, longest: int
+    model: TinyLlama, prompts: list[list[int]], temperature: float, generator: torch.Generator, longest: int
 ) -> list[str]:
-    logits, cache = model.extend(torch.tensor([[BOS, *encode(p + "\n")] for p in problems]), None)
-    drawn: list[list[int]] = [[] for _ in problems]
-    alive = list(range(len(problems)))
+    logits, cache = model.extend(torch.tensor(prompts), None)
+    drawn: list[list[int]] = [[] for _ in prompts]
+    alive = list(range(len(prompts)))
     for _ in range(longest):
         tokens = torch.multinomial((logits[:, -1] / temperature).softmax(-1), 1, generator=generator)
         keep = [row for row, token in enumerate(tokens[:, 0].tolist()) if token != EOS]

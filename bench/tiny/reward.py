@@ -46,7 +46,8 @@ def labelled(models: Sequence[TinyLlama], split: arithmetic.Split, count: int, d
     for i, model in enumerate(models):
         for draw in range(draws):
             seed = torch.Generator().manual_seed(1000 * i + draw)
-            found.update(dict.fromkeys(zip(problems, sample(model, problems, 1.0, seed), strict=True)))
+            texts = sample(model, [p + "\n" for p in problems], 1.0, seed)
+            found.update(dict.fromkeys(zip(problems, texts, strict=True)))
     return [(p, text, arithmetic.check_lines(p, lines_of(text))) for p, text in found if text.strip("\n")]
 
 

@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from tilebeam import LM, BeamSearch, BestOfN, SamplingParams, SelfConsistency, TokenReward
 from tiny_kit import F32, arithmetic, references, stored
 
+from bench import tiny_world
+
 MODELS, PRM, SIZES, TEXTS = references.MODELS, references.PRM, references.REASONERS, references.TEXTS
 FILES = sorted(p.stem for p in MODELS.glob("*.gguf"))
 DEVICES = ("cpu", "npu")
@@ -230,6 +232,17 @@ def test_search_with_the_reward_model_beats_single_samples(reasoner: LM, reward:
     assert found >= single + 0.1
 
 
+def test_budgets_of_thoughts_are_measured_into_a_document(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text("# Page\n\n<!-- thoughts: begin -->\n<!-- thoughts: end -->\n")
+    rows = tiny_world.thoughts(12, 1, (0, 96))
+    assert [row["budget"] for row in rows] == [0, 96]
+    assert all(rows[0][way] < rows[1][way] for way in ("tokens", *tiny_world.WAYS))
+    tiny_world.thoughts_into(rows, 12, document)
+    assert f"| 96 | {rows[1]['tokens']:.1f} | {100 * rows[1]['one answer']:.1f} | " in document.read_text()
+    assert (tmp_path / "tiny-world-thoughts.png").stat().st_size > 1000
+
+
 # --- with PyTorch -----------------------------------------------------------------------------------------------------
 
 
@@ -310,3 +323,25 @@ def test_labels_are_where_the_reward_model_is_read() -> None:
         lines = arithmetic.solution(problem) or []
         pairs = zip(*reward.example(problem, "\n".join(lines) + "\n", [True] * len(lines)), strict=True)
         assert [p for p in pairs if decode([p[0]]) != "?"] == list(zip(*train.example(problem), strict=True))
+
+
+@pytest.mark.usefixtures("torch")
+def test_the_thinker_learns_answers_behind_cut_thoughts_and_never_the_cut() -> None:
+    from bench.tiny import train
+    from bench.tiny.model import EOS, encode
+
+    (mark,), rng = encode(references.ANSWER), random.Random(0)
+    whole = 0
+    for problem in PROBLEMS:
+        lines = arithmetic.solution(problem) or []
+        thoughts, answer = encode("\n".join(lines) + "\n"), [*encode("\n\n" + lines[-1]), EOS]
+        ids, targets = train.thought_example(problem, rng)
+        begin, end = len(encode(references.asked(problem))) + 1, ids.index(mark)
+        learned = [target for target in targets if target != train.IGNORED]
+        assert ids[begin:end] == thoughts if mark in learned else thoughts[: end - begin - 1] == ids[begin : end - 1]
+        assert learned[-len(answer) :] == answer
+        assert learned[: -len(answer)] == (
+            [*thoughts, mark] if mark in learned else thoughts[: len(learned) - len(answer)]
+        )
+        whole += mark in learned
+    assert 0 < whole < len(PROBLEMS)

@@ -1,0 +1,104 @@
+"""Budgets of thoughts on a model that thinks and is right, the thinker of bench/tiny: chats, streams, votes, forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import tilebeam
+from tilebeam import LM, SamplingParams, SelfConsistency
+from tiny_kit import arithmetic, references
+
+PROBLEMS = arithmetic.draw_many(11, "test", 40, references.THINKERS_TERMS)
+TALKS: Any = [[{"role": "user", "content": problem}] for problem in PROBLEMS]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 160}
+DRAWN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_tokens": 160, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def lm() -> Iterator[LM]:
+    """On the NPU, which promises the same texts again."""
+    path = references.file_of(references.THINKER, "q8_0")
+    with tilebeam.load(path, "npu", n_ctx=8192, n_seq_max=32, threads=1, deterministic=True) as model:
+        yield model
+
+
+def share(texts: list[str]) -> float:
+    """Right ones of the answers to `PROBLEMS`."""
+    return sum(arithmetic.is_right(p, t) for p, t in zip(PROBLEMS, texts, strict=True)) / len(PROBLEMS)
+
+
+def test_it_thinks_and_then_answers(lm: LM) -> None:
+    found = [output.outputs[0] for output in lm.chat(TALKS, **GREEDY)]
+    assert {answer.finish_reason for answer in found} == {"stop"}
+    assert share([answer.text for answer in found]) >= 0.9
+    steps = [
+        verdict
+        for problem, answer in zip(PROBLEMS, found, strict=True)
+        for verdict in arithmetic.check_lines(problem, (answer.reasoning or "").split("\n"))
+    ]
+    assert sum(steps) >= 0.9 * len(steps)
+
+
+def test_accuracy_rises_with_the_budget(lm: LM) -> None:
+    """Thoughts that a budget ends are a prefix of those without one, and the answer behind them is a number."""
+    free = [output.outputs[0] for output in lm.chat(TALKS, **GREEDY)]
+    shares = []
+    for budget in (0, 4, 16, 48, 160):
+        found = [output.outputs[0] for output in lm.chat(TALKS, thinking_budget=budget, **GREEDY)]
+        for answer, whole in zip(found, free, strict=True):
+            assert (whole.reasoning or "").startswith(answer.reasoning or "")
+            assert len(lm.tokenize(answer.reasoning or "", add_special=False)) <= budget
+        assert sum(arithmetic.answer(answer.text) == answer.text for answer in found) >= 0.9 * len(found)
+        shares.append(share([answer.text for answer in found]))
+    # Four of 40 answers is what chance may take.
+    assert all(more >= less - 0.1 for less, more in pairwise(shares)), shares
+    assert shares[-1] - shares[0] > 0.3
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in free]  # a budget of all
+
+
+@pytest.mark.parametrize("budget", [3, 20])
+def test_streams_tell_what_whole_answers_do(lm: LM, budget: int) -> None:
+    options = DRAWN | {"thinking_budget": budget, "n": 4}
+    whole = lm.chat(TALKS[0], **options).outputs
+    texts, thoughts = [""] * 4, [""] * 4
+    for delta in lm.stream_chat(TALKS[0], **options):
+        texts[delta.index] += delta.text
+        thoughts[delta.index] += delta.reasoning
+    assert texts == [answer.text for answer in whole]
+    assert thoughts == [answer.reasoning or "" for answer in whole]
+
+
+def test_a_vote_of_cut_thoughts_is_the_same_again_and_beats_its_samples(lm: LM) -> None:
+    sampling = SamplingParams(**DRAWN, thinking_budget=16)
+    first, again = (SelfConsistency(arithmetic.answer).run(lm, TALKS, 8, sampling=sampling) for _ in range(2))
+    assert [c.token_ids for r in first for c in r.candidates] == [c.token_ids for r in again for c in r.candidates]
+    single = sum(share([r.candidates[i].text for r in first]) for i in range(8)) / 8
+    voted = share([r.the_one.text for r in first])
+    assert voted >= single
+    assert voted >= share([o.outputs[0].text for o in lm.chat(TALKS, **GREEDY | {"thinking_budget": 0})]) + 0.1
+
+
+@pytest.mark.parametrize("budget", [16, 120])
+def test_a_form_behind_thoughts_leaves_them_as_they_are(lm: LM, budget: int) -> None:
+    options = GREEDY | {"thinking_budget": budget}
+
+    def told(**form: Any) -> list[tuple[str | None, int]]:
+        return [(o.outputs[0].reasoning, int(o.text)) for o in lm.chat(TALKS, **options, **form)]
+
+    free = told()
+    assert told(regex="\n\n-?[0-9]{1,2}") == free  # the form that its answers have
+    below = told(grammar='root ::= "\\n\\n-" [1-9] [0-9]?')
+    whole = told(json_schema={"type": "integer"})  # JSON, without the line breaks that it has learned to write first
+    assert [thoughts for thoughts, _ in below] == [thoughts for thoughts, _ in free] == [t for t, _ in whole]
+    assert all(number < 0 for _, number in below)
+
+
+def test_a_least_length_has_it_go_on(lm: LM) -> None:
+    short = [{"role": "user", "content": "3+4"}]
+    assert lm.chat(short, **GREEDY).outputs[0].reasoning == "7"
+    longer = lm.chat(short, min_thinking=12, thinking_budget=20, **GREEDY).outputs[0]
+    assert len(lm.tokenize(longer.reasoning or "", add_special=False)) + 2 >= 12  # white space at the end is not told
+    assert longer.token_ids[:2] == lm.tokenize("7\n", add_special=False)
