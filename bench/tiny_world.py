@@ -97,8 +97,8 @@ def thoughts(count: int, threads: int, budgets: Sequence[int] = BUDGETS, seed: i
     """Let the thinker solve test expressions with every budget of thoughts.
 
     Returns:
-        of each budget: itself, `tokens` of a sample, and of each of `WAYS` the share that is right, None without
-        problems. One answer is the mean of the samples that vote.
+        of each budget: itself, `tokens` of a sample, and of each of `WAYS` the share that is right, 0 without problems.
+        One answer is the mean of the samples that vote.
     """
     problems = arithmetic.draw_many(seed, "test", count, references.THINKERS_TERMS)
     rows = []
@@ -120,7 +120,7 @@ def thoughts(count: int, threads: int, budgets: Sequence[int] = BUDGETS, seed: i
             groups += [
                 [s for s, brief in zip(single, short, strict=True) if brief == wanted] for wanted in (True, False)
             ]
-            shares = [sum(group) / len(group) if group else None for group in groups]
+            shares = [sum(group) / max(1, len(group)) for group in groups]
             tokens = sum(len(c.token_ids) for r in results for c in r.candidates) / (VOTERS * count)
             rows.append({"budget": budget, "tokens": tokens, **dict(zip(WAYS, shares, strict=True))})
     return rows
@@ -169,7 +169,7 @@ def main() -> None:
     if options.thoughts:
         measured = thoughts(options.items, options.threads, (0, 96) if options.quick else BUDGETS)
         for way in WAYS:
-            least, most = (100 * (r[way] or 0) for r in (measured[0], measured[-1]))
+            least, most = (100 * r[way] for r in (measured[0], measured[-1]))
             figures = round(least, 2), round(most, 2), "% solved", [most / max(least, 1e-9)], None
             rows.add(report.figures(f"{way}, {measured[-1]['budget']} tokens of thoughts", *figures))
         rows.finish()
