@@ -46,8 +46,8 @@ def vocab(lm: LM) -> Vocab:
 class Native:
     """The matcher that is tested."""
 
-    def __init__(self, grammar: str, vocab: Vocab) -> None:
-        self._matcher = Matcher(grammar, vocab)
+    def __init__(self, grammar: str, vocab: Vocab, *, behind_space: bool = False) -> None:
+        self._matcher = Matcher(grammar, vocab, behind_space=behind_space)
         self._candidates = np.zeros(vocab.size, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
         self._candidates["id"] = np.arange(vocab.size)
 
@@ -250,3 +250,14 @@ def test_a_vocabulary_is_forgotten_with_its_model(lm: LM) -> None:
     del other
     gc.collect()
     assert seen() is None
+
+
+def test_white_space_may_come_before_a_grammar_that_refers_to_its_root(vocab: Vocab) -> None:
+    ours = Native('root ::= "(" root? ")"', vocab, behind_space=True)
+    reference = Reference('root ::= [ \\t\\r\\n]{0,2} own\nown ::= "(" own? ")"', vocab)
+    for piece in (b"\n", b" ", b"(", b"(", b")", b")"):
+        assert spelled(vocab, ours.allowed() or set()) == spelled(vocab, reference.allowed())
+        token = next(t for t in range(vocab.size) if vocab.piece(t) == piece)
+        assert ours.accept(token)
+        reference.accept(token)
+    assert spelled(vocab, ours.allowed() or set()) == spelled(vocab, reference.allowed())

@@ -265,7 +265,8 @@ class Engine:
             n_ctx = self.context.n_ctx
             prompt, forcing = request.prompt_ids, request.forcing
             closers = () if forcing is None else forcing.closers
-            sample.sampler = Sampler(request.params, sample.seed, self.vocab, prompt, n_ctx, closers)
+            thinks = forcing is not None and forcing.opened
+            sample.sampler = Sampler(request.params, sample.seed, self.vocab, prompt, n_ctx, closers, thinks=thinks)
             sample.detokenizer = Detokenizer(request.params.stop or ())
             sample.place = self.hidden.open() if request.params.hidden else None
             sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(prompt))

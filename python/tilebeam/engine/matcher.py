@@ -30,18 +30,19 @@ class Matcher:
 
     Args:
         grammar: GBNF.
+        behind_space: up to two white-space characters may come first.
 
     Raises:
         TilebeamError: the grammar is invalid.
         GrammarTooComplexError: a text may begin in too many ways.
     """
 
-    def __init__(self, grammar: str, vocab: Vocab) -> None:
+    def __init__(self, grammar: str, vocab: Vocab, *, behind_space: bool = False) -> None:
         known = _grammars_of(vocab)
-        self._kept = known.tables(grammar, vocab)  # what the native matcher points to
+        self._kept = known.tables(grammar, vocab, behind_space)  # what the native matcher points to
         self.pointer = lib.tb_grammar_new(self._kept[0], known.pieces)
         if not self.pointer:
-            known.forget(grammar)
+            known.forget(grammar, behind_space)
             raise too_complex("The beginning of a text")
 
     def close(self) -> None:
@@ -71,19 +72,20 @@ class _Grammars:
 
     def __init__(self, vocab: Vocab) -> None:  # which it must not keep: it lives as long as the vocabulary
         self._lock = threading.Lock()
-        self._tables: OrderedDict[str, list[Any]] = OrderedDict()
+        self._tables: OrderedDict[tuple[str, bool], list[Any]] = OrderedDict()
         self.pieces, self._kept = _pieces(vocab)
 
-    def tables(self, grammar: str, vocab: Vocab) -> list[Any]:
+    def tables(self, grammar: str, vocab: Vocab, behind_space: bool) -> list[Any]:
         """Return a struct tb_grammar_rules, and what has to live as long.
 
         Raises:
             TilebeamError: the grammar is invalid.
         """
+        key = grammar, behind_space
         with self._lock:
-            if grammar in self._tables:
-                self._tables.move_to_end(grammar)
-                return self._tables[grammar]
+            if key in self._tables:
+                self._tables.move_to_end(key)
+                return self._tables[key]
         try:
             rules = read_rules(grammar, partial(_token, vocab))
         except RulesError as error:
@@ -91,21 +93,21 @@ class _Grammars:
         named = [value for kind, value in _elements(rules) if kind in (Kind.TOKEN, Kind.NOT_TOKEN)]
         if named:
             check_tokens(named, vocab.size, "grammar")
-        tables = [*_native(rules), self._kept]
+        tables = [*_native(rules.behind_space() if behind_space else rules), self._kept]
         with self._lock:
-            self._tables[grammar] = tables
+            self._tables[key] = tables
             if len(self._tables) > _MOST_GRAMMARS:
                 self._tables.popitem(last=False)
         return tables
 
-    def forget(self, grammar: str) -> None:
+    def forget(self, grammar: str, behind_space: bool) -> None:
         """Do not remember a grammar."""
         with self._lock:
-            self._tables.pop(grammar, None)
+            self._tables.pop((grammar, behind_space), None)
 
     def __contains__(self, grammar: str) -> bool:
         with self._lock:
-            return grammar in self._tables
+            return (grammar, False) in self._tables
 
 
 def _token(vocab: Vocab, name: str) -> int | None:

@@ -72,6 +72,7 @@ class Sampler:
         prompt: its last tokens count for the penalties.
         n_ctx: tokens that prompt and text have at most.
         closers: tokens that `Banned.CLOSING` stands for, none: nothing is forced.
+        thinks: the text begins within thoughts, behind which models write line breaks before a grammar holds.
 
     Raises:
         TilebeamError: the grammar is invalid.
@@ -85,9 +86,11 @@ class Sampler:
         prompt: Sequence[int] = (),
         n_ctx: int = 1 << 16,
         closers: Sequence[int] = (),
+        *,
+        thinks: bool = False,
     ) -> None:
         state = self.state = ffi.new("struct tb_chain *")
-        self._grammar = Matcher(params.grammar, vocab) if params.grammar is not None else None
+        self._grammar = Matcher(params.grammar, vocab, behind_space=thinks) if params.grammar is not None else None
         state.grammar = self._grammar.pointer if self._grammar is not None else ffi.NULL
         state.top_k, state.top_p, state.min_p = params.top_k, params.top_p, params.min_p
         state.temperature = params.temperature

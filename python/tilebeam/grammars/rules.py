@@ -26,6 +26,7 @@ _BOUNDS = re.compile(r"\{[ \t]*(\d{1,18})[ \t]*(?:(,)[ \t]*(\d{1,18})?[ \t]*)?\}
 _TOKEN = re.compile(r"(!?)(<\[(\d{1,9})\]>|<[^>]*>)")
 _ESCAPED = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
+_SPACES = ((9, 10), (13, 13), (32, 32))
 
 # A token's name in a grammar, such as "<think>", to its id; None: it is not one token.
 TokenNames = Callable[[str], int | None]
@@ -61,6 +62,12 @@ class Rules:
 
     bodies: list[list[Alternative]] = field(default_factory=list)
     sets: list[tuple[Range, ...]] = field(default_factory=list)
+
+    def behind_space(self) -> Rules:
+        """Return a grammar of the same texts with up to two white-space characters in front."""
+        own, space = (Kind.RULE, len(self.bodies)), (Kind.SET, len(self.sets))
+        moved = [[[own if e == (Kind.RULE, 0) else e for e in way] for way in body] for body in self.bodies]
+        return Rules([[[own], [space, own], [space, space, own]], *moved[1:], moved[0]], [*self.sets, _SPACES])
 
 
 def read_rules(text: str, token_of: TokenNames = lambda _: None) -> Rules:
