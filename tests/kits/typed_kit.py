@@ -38,6 +38,9 @@ class TypedLM:
             names = {number: piece for piece, number in self.pieces.items()}
         return "".join(names[t] for t in tokens)
 
+    def is_control(self, token: int) -> bool:
+        return token < 0  # no piece is one
+
     @contextmanager
     def keep_prefixes(self) -> Iterator[None]:
         self.kept += 1

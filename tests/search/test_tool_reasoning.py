@@ -34,6 +34,16 @@ def test_the_real_output_takes_the_place_of_the_invented_one() -> None:
     assert lm.kept == 0
 
 
+def test_a_text_that_ends_with_its_program_goes_on_behind_the_output() -> None:
+    def shy(so_far: str, _: int) -> str:
+        return SUM + " \n" if MARK not in so_far else computes(so_far, 0)
+
+    lm = TypedLM(shy)
+    (sample,) = sampled(lm, lambda _: "2")
+    assert sample.text == f"{SUM}{MARK}\n2\n```\nSo it is \\boxed{{2}}."
+    assert lm.detokenize(lm.asked[1]) == f"Q: {SUM}{MARK}\n2\n```\n"
+
+
 def test_what_is_read_again_begins_with_what_was_written() -> None:
     lm = TypedLM(computes)
     sampled(lm, lambda _: "2")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,13 +42,14 @@ Run = Callable[[Sequence[str]], str]
 
 MOST_OUTPUT = 1000  # characters of a program's output that a model reads
 _THREADS = 64  # samples whose programs run or that go on, at most
+_ENDS_IN_PROGRAM = re.compile(r"```(?:python|py)[ \t]*\n(?:(?!```).)*```\s*\Z", re.DOTALL)
 
 
 class ToolModel(StepGenerator, Protocol):
     """What tool-integrated reasoning asks of a model; `tilebeam.LM` is one."""
 
     def is_control(self, token: int) -> bool:
-        """Return whether a token is a control token; only asked where programs are calls."""
+        """Return whether a token is a control token."""
         ...
 
     def tokenize(self, text: str, *, add_special: bool = ..., parse_special: bool = ...) -> list[int]:
@@ -246,7 +248,9 @@ class ToolGenerator:
 
     def _stopped(self, finish: FinishReason, reason: str | None, text: str) -> bool:
         """Return whether a text ended for its program to be run."""
-        return finish == "stop" and (reason == MARK or (reason is None and self._form.program(text) is not None))
+        if finish != "stop" or reason not in (None, MARK):
+            return False
+        return reason == MARK or _ENDS_IN_PROGRAM.search(text) is not None or self._form.program(text) is not None
 
     def _insert(self, draft: _Draft) -> None:
         """Put the output of a draft's last program behind it."""
@@ -264,14 +268,18 @@ class ToolGenerator:
             plain = self._lm.tokenize(written, add_special=False, parse_special=False)
             draft.tokens += [*before, *plain, *after]
             return
-        # The last tokens may hold more than the mark: they are replaced.
-        stopped, kept = draft.last + MARK, draft.tokens[draft.begin :]
-        while kept and len(self._lm.detokenize(kept)) > len(stopped):
+        # The last tokens may hold more than the mark: they are replaced. A text that ended without one gets it.
+        ended, kept = draft.stop_reason is None, draft.tokens[draft.begin :]
+        stopped = (draft.last.rstrip() + "\n" if ended else draft.last) + MARK
+        if ended and kept and self._lm.is_control(kept[-1]):
             kept.pop()
         written = self._lm.detokenize(kept)
+        while kept and (len(written) > len(stopped) or (ended and not stopped.startswith(written))):
+            kept.pop()
+            written = self._lm.detokenize(kept)
         missing = stopped[len(written) :] if stopped.startswith(written) else ""
         inserted = f"\n{output}\n```\n"
-        draft.text += MARK + inserted
+        draft.text = draft.text.removesuffix(draft.last) + stopped + inserted
         more = self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
         draft.tokens[draft.begin :] = [*kept, *more]
 
