@@ -72,7 +72,12 @@ def test_the_demo_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(demo, "PAGE", tmp_path / "pages" / "votes.html")
     assert demo.main(["--model", str(model), "--quick", "-t", "1"]) in (0, 1)  # 1: no random text had a number
     shown = " ".join(capsys.readouterr().out.split())
-    for part in ("best of 8 by the examples", "│ roman │ wrong (0 of 4 tests)", "tilebeam vote -m ", "│ Tilebeam │"):
+    for part in (
+        "best of 8 by the examples",
+        "│ roman │ wrong (0 of 4 tests)",
+        "tilebeam vote --programs -m ",
+        "│ Tilebeam │",
+    ):
         assert part in shown
     assert "<html" in demo.PAGE.read_text(encoding="utf-8")
 

@@ -165,8 +165,9 @@ Extract = Annotated[
     typer.Option(
         "--extract",
         help="A text's answer: last-number, gsm8k (the number behind ####), text (all of it), choice, boxed, code, "
-        "json (the last JSON value; its fields vote one by one), program (what its last program prints), math (equal "
-        "formulas are one answer; needs tilebeam[math]), or a regular expression whose first group it is.",
+        "json (the last JSON value; its fields vote one by one), calls (of functions, likewise), program (what the last "
+        "one prints), math (equal formulas are one answer; needs tilebeam[math]), or a regular expression whose "
+        "first group it is.",
     ),
 ]
 
@@ -385,7 +386,7 @@ def tir(
         bool,
         typer.Option(
             "--example/--no-example",
-            help="Show the model one worked example: more candidates write a program (43 to 88 % with a 1.5B).",
+            help="Show the model one worked example: more candidates write a program.",
         ),
     ] = True,
     unsafe_code: UnsafeCode = False,
