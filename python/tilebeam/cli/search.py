@@ -165,8 +165,8 @@ Extract = Annotated[
     typer.Option(
         "--extract",
         help="A text's answer: last-number, gsm8k (the number behind ####), text (all of it), choice, boxed, code, "
-        "json (the last JSON value; its fields vote one by one), calls (of functions, likewise), program (what the last "
-        "one prints), math (equal formulas are one answer; needs tilebeam[math]), or a regular expression whose "
+        "json (the last JSON value; its fields vote one by one), calls (of functions, likewise), program (what the "
+        "last one prints), math (equal formulas are one answer; needs tilebeam[math]), or a regular expression whose "
         "first group it is.",
     ),
 ]
