@@ -111,9 +111,8 @@ def test_extractors_go_by_name() -> None:
     assert extractor("boxed")(r"\boxed{3}") == "3"
     assert extractor("choice")("(A)") == "A"
     assert extractor(r"= (\d+)")("= 5, = 7") == "7"
-    with pytest.raises(
-        TilebeamError, match=r"'\(' is neither last-number, gsm8k, text, choice, boxed, code, program, math, nor"
-    ):
+    names = "last-number, gsm8k, text, choice, boxed, code, json, calls, program, math"
+    with pytest.raises(TilebeamError, match=rf"'\(' is neither {names}, nor"):
         extractor("(")
 
 

@@ -57,7 +57,7 @@ def chat(
     ] = "gsm8k",
     scorer: Annotated[
         ScorerName | None,
-        typer.Option("--scorer", help="What /best rates texts by; default: as tilebeam best-of-n.", show_default=False),
+        typer.Option("--scorer", metavar="NAME", help="What /best rates texts by: see tilebeam best-of-n."),
     ] = None,
 ) -> None:
     """Talk with a model: answers stream, and each turn reads only what is new. /help lists the commands.

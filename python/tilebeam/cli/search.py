@@ -183,6 +183,7 @@ def best_of_n(
         ScorerName | None,
         typer.Option(
             "--scorer",
+            metavar="NAME",
             help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
             "own mean log-probability; logprob-sum: of the whole text; self-certainty: how sure the model was of its "
             "tokens; tail-entropy: of the last 64; p-true: how probable it finds that the answer is right, by one "
