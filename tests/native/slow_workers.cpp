@@ -63,19 +63,11 @@ void multiply_one(const gemm_int8_args & a) {
     take(a.rows);
 }
 
-struct job {
-    const op_context * ctx;
-    const mul_mat_plan * plan;
-    thread_pool * pool;
-    int n;
-};
-
 void work(void * arg, int thread) {
-    const job & j = *static_cast<job *>(arg);
-    op_context ctx = *j.ctx;
+    op_context ctx = *static_cast<op_context *>(arg);
     ctx.thread = me = thread;
     take(0);
-    multiply(ctx, *j.plan, nullptr);
+    mul_mat_entry.run(ctx);
     {
         const std::lock_guard<std::mutex> lock(mutex);
         ended[static_cast<size_t>(thread)] = true;
@@ -126,8 +118,7 @@ int main(int argc, char ** argv) {
     ctx.src[1] = {&op.src[1], x.data()};
     thread_pool pool(n);
     if (pool.size() != n) return 3;
-    job j{&ctx, &plan, &pool, n};
-    pool.run(work, &j, n);
+    pool.run(work, &ctx, n);
 
     double all = 0;
     for (const double speed : speeds)
