@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
-_PYTHON = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL)
+_PYTHON = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```(\s*\Z)?", re.DOTALL)
 _STATEMENT = re.compile(r"^(?:from\s+[\w.]+\s+import\b|import\s|def\s|async\s+def\s|class\s|@\w)", re.MULTILINE)
 
 
@@ -60,7 +60,12 @@ def blocks(text: str) -> list[str]:
 
 def python_blocks(text: str) -> list[str]:
     """Find the closed blocks that say that they are Python."""
-    return _PYTHON.findall(text)
+    return [block for block, _ in _PYTHON.findall(text)]
+
+
+def ends_in_python(text: str) -> bool:
+    """Tell whether a text ends with such a block."""
+    return any(found[2] is not None for found in _PYTHON.finditer(text))
 
 
 def program_of(question: Question, text: str) -> str:

@@ -273,11 +273,7 @@ def vote(
     rates = options.reward.read()
     weights = weighting or ("reward" if rates is not None else "plain")
     relative = weights in SHARPNESS
-    if (rates is None and weights == "reward") or (rates is not None and not relative and weights != "reward"):
-        raise TilebeamError(
-            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it, softmax and borda "
-            "take."
-        )
+    _check_weighting(weights, rates)
     if (scorer is not None or sharpness is not None) and not relative:
         raise TilebeamError("--scorer and --sharpness matter only for --weighting softmax and borda.")
     if rates is not None and scorer is not None:
@@ -365,11 +361,7 @@ def adaptive(
     rates = options.reward.read()
     if steps != StepOptions(step_stop=steps.step_stop) or (rates is None and steps != StepOptions()):
         raise TilebeamError("What a step is matters only with a process reward model and --give-up.")
-    if (rates is None and weighting == "reward") or (rates is not None and weighting in ("plain", "logprob")):
-        raise TilebeamError(
-            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it, softmax and borda "
-            "take."
-        )
+    _check_weighting(weighting, rates)
     _run("adaptive", options, rates, steps.step_stop, arguments | {"weighting": weighting})
 
 
@@ -566,6 +558,16 @@ class _SearchRun:
         page = search_page(method, results, [p.asked for p in self.prompts], details)
         with whole_file(file) as partial:
             partial.write_text(page, encoding="utf-8")
+
+
+def _check_weighting(weighting: str | None, rates: RewardSpec | None) -> None:
+    """Raise `TilebeamError` if a reward model is missing, or there is one that these votes do not ask."""
+    takes = weighting in (None, "reward", *SHARPNESS)
+    if (rates is None and weighting == "reward") or (rates is not None and not takes):
+        raise TilebeamError(
+            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it, softmax and borda "
+            "take."
+        )
 
 
 def _extractor(name: str, *, programs: bool = False, unsafe_code: bool = False) -> Extractor:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
-from tilebeam.answers.code import python_blocks
+from tilebeam.answers.code import ends_in_python, python_blocks
 from tilebeam.answers.extract import Extractor, equality_of, marked_number, weight_of
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal
@@ -42,7 +41,6 @@ Run = Callable[[Sequence[str]], str]
 
 MOST_OUTPUT = 1000  # characters of a program's output that a model reads
 _THREADS = 64  # samples whose programs run or that go on, at most
-_ENDS_IN_PROGRAM = re.compile(r"```(?:python|py)[ \t]*\n(?:(?!```).)*```\s*\Z", re.DOTALL)
 
 
 class ToolModel(StepGenerator, Protocol):
@@ -250,7 +248,7 @@ class ToolGenerator:
         """Return whether a text ended for its program to be run."""
         if finish != "stop" or reason not in (None, MARK):
             return False
-        return reason == MARK or _ENDS_IN_PROGRAM.search(text) is not None or self._form.program(text) is not None
+        return reason == MARK or ends_in_python(text) or self._form.program(text) is not None
 
     def _insert(self, draft: _Draft) -> None:
         """Put the output of a draft's last program behind it."""
