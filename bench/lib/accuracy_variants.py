@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as C
-import numpy as np
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf.byte_bar import byte_bars
 from tilebeam.gguf.policy import Policy
-from tilebeam.measure.imatrix import collect
-from tilebeam.measure.moments import calibration_of
+from tilebeam.measure.moments import calibration_of, collect_moments
 from tilebeam.measure.perplexity import windows_of
 from tilebeam.model.load_options import default_threads
 from tilebeam.model.loader import load
@@ -230,10 +228,13 @@ def calibrated(make: Callable[..., object], **options: Any) -> Callable[[Path, P
 
 def weighted(source: Path, target: Path) -> object:
     """Q4_0 with the importance matrix of the same text."""
+    with gguf_tools.GGUFFile(source) as f:
+        names = [t.name for t in f.tensors.values() if t.name.startswith("blk.") and t.rows > 1]
     with load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:
-        windows = windows_of(lm, read_corpus(target.parent / CALIBRATION_TEXT), 512)
-        sums = collect(lm, windows.part(0, 64), threads=default_threads())
-    importance = {name: (s.squares[0] / s.counts[0]).astype(np.float32) for name, s in sums.items()}
+        windows = windows_of(lm, read_corpus(target.parent / CALIBRATION_TEXT), 512, 64)
+        moments = collect_moments(lm, windows, names, threads=default_threads())
+    # An importance matrix is the diagonal of the second moments, per token.
+    importance = {name: h.diagonal() / windows.tokens.size for name, h in moments.items()}
     tiles = target.with_suffix(".tiles")
     policy = Policy.make(type="q4_0", output_weight="runtime")
     gguf_tools.pack(source, tiles, policy=policy, importance=importance, overwrite=True)

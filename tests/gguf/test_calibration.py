@@ -64,9 +64,7 @@ def cost(w: Array, v: Array, h: Array) -> float:
 
 
 def test_moments_are_those_of_the_inputs(model: Path, moments: dict[str, Array]) -> None:
-    """The first layer's inputs are a norm of the embeddings; the others' diagonal is the importance matrix' sums."""
-    from tilebeam.measure.imatrix import collect
-
+    """The first layer's inputs are a norm of the embeddings."""
     assert set(moments) == set(MATRICES)
     for layer in (0, 1):
         q, k, v, gate, up = (
@@ -77,9 +75,7 @@ def test_moments_are_those_of_the_inputs(model: Path, moments: dict[str, Array])
         assert gate is up
     with load(model, device="cpu", n_ctx=256, n_seq_max=1, threads=1) as lm:
         windows = windows_of(lm, TEXT * 60, 256, 4)
-        sums = collect(lm, windows, threads=1)
     for name in MATRICES:
-        np.testing.assert_allclose(moments[name].diagonal(), sums[name].squares[0], rtol=1e-4)
         np.testing.assert_array_equal(moments[name], moments[name].T)
     tensors = values(model)
     tokens = np.concatenate([windows.inputs(i) for i in range(len(windows))])

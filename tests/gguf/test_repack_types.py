@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize, source_type
 from tilebeam.gguf import GGUFError, Policy, Rule, bounds, contents, ggml_values, gguf_write, weights
-from tilebeam.gguf.imatrix_file import Sums, save_imatrix
 
 Q = gguf.GGMLQuantizationType
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -564,12 +564,13 @@ def test_command_line(tmp_path: Path) -> None:
     assert (checked["exact"], len(checked["errors"])) == (2, 4)
     text = repack("verify", packed, "--against", model).stdout
     assert "2 tensors hold the source's very values, 4 hold them within their type's error" in text
-    sums = {"blk.0.ffn_up.weight": Sums(np.ones((1, K)), np.ones(1, np.int64))}
-    save_imatrix(tmp_path / "imatrix.gguf", sums, datasets=["text"], chunks=1, chunk_size=1)
+    name = b"blk.0.ffn_up.weight"
+    entry = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 1, K) + np.ones(K, "<f4").tobytes()
+    (tmp_path / "imatrix.dat").write_bytes(entry)
     again = ("pack", "--force", model, packed, "--type", "q4_0")
-    assert repack(*again, "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
+    assert repack(*again, "--imatrix", tmp_path / "imatrix.dat", "-q").exit_code == 0
     assert gguf_tools.manifest(packed).scales == "imatrix"
-    result = repack(*again, "--imatrix", tmp_path / "imatrix.gguf")
+    result = repack(*again, "--imatrix", tmp_path / "imatrix.dat")
     assert "does not know 3 of the quantized tensors" in result.stderr
     assert repack(*again, "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
     assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
