@@ -24,7 +24,7 @@ from tilebeam.cli import (
     generate,
     perplexity,
     reward,
-    score,
+    reward_head,
     search,
     serve,
     trace,
@@ -78,8 +78,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Models and files": {
         "models": cached_models.models,
         "doctor": doctor.doctor,
-        "score": score.score,
-        "reward-head": score.reward_head,
+        "reward-head": reward_head.reward_head,
     },
 }
 for _heading, _commands in _COMMANDS.items():

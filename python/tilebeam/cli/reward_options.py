@@ -3,7 +3,7 @@
 A command takes the group `RewardModelOptions`, reads it before anything long is run, and opens the scorer around its
 work:
 
-    with open_scorer(reward.read(), n_ctx=4096, n_seq_max=16, device="npu") as scorer:
+    with open_scorer(reward.read(), lm, n_ctx=4096, n_seq_max=16, device="npu") as scorer:
 
 What the options leave open is found in the files, see `tilebeam.scoring.load_reward`.
 """
@@ -131,16 +131,16 @@ def _labels(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def open_scorer(spec: RewardSpec, lm: LM | None = None, **options: Any) -> Iterator[RewardModel | OwnReward]:
-    """Load the reward model, print what was loaded, and close it afterwards.
+def open_scorer(spec: RewardSpec, lm: LM, **options: Any) -> Iterator[RewardModel | OwnReward]:
+    """Load the reward model beside a generator, print what was loaded, and close it afterwards.
 
     Args:
         spec: which.
-        lm: the generator; None: there is only the reward model.
+        lm: the generator.
         options: further arguments of `tilebeam.load_reward_model`.
     """
     with console.loading(str(spec.path or spec.head)):
-        scorer = spec.load(**options) if lm is None else spec.open(lm, **options)
+        scorer = spec.open(lm, **options)
     with scorer:
         console.err().print(console.about_reward(scorer), style="dim", highlight=False)
         yield scorer
