@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
+from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped, option
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import Device, default_threads
 from tilebeam.native.npu_options import Numerics, Softmax
@@ -34,29 +34,22 @@ class PerplexityOptions:
     model: Model
     lora: LoraOptions
     file: Annotated[Path, typer.Option("-f", "--file", help="Text file; - reads stdin.", show_default=False)]
-    kl_base: Annotated[
-        Path | None,
-        typer.Option("--kl-base", help="What to compare with: a GGUF file of the unquantized model, run beside."),
-    ] = None
-    base_device: Annotated[
-        Literal["tilebeam", "cpu", "npu"] | None,
-        typer.Option("--kl-base-device", help="Where the base runs; default: cpu, unless it is repacked."),
-    ] = None
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=4, help="Tokens per window.")] = 512
-    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Windows to measure; -1: all.")] = -1
-    batch_size: Annotated[
-        int,
-        typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode; several windows if they fit."),
-    ] = 2048
-    ubatch_size: Annotated[int, typer.Option("-ub", "--ubatch-size", min=1, help="Most tokens per graph.")] = 512
-    numerics: Annotated[
-        Numerics | None,
-        typer.Option("--numerics", help="NPU: int8 per 32 inputs (default) or, in prompts, per 256; or FP16 operands."),
-    ] = None
-    softmax: Annotated[
-        Softmax | None,
-        typer.Option("--softmax", help="NPU: exponents from the FP16 table (default), float32, or BF16 products."),
-    ] = None
+    kl_base: Path | None = option(None, help="What to compare with: a GGUF file of the unquantized model, run beside.")
+    base_device: Literal["tilebeam", "cpu", "npu"] | None = option(
+        None, "--kl-base-device", help="Where the base runs; default: cpu, unless it is repacked."
+    )
+    ctx_size: int = option(512, "-c", "--ctx-size", min=4, help="Tokens per window.")
+    chunks: int = option(-1, min=-1, help="Windows to measure; -1: all.")
+    batch_size: int = option(
+        2048, "-b", "--batch-size", min=1, help="Most tokens per llama_decode; several windows if they fit."
+    )
+    ubatch_size: int = option(512, "-ub", "--ubatch-size", min=1, help="Most tokens per graph.")
+    numerics: Numerics | None = option(
+        None, help="NPU: int8 per 32 inputs (default) or, in prompts, per 256; or FP16 operands."
+    )
+    softmax: Softmax | None = option(
+        None, help="NPU: exponents from the FP16 table (default), float32, or BF16 products."
+    )
     run: RunOptions
     json_: Json = False
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tilebeam.cli import console
 from tilebeam.cli.options import (
@@ -20,6 +18,7 @@ from tilebeam.cli.options import (
     Seed,
     Temp,
     grouped,
+    option,
 )
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
@@ -34,15 +33,13 @@ if TYPE_CHECKING:
 def trace(
     *,
     model: ModelOptions,
-    out: Annotated[Path, typer.Option("-o", "--out", help="File for the timeline.")] = Path("trace.json"),
+    out: Path = option(Path("trace.json"), "-o", "--out", help="File for the timeline."),
     prompt: Prompt = None,
     file: PromptsFile = None,
     escape: Escape = True,
-    n_prompt: Annotated[
-        int, typer.Option("--n-prompt", min=1, help="Without -p and -f: tokens of a random prompt.")
-    ] = 128,
+    n_prompt: int = option(128, min=1, help="Without -p and -f: tokens of a random prompt."),
     n_predict: NPredict = 32,
-    n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples, side by side.")] = 1,
+    n_samples: int = option(1, "-N", "--n-samples", min=1, help="Samples, side by side."),
     temp: Temp = SamplingParams.temperature,
     seed: Seed = None,
     json_: Json = False,
