@@ -370,10 +370,6 @@ def tir(
     options: SearchOptions,
     judge: WholeOptions,
     extract: Extract = "gsm8k",
-    program_weight: Annotated[
-        float,
-        typer.Option("--program-weight", min=0.01, help="Votes of a candidate whose program ran count so many times."),
-    ] = 1.0,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Programs of a candidate at most.")] = ROUNDS,
     example: Annotated[
         bool,
@@ -395,15 +391,15 @@ def tir(
 
     One greedy answer whose programs run: tilebeam tir -m model.gguf -p "What is 17.5 % of 2340?" -N 1 --temp 0
     """
-    from tilebeam.search.tool_forms import conversation, form_of
+    from tilebeam.search.tool_forms import conversation, needs_words
 
     rates = options.reward.read()
     judge.check(rates, judged=False)
-    arguments = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
+    arguments = {"extract": _extractor(extract), "rounds": rounds}
 
     def asked(lm: LM, question: UserQuestion) -> Prompt:
-        form = form_of(lm.chat_template)
-        return lm.chat_prompt(conversation(question.alone, example=example, form=form), **form.told)
+        words = needs_words(lm.chat_template)
+        return lm.chat_prompt(conversation(question.alone, example=example, words=words))
 
     _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
 
