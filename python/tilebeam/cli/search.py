@@ -34,7 +34,6 @@ from tilebeam.search.search_defaults import (
     BUDGET,
     CONFIDENCE,
     EXTRACTOR,
-    LOOKAHEAD,
     MAX_STEP_TOKENS,
     MAX_STEPS,
     ROUNDS,
@@ -115,14 +114,20 @@ class WholeOptions:
     def check(self, rates: RewardSpec | None, judged: bool) -> None:
         """Raise `TilebeamError` if something is said of what is not used."""
         self.judge.check(judged)
-        if rates is None and self.step_stop != STEP_STOP_TEXT:
-            raise TilebeamError("--step-stop matters only with a reward model: --prm, --orm or --reward-head.")
+        _check_step_stop(self.step_stop, rates)
+
+
+def _check_step_stop(step_stop: str, rates: RewardSpec | None) -> None:
+    """Raise `TilebeamError` if it is said what ends a step, and nothing rates steps."""
+    if rates is None and step_stop != STEP_STOP_TEXT:
+        raise TilebeamError("--step-stop matters only with a reward model: --prm, --orm or --reward-head.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """Options of a step."""
+class BeamOptions:
+    """Options of searches by steps, which keep beams."""
 
+    beam_width: Annotated[int, _steps("--beam-width", min=1, help="M, continuations of each survivor.")] = BEAM_WIDTH
     max_steps: Annotated[
         int, _steps("--max-steps", min=1, help="Most rounds; texts that have not ended by then are cut.")
     ] = MAX_STEPS
@@ -139,25 +144,11 @@ class StepOptions:
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of the algorithms."""
         return {
+            "beam_width": self.beam_width,
             "max_steps": self.max_steps,
             "step_stop": unescaped(self.step_stop),
             "max_step_tokens": self.max_step_tokens,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class BeamOptions:
-    """Options of searches that keep beams."""
-
-    steps: StepOptions
-    beam_width: Annotated[int, _steps("--beam-width", min=1, help="M, continuations of each survivor.")] = BEAM_WIDTH
-    lookahead: Annotated[
-        int, _steps("--lookahead", min=0, help="Rate a continuation by what this many greedy steps make of it.")
-    ] = LOOKAHEAD
-
-    def arguments(self) -> dict[str, Any]:
-        """Return them as arguments of the algorithms."""
-        return {"beam_width": self.beam_width, "lookahead": self.lookahead}
 
 
 Extract = Annotated[
@@ -298,7 +289,7 @@ def beam(options: SearchOptions, beams: BeamOptions) -> None:
 
     Example: tilebeam beam -m model.gguf --prm prm.gguf -f questions.jsonl -N 16 --beam-width 4
     """
-    _by_steps("beam", options, beams.steps, beams.arguments())
+    _by_steps("beam", options, beams)
 
 
 @grouped
@@ -309,13 +300,13 @@ def dvts(options: SearchOptions, beams: BeamOptions) -> None:
 
     Example: tilebeam dvts -m model.gguf --prm prm.gguf -f questions.jsonl -N 32 --beam-width 4
     """
-    _by_steps("dvts", options, beams.steps, beams.arguments())
+    _by_steps("dvts", options, beams)
 
 
 @grouped
 def adaptive(
     options: SearchOptions,
-    steps: StepOptions,
+    step_stop: StepStop = STEP_STOP_TEXT,
     extract: Extract = EXTRACTOR,
     confidence: Annotated[
         float,
@@ -325,23 +316,6 @@ def adaptive(
         Weighting | None,
         typer.Option(
             "--weighting", help="As of tilebeam vote; reward with --prm, --orm or --reward-head.", show_default="plain"
-        ),
-    ] = None,
-    wave: Annotated[
-        int | None,
-        typer.Option(
-            "--wave",
-            min=1,
-            help="Draw so many candidates of a prompt together, and look at the vote after them.",
-            show_default="look after each",
-        ),
-    ] = None,
-    give_up: Annotated[
-        float | None,
-        typer.Option(
-            "--give-up",
-            help="With --prm or --reward-head: candidates grow step by step, and one that is rated below this is "
-            "given up.",
         ),
     ] = None,
     programs: Programs = False,
@@ -354,15 +328,10 @@ def adaptive(
     Weighted votes: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32 --reward-head head.gguf
     """
     found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
-    arguments: dict[str, Any] = {"extract": found, "confidence": confidence, "wave": wave}
-    if give_up is not None:
-        _by_steps("adaptive", options, steps, arguments | {"weighting": weighting, "give_up": give_up})
-        return
     rates = options.reward.read()
-    if steps != StepOptions(step_stop=steps.step_stop) or (rates is None and steps != StepOptions()):
-        raise TilebeamError("What a step is matters only with a process reward model and --give-up.")
+    _check_step_stop(step_stop, rates)
     _check_weighting(weighting, rates)
-    _run("adaptive", options, rates, steps.step_stop, arguments | {"weighting": weighting})
+    _run("adaptive", options, rates, step_stop, {"extract": found, "confidence": confidence, "weighting": weighting})
 
 
 @grouped
@@ -443,19 +412,17 @@ def _run(
         search.run(arguments)
 
 
-def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: dict[str, Any]) -> None:
+def _by_steps(name: str, options: SearchOptions, beams: BeamOptions) -> None:
     """Run a search by steps."""
     from tilebeam.search.beam import width_for
 
     rates = options.reward.read()
     if rates is None or rates.outcome:
         raise TilebeamError(
-            f"{name}{' --give-up' * ('give_up' in arguments)} needs a process reward model, which rates steps: --prm "
-            "FILE or --reward-head FILE."
+            f"{name} needs a process reward model, which rates steps: --prm FILE or --reward-head FILE."
         )
-    if "beam_width" in arguments:
-        width_for(arguments["beam_width"], options.budget)
-    _run(name, options, rates, steps.step_stop, arguments | steps.arguments())
+    width_for(beams.beam_width, options.budget)
+    _run(name, options, rates, beams.step_stop, beams.arguments())
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
