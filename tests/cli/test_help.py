@@ -85,7 +85,7 @@ def test_options_are_under_their_headings() -> None:
     headings = re.findall(r"^([A-Z][\w ]+):$", text, re.MULTILINE)
     assert headings[0] == "Options"
     assert {"Model", "Sampling", "Steps", "Reward model"} <= set(headings)
-    assert text.index("\nSteps:") < text.index("--lookahead")
+    assert text.index("\nSteps:") < text.index("--max-step-tokens")
     program = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).stdout
     for name in ALL:
         if name.startswith("tilebeam "):

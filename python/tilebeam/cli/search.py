@@ -35,7 +35,6 @@ from tilebeam.search.search_defaults import (
     BUDGET,
     CONFIDENCE,
     EXTRACTOR,
-    LOOKAHEAD,
     MAX_STEP_TOKENS,
     MAX_STEPS,
     ROUNDS,
@@ -106,14 +105,20 @@ class WholeOptions:
     def check(self, rates: RewardSpec | None, judged: bool) -> None:
         """Raise `TilebeamError` if something is said of what is not used."""
         self.judge.check(judged)
-        if rates is None and self.step_stop != STEP_STOP_TEXT:
-            raise TilebeamError("--step-stop matters only with a reward model: --prm, --orm or --reward-head.")
+        _check_step_stop(self.step_stop, rates)
+
+
+def _check_step_stop(step_stop: str, rates: RewardSpec | None) -> None:
+    """Raise `TilebeamError` if it is said what ends a step, and nothing rates steps."""
+    if rates is None and step_stop != STEP_STOP_TEXT:
+        raise TilebeamError("--step-stop matters only with a reward model: --prm, --orm or --reward-head.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """Options of a step."""
+class BeamOptions:
+    """Options of searches by steps, which keep beams."""
 
+    beam_width: int = _steps(BEAM_WIDTH, min=1, help="M, continuations of each survivor.")
     max_steps: int = _steps(MAX_STEPS, min=1, help="Most rounds; texts that have not ended by then are cut.")
     step_stop: StepStop = STEP_STOP_TEXT
     max_step_tokens: int = _steps(
@@ -125,23 +130,11 @@ class StepOptions:
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of the algorithms."""
         return {
+            "beam_width": self.beam_width,
             "max_steps": self.max_steps,
             "step_stop": unescaped(self.step_stop),
             "max_step_tokens": self.max_step_tokens,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class BeamOptions:
-    """Options of searches that keep beams."""
-
-    steps: StepOptions
-    beam_width: int = _steps(BEAM_WIDTH, min=1, help="M, continuations of each survivor.")
-    lookahead: int = _steps(LOOKAHEAD, min=0, help="Rate a continuation by what this many greedy steps make of it.")
-
-    def arguments(self) -> dict[str, Any]:
-        """Return them as arguments of the algorithms."""
-        return {"beam_width": self.beam_width, "lookahead": self.lookahead}
 
 
 Extract = Annotated[
@@ -268,7 +261,7 @@ def beam(options: SearchOptions, beams: BeamOptions) -> None:
 
     Example: tilebeam beam -m model.gguf --prm prm.gguf -f questions.jsonl -N 16 --beam-width 4
     """
-    _by_steps("beam", options, beams.steps, beams.arguments())
+    _by_steps("beam", options, beams)
 
 
 @grouped
@@ -279,29 +272,19 @@ def dvts(options: SearchOptions, beams: BeamOptions) -> None:
 
     Example: tilebeam dvts -m model.gguf --prm prm.gguf -f questions.jsonl -N 32 --beam-width 4
     """
-    _by_steps("dvts", options, beams.steps, beams.arguments())
+    _by_steps("dvts", options, beams)
 
 
 @grouped
 def adaptive(
     options: SearchOptions,
-    steps: StepOptions,
+    step_stop: StepStop = STEP_STOP_TEXT,
     extract: Extract = EXTRACTOR,
     confidence: float = option(
         CONFIDENCE, min=0.5, max=1.0, help="Stop when the leader stays ahead with this probability."
     ),
     weighting: Weighting | None = option(
         None, help="As of tilebeam vote; reward with --prm, --orm or --reward-head.", show_default="plain"
-    ),
-    wave: int | None = option(
-        None,
-        min=1,
-        help="Draw so many candidates of a prompt together, and look at the vote after them.",
-        show_default="look after each",
-    ),
-    give_up: float | None = option(
-        None,
-        help="With --prm or --reward-head: candidates grow step by step, and one that is rated below this is given up.",
     ),
     programs: Programs = False,
     unsafe_code: UnsafeCode = False,
@@ -313,15 +296,10 @@ def adaptive(
     Weighted votes: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32 --reward-head head.gguf
     """
     found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
-    arguments: dict[str, Any] = {"extract": found, "confidence": confidence, "wave": wave}
-    if give_up is not None:
-        _by_steps("adaptive", options, steps, arguments | {"weighting": weighting, "give_up": give_up})
-        return
     rates = options.reward.read()
-    if steps != StepOptions(step_stop=steps.step_stop) or (rates is None and steps != StepOptions()):
-        raise TilebeamError("What a step is matters only with a process reward model and --give-up.")
+    _check_step_stop(step_stop, rates)
     _check_weighting(weighting, rates)
-    _run("adaptive", options, rates, steps.step_stop, arguments | {"weighting": weighting})
+    _run("adaptive", options, rates, step_stop, {"extract": found, "confidence": confidence, "weighting": weighting})
 
 
 @grouped
@@ -329,7 +307,6 @@ def tir(
     options: SearchOptions,
     judge: WholeOptions,
     extract: Extract = "gsm8k",
-    program_weight: float = option(1.0, min=0.01, help="Votes of a candidate whose program ran count so many times."),
     rounds: int = option(ROUNDS, min=1, help="Programs of a candidate at most."),
     example: bool = option(
         True, "--example/--no-example", help="Show the model one worked example: more candidates write a program."
@@ -347,15 +324,15 @@ def tir(
 
     One greedy answer whose programs run: tilebeam tir -m model.gguf -p "What is 17.5 % of 2340?" -N 1 --temp 0
     """
-    from tilebeam.search.tool_forms import conversation, form_of
+    from tilebeam.search.tool_forms import conversation, needs_words
 
     rates = options.reward.read()
     judge.check(rates, judged=False)
-    arguments = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
+    arguments = {"extract": _extractor(extract), "rounds": rounds}
 
     def asked(lm: LM, question: UserQuestion) -> Prompt:
-        form = form_of(lm.chat_template)
-        return lm.chat_prompt(conversation(question.alone, example=example, form=form), **form.told)
+        words = needs_words(lm.chat_template)
+        return lm.chat_prompt(conversation(question.alone, example=example, words=words))
 
     _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
 
@@ -399,19 +376,17 @@ def _run(
         search.run(arguments)
 
 
-def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: dict[str, Any]) -> None:
+def _by_steps(name: str, options: SearchOptions, beams: BeamOptions) -> None:
     """Run a search by steps."""
     from tilebeam.search.beam import width_for
 
     rates = options.reward.read()
     if rates is None or rates.outcome:
         raise TilebeamError(
-            f"{name}{' --give-up' * ('give_up' in arguments)} needs a process reward model, which rates steps: --prm "
-            "FILE or --reward-head FILE."
+            f"{name} needs a process reward model, which rates steps: --prm FILE or --reward-head FILE."
         )
-    if "beam_width" in arguments:
-        width_for(arguments["beam_width"], options.budget)
-    _run(name, options, rates, steps.step_stop, arguments | steps.arguments())
+    width_for(beams.beam_width, options.budget)
+    _run(name, options, rates, beams.step_stop, beams.arguments())
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
