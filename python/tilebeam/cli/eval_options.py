@@ -13,7 +13,6 @@ import typer
 from tilebeam.cli.options import (
     CtxSize,
     Deterministic,
-    Draft,
     ExecutorOption,
     Programs,
     Sequences,
@@ -26,11 +25,10 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.model.hub import missing
 from tilebeam.model.load_options import BACKENDS, LoadOptions, backends, default_threads
-from tilebeam.text_files import read_text, unescaped
+from tilebeam.text_files import unescaped
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.config import ModelFile
-    from tilebeam.evaluation.runner import Executor
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
@@ -82,18 +80,10 @@ class ChoiceOptions:
 class ItemOptions:
     """What is asked, and who judges the answers."""
 
-    items: Annotated[int | None, task_option("--items", min=1, help="Items; default: 100, or all of a file.")] = None
-    item_seed: Annotated[int, task_option("--item-seed", help="Seed of generated items.")] = TaskOptions.item_seed
-    pilot_seed: Annotated[int | None, task_option("--pilot-seed", help="Leave out the items that this seed gives.")] = (
-        None
-    )
-    pilot_items: Annotated[int, task_option("--pilot-items", min=1, help="Number of pilot items.")] = (
-        TaskOptions.pilot_items
-    )
+    items: Annotated[int | None, task_option("--items", min=1, help="The first N of the file; default: all.")] = None
     shots: Annotated[int, task_option("--shots", min=0, help="Solved examples before every prompt.")] = (
         TaskOptions.shots
     )
-    shot_seed: Annotated[int, task_option("--shot-seed", help="Seed of generated examples.")] = TaskOptions.shot_seed
     shots_file: Annotated[
         Path | None,
         task_option(
@@ -102,7 +92,6 @@ class ItemOptions:
             "(humaneval), or all (jsonl).",
         ),
     ] = None
-    prefix_file: Annotated[Path | None, task_option("--prefix-file", help="Text before everything else.")] = None
     template: Annotated[
         str | None,
         task_option(
@@ -112,10 +101,6 @@ class ItemOptions:
     ] = None
     shot_answer: Annotated[
         str | None, task_option("--shot-answer", help="Template of the answer in an example. Default: the task's own.")
-    ] = None
-    question: Annotated[
-        str | None,
-        task_option("--question", help="Regular expression whose groups pick the question out of a generated text."),
     ] = None
     extract: Annotated[
         str | None,
@@ -165,10 +150,8 @@ class ItemOptions:
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code
 
     def of(self, spec: str) -> TaskOptions:
-        """Make the options of the task that --task names; reads the file of the prefix."""
+        """Make the options of the task that --task names."""
         given: dict[str, Any] = dict(vars(self))
-        prefix = given.pop("prefix_file")
-        given["prefix"] = read_text(prefix) if prefix else ""
         given["shots_file"] = str(self.shots_file) if self.shots_file else None
         for name in ("template", "shot_answer"):
             given[name] = None if given[name] is None else unescaped(given[name])
@@ -186,14 +169,6 @@ class DrawOptions:
         ),
     ] = ",".join(map(str, SEEDS))
     text: TaskTextOptions
-    token_stats: Annotated[
-        bool,
-        typer.Option(
-            "--token-stats",
-            help="Keep entropy and self-certainty of every token in the log, as --scorer self-certainty does.",
-            rich_help_panel="Sampling",
-        ),
-    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,14 +202,6 @@ class PlaceOptions:
     device: Annotated[str, running_option("--device", help="tilebeam, cpu, or both.")] = BACKENDS[0]
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
-    lookup: Annotated[
-        bool,
-        running_option(
-            "--lookup/--no-lookup",
-            help="Guess tokens ahead by look-up; a repeated run may then give other texts, as with --draft.",
-        ),
-    ] = False
-    draft: Draft = None
     deterministic: Deterministic = LoadOptions.deterministic
     ctx_size: CtxSize = LoadOptions.n_ctx
     parallel: Sequences = LoadOptions.n_seq_max
@@ -245,8 +212,6 @@ class PlaceOptions:
             "devices": backends(self.device),
             "threads": self.threads or default_threads(),
             "executor": self.executor,
-            "lookup": self.lookup,
-            "draft": model_files([str(self.draft)], "--draft")[0] if self.draft else None,
             "deterministic": self.deterministic,
             "n_ctx": self.ctx_size,
             "n_seq_max": self.parallel,
@@ -255,23 +220,16 @@ class PlaceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitOptions:
-    """How the work is cut, and who does it."""
+    """How the work is cut, and how much of it is done."""
 
     unit_items: Annotated[
         int,
         running_option(
             "--unit-items",
             min=1,
-            help="Items that run together: what is lost when a run is killed, and the grain of --ray.",
+            help="Items that run together: what is lost when a run is killed.",
         ),
     ] = UNIT_ITEMS
-    ray: Annotated[
-        str | None,
-        running_option("--ray", help="Run units on the Ray cluster at this address; auto: the one this machine is in."),
-    ] = None
-    workers: Annotated[
-        int | None, running_option("--workers", min=1, help="Processes on it; default: as its CPUs allow.")
-    ] = None
     so_far: Annotated[
         bool,
         running_option(
@@ -280,16 +238,6 @@ class UnitOptions:
             "With --latency-items, methods are still timed.",
         ),
     ] = False
-
-    def cluster(self) -> Executor | None:
-        """Find out where units are done; None for here."""
-        if self.ray is None:
-            if self.workers is not None:
-                raise TilebeamError("--workers are processes on a Ray cluster: give its address with --ray.")
-            return None
-        from tilebeam.evaluation.ray_executor import RayExecutor
-
-        return RayExecutor(self.ray, self.workers)
 
 
 def split_methods(texts: Sequence[str]) -> tuple[str, ...]:
@@ -305,7 +253,7 @@ def split_methods(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFile, ...]:
+def model_files(specs: Sequence[str]) -> tuple[ModelFile, ...]:
     """Find the files of NAME=FILE and FILE, and their fingerprints."""
     from tilebeam.evaluation.config import ModelFile
     from tilebeam.gguf.fingerprint import fingerprint
@@ -314,9 +262,9 @@ def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFil
     for spec in specs:
         name, path = named_file(spec)
         if not name or "/" in name:
-            raise TilebeamError(f"{option} {spec!r}: a name must not be empty or hold a slash.")
+            raise TilebeamError(f"--model {spec!r}: a name must not be empty or hold a slash.")
         if not Path(path).is_file():
-            raise TilebeamError(f"{option}: {missing(path)}")
+            raise TilebeamError(f"--model: {missing(path)}")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
 

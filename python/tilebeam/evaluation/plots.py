@@ -69,7 +69,7 @@ def _over_budget(report: EvalReport) -> Any:
     styles = _styles([r.series for r in report.rows if r.series != GREEDY])
     for ax, place in zip(axes, places, strict=True):
         ends = []
-        main = [r for r in report.rows if r.main and (r.model, r.device) == place]
+        main = [r for r in report.rows if (r.model, r.device) == place]
         for row in (r for r in main if r.series == GREEDY):
             ax.axhline(_percent(row), color=_LEVEL, ls="--", lw=1)
             ends.append(End(report.setting.budgets[-1], _percent(row), GREEDY, _LEVEL))
@@ -112,7 +112,7 @@ def _over_cost(report: EvalReport, cost: Callable[[Point], Mean], what: str) -> 
     places = list(dict.fromkeys((p.row.model, p.row.device) for p in points))
     colors = dict(zip(dict.fromkeys(model for model, _ in places), cycle(_colors()), strict=False))
     lines = dict(zip(dict.fromkeys(device for _, device in places), cycle(("-", "--", ":")), strict=False))
-    _front(axes[0], points, cost, colors, [o.search for o in report.overtaking])
+    _front(axes[0], points, cost, colors)
     for ax, name in zip(axes[1:], series, strict=False):
         _set_range(ax, [p.row for p in points])
         ends = []
@@ -141,13 +141,7 @@ def _over_cost(report: EvalReport, cost: Callable[[Point], Mean], what: str) -> 
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.tick_params(axis="x", labelsize=7)
         ax.set_xlabel(what)
-    time = EngFormatter(unit="s", places=1)
-    beaten = [
-        "; ".join(f"{name_of(p.row)}: {_percent(p.row):.1f} % in {time(cost(p).value)}" for p in (o.search, o.single))
-        + f"; on {o.single.row.device}"
-        for o in report.overtaking
-    ]
-    figure.suptitle("\n".join([_heading(report), *beaten]))
+    figure.suptitle(_heading(report))
     return figure
 
 
@@ -156,9 +150,8 @@ def _front(
     points: Sequence[Point],
     cost: Callable[[Point], Mean],
     colors: Mapping[str, str],
-    searches: Sequence[Point],
 ) -> None:
-    """Draw all points, and steps over those that nothing beats; `searches` and steps well above the last have names."""
+    """Draw all points, and steps over those that nothing beats; steps well above the last have names."""
     for p in points:
         _crosses(ax, [p], cost, colors[p.row.model], "", alpha=0.3)
     chosen = [points[i] for i in pareto_front([(cost(p).value, p.row.share.value) for p in points])]
@@ -170,7 +163,7 @@ def _front(
     bottom, top = ax.get_ylim()
     named: list[End] = []
     for p, at, height in zip(chosen, x, y, strict=True):
-        if not named or p in searches or p is chosen[-1] or height - named[-1].y >= _LEAST_STEP * (top - bottom):
+        if not named or p is chosen[-1] or height - named[-1].y >= _LEAST_STEP * (top - bottom):
             text = name_of(p.row) + (f", {p.row.device}" if several else "")
             named.append(End(at, height, text, colors[p.row.model]))
     _label(ax, named)
