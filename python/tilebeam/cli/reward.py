@@ -125,9 +125,6 @@ def train(
             "separated; auto: what does best on problems that heads did not learn from.",
         ),
     ] = AUTO,
-    hidden: Annotated[
-        int, _fit_option("--hidden", min=0, help="Units of a hidden layer; 0: a logistic regression.")
-    ] = FitOptions.hidden,
     layer: Annotated[
         int | None,
         _fit_option(
@@ -152,7 +149,7 @@ def train(
     if out.suffix != ".gguf":
         raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
     check_target(out)
-    options = FitOptions(features_of(features), hidden, problems.seed)
+    options = FitOptions(features_of(features), problems.seed)
     with _collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
         found, head = _fit(lm, collection, records, options, about)
     from tilebeam.scoring.reward_heads import save_head
@@ -167,7 +164,7 @@ def rate(
     model: ModelOptions,
     head: Annotated[Path, typer.Option("--reward-head", help="The head: what tilebeam reward train wrote.")],
     problems: SampleOptions,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where the report goes (.report.md, .json, .png).")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the report goes (.report.md, .json).")],
     json_: Json = False,
 ) -> None:
     """Test a reward head on other problems: how well it tells right from wrong, and what it brings at each budget.
