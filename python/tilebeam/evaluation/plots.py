@@ -63,8 +63,8 @@ def _over_budget(report: EvalReport) -> Any:
     dotted, the greedy answer is a level."""
     places = list(dict.fromkeys((r.model, r.device) for r in report.rows))
     figure, axes = _figure(len(places))
-    series = dict.fromkeys(r.series for r in report.rows if r.series != GREEDY)
-    styles = dict(zip(series, zip(cycle(_colors()), cycle(_MARKERS), strict=False), strict=False))
+    names = dict.fromkeys(r.series for r in report.rows if r.series != GREEDY)
+    styles = dict(zip(names, zip(cycle(_colors()), cycle(_MARKERS), strict=False), strict=False))
     for ax, place in zip(axes, places, strict=True):
         ends = []
         main = [r for r in report.rows if (r.model, r.device) == place]
