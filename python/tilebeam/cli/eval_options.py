@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tilebeam.cli.options import (
     CtxSize,
     Deterministic,
-    Draft,
     ExecutorOption,
     Programs,
     Sequences,
@@ -25,11 +24,10 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.model.hub import missing
 from tilebeam.model.load_options import BACKENDS, LoadOptions, backends, default_threads
-from tilebeam.text_files import read_text, unescaped
+from tilebeam.text_files import unescaped
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.config import ModelFile
-    from tilebeam.evaluation.runner import Executor
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
@@ -68,25 +66,17 @@ class ChoiceOptions:
 class ItemOptions:
     """What is asked, and who judges the answers."""
 
-    items: int | None = task_option(None, min=1, help="Items; default: 100, or all of a file.")
-    item_seed: int = task_option(TaskOptions.item_seed, help="Seed of generated items.")
-    pilot_seed: int | None = task_option(None, help="Leave out the items that this seed gives.")
-    pilot_items: int = task_option(TaskOptions.pilot_items, min=1, help="Number of pilot items.")
+    items: int | None = task_option(None, min=1, help="The first N of the file; default: all.")
     shots: int = task_option(TaskOptions.shots, min=0, help="Solved examples before every prompt.")
-    shot_seed: int = task_option(TaskOptions.shot_seed, help="Seed of generated examples.")
     shots_file: Path | None = task_option(
         None,
         help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
         "(humaneval), or all (jsonl).",
     )
-    prefix_file: Path | None = task_option(None, help="Text before everything else.")
     template: str | None = task_option(
         None, help="Template of a question; {question} and other fields, \\n allowed. Default: the task's own."
     )
     shot_answer: str | None = task_option(None, help="Template of the answer in an example. Default: the task's own.")
-    question: str | None = task_option(
-        None, help="Regular expression whose groups pick the question out of a generated text."
-    )
     extract: str | None = task_option(
         None,
         help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
@@ -120,10 +110,8 @@ class ItemOptions:
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code
 
     def of(self, spec: str) -> TaskOptions:
-        """Make the options of the task that --task names; reads the file of the prefix."""
+        """Make the options of the task that --task names."""
         given: dict[str, Any] = dict(vars(self))
-        prefix = given.pop("prefix_file")
-        given["prefix"] = read_text(prefix) if prefix else ""
         given["shots_file"] = str(self.shots_file) if self.shots_file else None
         for name in ("template", "shot_answer"):
             given[name] = None if given[name] is None else unescaped(given[name])
@@ -140,12 +128,6 @@ class DrawOptions:
         rich_help_panel="Sampling",
     )
     text: TaskTextOptions
-    token_stats: bool = option(
-        False,
-        "--token-stats",
-        help="Keep entropy and self-certainty of every token in the log, as --scorer self-certainty does.",
-        rich_help_panel="Sampling",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +154,6 @@ class PlaceOptions:
     device: str = running_option(BACKENDS[0], help="tilebeam, cpu, or both.")
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
-    lookup: bool = running_option(
-        False,
-        "--lookup/--no-lookup",
-        help="Guess tokens ahead by look-up; a repeated run may then give other texts, as with --draft.",
-    )
-    draft: Draft = None
     deterministic: Deterministic = LoadOptions.deterministic
     ctx_size: CtxSize = LoadOptions.n_ctx
     parallel: Sequences = LoadOptions.n_seq_max
@@ -188,8 +164,6 @@ class PlaceOptions:
             "devices": backends(self.device),
             "threads": self.threads or default_threads(),
             "executor": self.executor,
-            "lookup": self.lookup,
-            "draft": model_files([str(self.draft)], "--draft")[0] if self.draft else None,
             "deterministic": self.deterministic,
             "n_ctx": self.ctx_size,
             "n_seq_max": self.parallel,
@@ -198,31 +172,17 @@ class PlaceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitOptions:
-    """How the work is cut, and who does it."""
+    """How the work is cut, and how much of it is done."""
 
     unit_items: int = running_option(
-        UNIT_ITEMS, min=1, help="Items that run together: what is lost when a run is killed, and the grain of --ray."
+        UNIT_ITEMS, min=1, help="Items that run together: what is lost when a run is killed."
     )
-    ray: str | None = running_option(
-        None, help="Run units on the Ray cluster at this address; auto: the one this machine is in."
-    )
-    workers: int | None = running_option(None, min=1, help="Processes on it; default: as its CPUs allow.")
     so_far: bool = running_option(
         False,
         "--so-far",
         help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
         "With --latency-items, methods are still timed.",
     )
-
-    def cluster(self) -> Executor | None:
-        """Find out where units are done; None for here."""
-        if self.ray is None:
-            if self.workers is not None:
-                raise TilebeamError("--workers are processes on a Ray cluster: give its address with --ray.")
-            return None
-        from tilebeam.evaluation.ray_executor import RayExecutor
-
-        return RayExecutor(self.ray, self.workers)
 
 
 def split_methods(texts: Sequence[str]) -> tuple[str, ...]:
@@ -238,7 +198,7 @@ def split_methods(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFile, ...]:
+def model_files(specs: Sequence[str]) -> tuple[ModelFile, ...]:
     """Find the files of NAME=FILE and FILE, and their fingerprints."""
     from tilebeam.evaluation.config import ModelFile
     from tilebeam.gguf.fingerprint import fingerprint
@@ -247,9 +207,9 @@ def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFil
     for spec in specs:
         name, path = named_file(spec)
         if not name or "/" in name:
-            raise TilebeamError(f"{option} {spec!r}: a name must not be empty or hold a slash.")
+            raise TilebeamError(f"--model {spec!r}: a name must not be empty or hold a slash.")
         if not Path(path).is_file():
-            raise TilebeamError(f"{option}: {missing(path)}")
+            raise TilebeamError(f"--model: {missing(path)}")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
 

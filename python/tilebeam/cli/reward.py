@@ -113,7 +113,6 @@ def train(
         help="What the head reads of a text: mean, recent, last (hidden states), length, confidence, comma "
         "separated; auto: what does best on problems that heads did not learn from.",
     ),
-    hidden: int = _fit_option(FitOptions.hidden, min=0, help="Units of a hidden layer; 0: a logistic regression."),
     layer: int | None = _fit_option(
         LoadOptions.hidden_layer,
         min=0,
@@ -135,7 +134,7 @@ def train(
     if out.suffix != ".gguf":
         raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
     check_target(out)
-    options = FitOptions(features_of(features), hidden, problems.seed)
+    options = FitOptions(features_of(features), problems.seed)
     with _collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
         found, head = _fit(lm, collection, records, options, about)
     from tilebeam.scoring.reward_heads import save_head
@@ -150,7 +149,7 @@ def rate(
     model: ModelOptions,
     head: Annotated[Path, typer.Option("--reward-head", help="The head: what tilebeam reward train wrote.")],
     problems: SampleOptions,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where the report goes (.report.md, .json, .png).")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the report goes (.report.md, .json).")],
     json_: Json = False,
 ) -> None:
     """Test a reward head on other problems: how well it tells right from wrong, and what it brings at each budget.
