@@ -20,8 +20,6 @@ from .contents import fidelity
 from .conversion import TYPES as CONVERT_TYPES
 from .conversion import convert as convert_file
 from .errors import GGUFError
-from .heat_map import heat_map as draw_heat_map
-from .heat_map import relative_errors
 from .help_text import App
 from .imatrix_file import load_imatrix
 from .inspection import inspect as inspect_file
@@ -33,7 +31,7 @@ from .repack import pack as pack_file
 from .repack import unpack as unpack_file
 from .stream import Progress
 from .verification import verify as verify_file
-from .whole_file import check_target, end_output, os_error
+from .whole_file import end_output, os_error
 
 WINDOW = 512  # tokens
 CHUNKS = 64
@@ -303,36 +301,16 @@ def verify(
 @app.command()
 def inspect(
     source: Source,
-    heat_map: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.png",
-            help="Draw the quantization error of every weight matrix against SRC: layers down, kinds across.",
-        ),
-    ] = None,
-    against: Annotated[
-        Path | None, typer.Option(metavar="SRC", help="For the heat map: the GGUF it was made from.")
-    ] = None,
-    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, everything.")] = False,
-    quiet: Quiet = False,
 ) -> None:
     """Show what a GGUF holds, ordinary or repacked: every tensor, and the device that would run it.
 
-    Example: gguf-repack inspect model.tb.gguf --heat-map errors.png --against model-f16.gguf
+    Example: gguf-repack inspect model.tb.gguf
     """
-    if (heat_map is None) != (against is None):
-        raise typer.BadParameter("a heat map needs --heat-map OUT.png and --against SRC")
     info = inspect_file(source)
-    if heat_map is not None and against is not None:
-        check_target(heat_map)
-        with _bar("compare", quiet) as progress:
-            errors = relative_errors(source, against, threads=threads, progress=progress)
-        draw_heat_map(errors, heat_map, title=f"{source.name} against {against.name}")
-        info["errors"] = errors
     if as_json:
         typer.echo(json.dumps(info, indent=1))
-    elif not quiet:
+    else:
         # as wide as it needs to be where nobody's terminal limits it
         Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table(info))
 

@@ -130,7 +130,7 @@ def test_one_report_of_what_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads((tmp_path / "limits.json").read_text())["quick"]
 
 
-@pytest.mark.parametrize("way", [["--as-is"], ["--calibrate", "TEXT"], ["--trim"]])
+@pytest.mark.parametrize("way", [["--as-is"], ["--calibrate", "TEXT"]])
 def test_accuracy_compares_other_files(way: list[str], tmp_path: Path) -> None:
     model = synth.write_model(tmp_path / "source.gguf", synth.preset("tiny", n_layer=1, type="f32", arch="qwen2"))
     text = tmp_path / "text.txt"

@@ -17,7 +17,6 @@ import pytest
 from gguf_kit import blocks, only_files, write_gguf, write_raw, writer
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import GGUFError, gguf_write, stream, whole_file
-from tilebeam.gguf.trim_vocab import trim_vocab
 
 from bench.lib.synth import preset, write_model
 
@@ -139,34 +138,30 @@ def test_two_runs_for_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # ---- what is there already
 
 
-def commands(source: Path, out: Path, corpus: Path) -> dict[str, Callable[..., object]]:
+def commands(source: Path, out: Path) -> dict[str, Callable[..., object]]:
     """Everything that writes a GGUF."""
     packed = source.with_name("packed.gguf")
     return {
         "pack": lambda **o: gguf_tools.pack(source, out, **o),
         "unpack": lambda **o: gguf_tools.unpack(packed, out, **o),
         "convert": lambda **o: gguf_tools.convert(source, out, type="f16", **o),
-        "trim": lambda **o: trim_vocab(source, out, corpus=[corpus], **o),
     }
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model that can be trimmed, "packed.gguf" beside it, and a corpus."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and "packed.gguf" beside it."""
     folder = tmp_path_factory.mktemp("sources")
     shape = {"n_vocab": 700, "n_layer": 1, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32, "n_ff": 64}
     model = write_model(folder / "m.gguf", preset("tiny", type="q8_0", **shape))
     gguf_tools.pack(model, folder / "packed.gguf")
-    (folder / "corpus.txt").write_text("the question is")
-    return model, folder / "corpus.txt"
+    return model
 
 
-@pytest.mark.parametrize("command", ["pack", "unpack", "convert", "trim"])
-def test_an_existing_file_is_not_overwritten_by_accident(
-    sources: tuple[Path, Path], tmp_path: Path, command: str
-) -> None:
+@pytest.mark.parametrize("command", ["pack", "unpack", "convert"])
+def test_an_existing_file_is_not_overwritten_by_accident(source: Path, tmp_path: Path, command: str) -> None:
     out = tmp_path / "out.gguf"
-    write = commands(sources[0], out, sources[1])[command]
+    write = commands(source, out)[command]
     out.write_bytes(b"old")
     with pytest.raises(FileExistsError, match="overwrite=True replaces it"):
         write()
@@ -176,15 +171,13 @@ def test_an_existing_file_is_not_overwritten_by_accident(
     only_files(tmp_path, "out.gguf")
 
 
-def test_the_commands_name_the_flag(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    model, corpus = sources
+def test_the_commands_name_the_flag(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
-    packed = model.with_name("packed.gguf")
+    packed = source.with_name("packed.gguf")
     for module, arguments in (
-        ("cli", ["pack", model, out]),
+        ("cli", ["pack", source, out]),
         ("cli", ["unpack", packed, out]),
-        ("cli", ["convert", model, out, "--type", "f16"]),
-        ("trim_vocab_cli", [model, out, "--corpus", corpus]),
+        ("cli", ["convert", source, out, "--type", "f16"]),
     ):
         out.write_bytes(b"old")
         command = [sys.executable, "-m", f"tilebeam.gguf.{module}", *map(str, arguments), "-q"]

@@ -600,21 +600,6 @@ def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
     assert of_biases["device"] == "CPU"
 
 
-def test_heat_map_of_the_errors(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    model, packed, png = small(tmp_path), tmp_path / "p.gguf", tmp_path / "heat.png"
-    report = gguf_tools.pack(model, packed, type="q4_0")
-    assert repack("inspect", packed, "--heat-map", png).exit_code == 2
-    result = repack("inspect", packed, "--heat-map", png, "--against", model, "--json", "-q")
-    assert result.exit_code == 0, result.output
-    assert png.read_bytes().startswith(b"\x89PNG")
-    errors = json.loads(result.stdout)["errors"]
-    made = {t.name: t.error for t in report.tensors if t.error is not None and t.name != "output.weight"}
-    assert made
-    for name, error in made.items():
-        assert errors[name] == pytest.approx(error, rel=1e-4)
-
-
 def test_a_matrix_too_wide_for_memory_is_left_as_it_is(tmp_path: Path) -> None:
     """Rows of more than 2**18 elements are no weights: 32 of them would be held at a time."""
     path, wide = tmp_path / "m.gguf", (1 << 19, 32)
