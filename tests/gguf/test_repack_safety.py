@@ -144,7 +144,6 @@ def commands(source: Path, out: Path) -> dict[str, Callable[..., object]]:
     return {
         "pack": lambda **o: gguf_tools.pack(source, out, **o),
         "unpack": lambda **o: gguf_tools.unpack(packed, out, **o),
-        "convert": lambda **o: gguf_tools.convert(source, out, type="f16", **o),
     }
 
 
@@ -158,7 +157,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model
 
 
-@pytest.mark.parametrize("command", ["pack", "unpack", "convert"])
+@pytest.mark.parametrize("command", ["pack", "unpack"])
 def test_an_existing_file_is_not_overwritten_by_accident(source: Path, tmp_path: Path, command: str) -> None:
     out = tmp_path / "out.gguf"
     write = commands(source, out)[command]
@@ -177,7 +176,6 @@ def test_the_commands_name_the_flag(source: Path, tmp_path: Path) -> None:
     for module, arguments in (
         ("cli", ["pack", source, out]),
         ("cli", ["unpack", packed, out]),
-        ("cli", ["convert", source, out, "--type", "f16"]),
     ):
         out.write_bytes(b"old")
         command = [sys.executable, "-m", f"tilebeam.gguf.{module}", *map(str, arguments), "-q"]
