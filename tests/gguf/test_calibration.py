@@ -27,6 +27,7 @@ from tilebeam.model.loader import load
 from bench.lib.synth import preset, write_model
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SHAPE = {"n_embd": 128, "n_head": 4, "n_head_kv": 2, "head_dim": 32, "n_ff": 192}
 TEXT = "the question is what the answer of the first number is and how much more time it would take them to do so\n"
 MATRICES = tuple(
     f"blk.{layer}.{part}.weight"
@@ -38,7 +39,7 @@ MATRICES = tuple(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("calibration") / "m.gguf"
-    return write_model(path, preset("tiny", type="f32", n_layer=2, tied=True, seed=9))
+    return write_model(path, preset("tiny", type="f32", n_layer=2, tied=True, seed=9, **SHAPE))
 
 
 @pytest.fixture(scope="module")
