@@ -271,7 +271,7 @@ def verify(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a repacked GGUF: structure, digests, and that it holds the values of its source.
+    """Check a repacked GGUF: structure, digests, and that it was made of its source.
 
     Example: gguf-repack verify model.tb.gguf --against model.gguf
     """
@@ -282,13 +282,8 @@ def verify(
     elif not quiet:
         how = "unpacks to its source" if found.lossless else "unpacks to its source's contents"
         how = how if found.unpacks else "intact"
-        if found.errors is not None:
-            how = f"{found.exact} tensors hold the source's very values"
-            if found.errors:
-                name, error = max(found.errors.items(), key=lambda item: item[1])
-                how += (
-                    f", {len(found.errors)} hold them within their type's error (at most {100 * error:.2g} %, {name})"
-                )
+        if found.against:
+            how = f"made of {against}, {found.exact} tensors hold its very values"
         typer.echo(f"{source}: OK, {found.n_tensors} tensors, {found.n_tiled} tiled, {how}")
 
 

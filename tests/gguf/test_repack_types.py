@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
 from gguf_kit import gaussian, only_files, repack, stored, write_raw, writer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
-from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize, source_type
-from tilebeam.gguf import GGUFError, Policy, Rule, bounds, contents, ggml_values, gguf_write, weights
+from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize
+from tilebeam.gguf import GGUFError, Policy, Rule, contents, ggml_values, gguf_write, weights
 from tilebeam.gguf.imatrix_file import Sums, save_imatrix
 
 Q = gguf.GGMLQuantizationType
@@ -158,9 +156,7 @@ def test_every_source_to_every_target(
         assert made.error == pytest.approx(exact_error, rel=1e-4)
     said = any("changed the weights by" in note for note in report.notes)
     assert said == (type not in FLOATS and not exact)
-    found = gguf_tools.verify(tmp_path / "p.gguf", against=model)
-    assert found.exact == exact
-    assert found.errors == ({} if exact else {"blk.0.attn_q.weight": pytest.approx(made.error, rel=1e-4)})
+    assert gguf_tools.verify(tmp_path / "p.gguf", against=model).exact == exact
 
 
 @pytest.mark.parametrize("type", [q for q, t in weights.TB_TYPE.items() if tile_k(t) == 256], ids=lambda t: t.name)
@@ -472,46 +468,6 @@ def test_split_models_that_are_not_whole(tmp_path: Path) -> None:
     assert gguf_tools.pack(paths[0], out).n_tensors == 5
 
 
-# ---- bounds
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    tiled=st.sampled_from([t for t in Type if t.name.endswith(("_COL", "_TILE")) and layout_version(t) == 1]),
-    kt=st.integers(1, 3),
-    nt=st.integers(1, 2),
-    scale=st.sampled_from([1e-7, 1e-4, 1.0, 300.0]),
-    heavy=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_bounds_hold_for_what_quantizing_gives_and_for_nothing_else(
-    tiled: Type, kt: int, nt: int, scale: float, heavy: bool, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    k, n = 32 * kt, 32 * nt
-    x = (rng.standard_normal((n, k)) * scale).astype(np.float32)
-    if heavy:
-        x *= np.exp(rng.normal(size=(n, k)) * 2).astype(np.float32)
-    x = np.clip(x, -5e4, 5e4)
-    type, tile = weights.GGML_TYPE[source_type(tiled)], tiled != column_type(source_type(tiled))
-    w = rng.uniform(0, 1, k).astype(np.float32) ** 8
-    made = {
-        "nearest": quantize(tiled, x),
-        "search": quantize(tiled, x, search=True),
-        "imatrix": quantize(tiled, x, search=True, weights=w),
-    }
-    for scales, tiles in made.items():
-        y = dequantize(tiled, tiles, k, n)
-        assert bounds.worst(x, y, type, tile, scales) <= 1
-    y = dequantize(tiled, made["nearest"], k, n)
-    at = np.unravel_index(np.abs(x).argmax(), x.shape)
-    y[at] = -y[at]  # a sign is lost where it hurts most
-    if abs(x[at]) > 1e-3:  # below, scales may round to zero
-        assert bounds.worst(x, y, type, tile, "nearest") > 1
-    y[at] = np.nan
-    assert bounds.worst(x, y, type, tile, "imatrix") > 1
-
-
 def test_values_of_another_model_are_noticed(tmp_path: Path) -> None:
     data = rows(Q.F32, N, K, 3)
     model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (Q.F32, data)})
@@ -520,10 +476,6 @@ def test_values_of_another_model_are_noticed(tmp_path: Path) -> None:
     x[5, 6] *= 1.0001  # within the error of the type, but not the source
     write_model(model, {"blk.0.attn_q.weight": (Q.F32, x.view(np.uint8))})
     with pytest.raises(GGUFError, match="its contents differ"):
-        gguf_tools.verify(tmp_path / "p.gguf", against=model)
-    x[5, 6] += 0.1
-    write_model(model, {"blk.0.attn_q.weight": (Q.F32, x.view(np.uint8))})
-    with pytest.raises(GGUFError, match=r"'blk.0.attn_q.weight' is not what"):
         gguf_tools.verify(tmp_path / "p.gguf", against=model)
 
 
@@ -558,9 +510,8 @@ def test_command_line(tmp_path: Path) -> None:
     }
     assert "changed the weights by" in result.stderr
     checked = json.loads(repack("verify", packed, "--against", model, "--json").stdout)
-    assert (checked["exact"], len(checked["errors"])) == (2, 4)
-    text = repack("verify", packed, "--against", model).stdout
-    assert "2 tensors hold the source's very values, 4 hold them within their type's error" in text
+    assert checked["exact"] == 2
+    assert "2 tensors hold its very values" in repack("verify", packed, "--against", model).stdout
     sums = {"blk.0.ffn_up.weight": Sums(np.ones((1, K)), np.ones(1, np.int64))}
     save_imatrix(tmp_path / "imatrix.gguf", sums, datasets=["text"], chunks=1, chunk_size=1)
     again = ("pack", "--force", model, packed, "--type", "q4_0")
