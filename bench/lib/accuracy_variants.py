@@ -20,6 +20,8 @@ from tilebeam.model.loader import load
 from tilebeam.native.llama import errors_in, log_router
 from tilebeam.text_files import read_corpus
 
+from bench.lib.float32 import in_float32
+
 # Tokens per batch: many models are loaded at a time, and each has room for a batch's logits twice.
 BATCH = 128
 
@@ -211,8 +213,22 @@ def packing(**options: Any) -> Callable[[Path, Path], object]:
     return lambda source, target: gguf_tools.pack(source, target, policy=policy, search=search)
 
 
-def calibrated(make: Callable[..., object], **options: Any) -> Callable[[Path, Path], object]:
+def unpacked(make: Callable[[Path, Path], object]) -> Callable[[Path, Path], object]:
+    """Return a way to make an ordinary file of one that makes tiles."""
+
+    def made(source: Path, target: Path) -> object:
+        tiles = target.with_suffix(".tiles")
+        make(source, tiles)
+        gguf_tools.unpack(tiles, target)
+        tiles.unlink()
+        return target
+
+    return made
+
+
+def calibrated(**options: Any) -> Callable[[Path, Path], object]:
     """Return a way to quantize a file with the text beside it; a run that was stopped is resumed."""
+    policy = Policy.make(output_weight="runtime", **options)
 
     def made(source: Path, target: Path) -> object:
         text = read_corpus(target.parent / CALIBRATION_TEXT)
@@ -221,7 +237,7 @@ def calibrated(make: Callable[..., object], **options: Any) -> Callable[[Path, P
             calibration = calibration_of(
                 source, text, ctx_size=512, chunks=64, threads=threads, memory=1 << 30, show=show
             )
-            return make(source, target, calibration=calibration, **options)
+            return gguf_tools.pack(source, target, policy=policy, calibration=calibration)
 
     return made
 
@@ -235,12 +251,8 @@ def weighted(source: Path, target: Path) -> object:
         moments = collect_moments(lm, windows, names, threads=default_threads())
     # An importance matrix is the diagonal of the second moments, per token.
     importance = {name: h.diagonal() / windows.tokens.size for name, h in moments.items()}
-    tiles = target.with_suffix(".tiles")
     policy = Policy.make(type="q4_0", output_weight="runtime")
-    gguf_tools.pack(source, tiles, policy=policy, importance=importance, overwrite=True)
-    gguf_tools.unpack(tiles, target)
-    tiles.unlink()
-    return target
+    return gguf_tools.pack(source, target, policy=policy, importance=importance, overwrite=True)
 
 
 def k_quantized(source: Path, target: Path) -> object:
@@ -257,27 +269,22 @@ def k_quantized(source: Path, target: Path) -> object:
     return target
 
 
-KEPT: dict[str, Any] = {"embedding_type": "keep"}
-TILES = Policy.make(type="q4_0", grouping="tile", output_weight="runtime")
 MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
-    "source-f32": ("source", lambda source, target: gguf_tools.convert(source, target, type="f32")),
+    "source-f32": ("source", in_float32),
     "q4_0-column": ("source", packing(type="q4_0", grouping="column")),
     "q4_0-column-plain": ("q4_0-column", gguf_tools.unpack),
-    "q4_0-column-f32": ("q4_0-column-plain", lambda source, target: gguf_tools.convert(source, target, type="f32")),
+    "q4_0-column-f32": ("q4_0-column-plain", in_float32),
     "q4_0-tile": ("source", packing(type="q4_0", grouping="tile")),
     "q4_0-column-search": ("source", packing(type="q4_0", grouping="column", search=True)),
     "q4_0-tile-search": ("source", packing(type="q4_0", grouping="tile", search=True)),
     "paper-tile": ("source", packing(preset="paper")),
     "paper-column": ("source", packing(preset="paper", grouping="column")),
     "q8_0-column": ("source", packing(type="q8_0", grouping="column")),
-    "q4_0-search": (
-        "source",
-        lambda source, target: gguf_tools.convert(source, target, type="q4_0", search=True, **KEPT),
-    ),
-    "q4_0-imatrix": ("source", weighted),
-    "q4_0-calibrate": ("source", calibrated(gguf_tools.convert, type="q4_0", **KEPT)),
-    "iq4_nl-calibrate": ("source", calibrated(gguf_tools.convert, type="iq4_nl", **KEPT)),
-    "q4_0-tile-calibrate": ("source", calibrated(gguf_tools.pack, policy=TILES)),
+    "q4_0-search": ("source", unpacked(packing(type="q4_0", search=True))),
+    "q4_0-imatrix": ("source", unpacked(weighted)),
+    "q4_0-calibrate": ("source", unpacked(calibrated(type="q4_0"))),
+    "iq4_nl-calibrate": ("source", unpacked(calibrated(type="iq4_nl"))),
+    "q4_0-tile-calibrate": ("source", calibrated(type="q4_0", grouping="tile")),
     "q4_k_s": ("source", k_quantized),
     "iq4_nl-column": ("source", packing(type="iq4_nl", grouping="column")),
 }

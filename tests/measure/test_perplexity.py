@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from tilebeam.cli import main as cli
 from tilebeam.engine.reading import log_sum_exp
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf import convert
 from tilebeam.gguf.repack import pack
 from tilebeam.measure.perplexity import (
     Logits,
@@ -45,6 +44,7 @@ from tilebeam.native.control import control
 from typer.testing import CliRunner
 
 from bench.lib import synth
+from bench.lib.float32 import in_float32
 
 TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
 N_CTX = 64
@@ -65,8 +65,7 @@ def quantized(folder: Path) -> Path:
 def exact(quantized: Path) -> Path:
     """The same weights in float32. With EXACT nothing is rounded to fewer bits, so that batches of any shape agree."""
     path = quantized.with_name("f32.gguf")
-    convert(quantized, path, type="f32")
-    return path
+    return in_float32(quantized, path)
 
 
 @pytest.fixture(scope="module")
@@ -433,9 +432,7 @@ def test_the_same_numbers_as_llama_perplexity(exact: Path, text: Path, tmp_path:
 
     # Another model in float32: 8-bit activations would round differently in batches of another shape.
     other_model = tmp_path / "other.gguf"
-    convert(
-        synth.write_model(tmp_path / "q8.gguf", synth.preset("tiny", n_layer=2, type="q8_0")), other_model, type="f32"
-    )
+    in_float32(synth.write_model(tmp_path / "q8.gguf", synth.preset("tiny", n_layer=2, type="q8_0")), other_model)
     said = theirs("-m", other_model, "--kl-divergence-base", path, "--kl-divergence", last="Same top p:")
     found = json.loads(run("-m", other_model, "--kl-base", exact, *options).stdout)["figures"]
     for name, pattern in (

@@ -137,7 +137,7 @@ def calibration_of(
     memory: int,
     show: Shown | None = None,
 ) -> Calibration:
-    """Make a calibration for :func:`tilebeam.gguf.pack` and ``convert``: this text, run through this model on the CPU.
+    """Make a calibration for :func:`tilebeam.gguf.pack`: this text, run through this model on the CPU.
 
     The model is loaded when moments are first asked for, and only then; a run that has them all loads nothing.
 
