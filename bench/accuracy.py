@@ -6,7 +6,7 @@ token under --out: a run that is killed loses one block of windows, and the next
 spread over the text, so that a run cut short is a sample of all of it. The text is Python's own language reference as
 the standard library carries it (pydoc_data.topics).
 
-    python -m bench.accuracy [--out DIR] [--as-is | --calibrate TEXT] [--quick] [--json]
+    python -m bench.accuracy [--out DIR] [--as-is] [--quick] [--json]
 
 Differences between variants are paired by token, which makes their standard errors much smaller than those of the
 perplexities themselves.
@@ -38,8 +38,6 @@ from bench.lib import CACHE, gemma
 from bench.lib.accuracy_variants import (
     AS_IS,
     BATCH,
-    CALIBRATION_TEXT,
-    FOUR_BITS,
     LAYOUTS,
     Comparison,
     Group,
@@ -305,28 +303,17 @@ def main() -> None:
     p.add_argument(
         "--as-is", action="store_true", help="the file in its own types on both devices, instead of types made of it"
     )
-    p.add_argument(
-        "--calibrate", type=Path, metavar="TEXT", help="compare ways to 4 bits; calibrate on this text, not on --file"
-    )
     p.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
     p.add_argument("--mark", default="tables", help="name of these marks (default: tables)")
     args = p.parse()
     source = args.model or gemma.model()
     text = args.file.read_text("utf-8", "replace") if args.file else gemma.text()
-    if args.as_is and args.calibrate:
-        p.error("--as-is and --calibrate are two comparisons: choose one")
-    comparison = AS_IS if args.as_is else FOUR_BITS if args.calibrate else LAYOUTS
-    kind = "-as-is" if args.as_is else "-four-bits" if args.calibrate else ""
-    args.out = args.out or CACHE / f"accuracy{kind}{'-quick' * args.quick}"
+    comparison = AS_IS if args.as_is else LAYOUTS
+    args.out = args.out or CACHE / f"accuracy{'-as-is' * args.as_is}{'-quick' * args.quick}"
     if args.fresh:
         shutil.rmtree(args.out / "scores", ignore_errors=True)
     folder = args.out / "models"
     folder.mkdir(parents=True, exist_ok=True)
-    if args.calibrate:
-        kept = folder / CALIBRATION_TEXT
-        if kept.exists() and kept.read_bytes() != args.calibrate.read_bytes():
-            raise ValueError(f"{args.out} holds models that were calibrated on another text: choose another --out")
-        shutil.copyfile(args.calibrate, kept)
     with tilebeam.load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:
         windows = windows_of(lm, text, args.ctx_size)
         description = lm.description

@@ -258,15 +258,13 @@ def quantize(
     out: Bytes | None = None,
     *,
     search: int = 0,
-    weights: Floats | None = None,
     sums: npt.NDArray[np.float64] | None = None,
 ) -> Bytes:
     """Quantize float32 values of shape (N, K) to tiles: rounded as ggml's reference does, or with searched scales.
 
     Args:
         search: 1 chooses each scale for the smallest sum of squared errors (quantize.h has the other values).
-        weights: importance of the K inputs, finite and not negative, heeded by the search.
-        sums: float64 (4,), added to: ``struct tb_quantize_error``.
+        sums: float64 (2,), added to: ``struct tb_quantize_error``.
 
     Raises:
         ValueError: K is not a multiple of 32, a value is not finite or too large for an FP16 scale, or nothing is
@@ -278,10 +276,9 @@ def quantize(
     n, k = values.shape
     size = tiled_bytes(tiled, k, n)
     source = ffi.cast("float *", _flat(values, np.float32, n * k, "values"))
-    w = ffi.NULL if weights is None else ffi.cast("float *", _flat(weights, np.float32, k, "weights"))
-    e = ffi.NULL if sums is None else ffi.cast("struct tb_quantize_error *", _flat(sums, np.float64, 4, "sums"))
+    e = ffi.NULL if sums is None else ffi.cast("struct tb_quantize_error *", _flat(sums, np.float64, 2, "sums"))
     out = _output(out, size)
-    status = lib.tb_quantize(tiled, k, n, source, w, search, _flat(out, np.uint8, size, "out"), e)
+    status = lib.tb_quantize(tiled, k, n, source, search, _flat(out, np.uint8, size, "out"), e)
     if status == lib.TB_E_UNSUPPORTED:
         raise ValueError("a weight is not finite, or too large for an FP16 scale")
     _check(status)

@@ -12,7 +12,6 @@ from .contents import read_manifest as read_manifest
 from .errors import GGUFError as GGUFError
 from .gguf_file import GGUFFile as GGUFFile
 from .gguf_file import TensorInfo as TensorInfo
-from .imatrix_file import load_imatrix as load_imatrix
 from .inspection import inspect as inspect
 from .matrices import WITHOUT_OUTPUT as WITHOUT_OUTPUT
 from .matrices import Matrix as Matrix

@@ -19,7 +19,6 @@ from .calibration import Calibration
 from .contents import fidelity
 from .errors import GGUFError
 from .help_text import App
-from .imatrix_file import load_imatrix
 from .inspection import inspect as inspect_file
 from .inspection import table
 from .option_groups import grouped
@@ -210,13 +209,6 @@ def pack(
     out: OutputOptions,
     policy: PolicyOptions,
     search: Search = False,
-    imatrix: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Importance matrix of llama-imatrix (GGUF): --search, with each input's error weighted by it.",
-        ),
-    ] = None,
     *,
     calibration: CalibrationOptions,
     threads: Threads = None,
@@ -231,16 +223,12 @@ def pack(
     Example: gguf-repack pack model-f16.gguf model.tb.gguf --type q4_0 --search
     """
     path, chosen = out.path(), policy.policy()
-    if imatrix is not None and calibration.calibrate is not None:
-        raise typer.BadParameter("--imatrix and --calibrate are two ways to weigh errors: choose one")
-    importance = load_imatrix(imatrix) if imatrix is not None else None
     with byte_bars(result.quiet or dry_run) as show:
         report = pack_file(
             source,
             path,
             policy=chosen,
             search=search,
-            importance=importance,
             calibration=calibration.run(context, source, threads, show),
             threads=threads,
             progress=_part("pack", show),

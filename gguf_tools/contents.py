@@ -37,7 +37,7 @@ K_VERSION = PREFIX + "gguf_version"  # the header's, which no digest covers
 K_PLAIN = PREFIX + "tensors.plain"
 K_ADDED = PREFIX + "tensors.added"  # absent: none
 K_SCALES = PREFIX + "scales"
-SCALES = ("nearest", "search", "imatrix", "calibrate")
+SCALES = ("nearest", "search", "calibrate")
 MIN_ALIGNMENT = 128
 
 
@@ -68,8 +68,8 @@ class Manifest:
     ``lossless``: unpacking gives the source's very bytes. ``same_contents``: it gives the source's metadata and tensors
     bit for bit, though perhaps not its padding. ``added``: tensors that the source does not have (an output matrix of
     its own for a model with tied embeddings). ``scales``: how quantized tensors got theirs: "nearest" (round
-    to nearest), "search", "imatrix" (a search for the smallest error weighted by an importance matrix), or "calibrate"
-    (errors compensated by the second moments of the inputs). ``layers``: the model's, None where the file has their
+    to nearest), "search" (for the smallest error), or "calibrate" (errors compensated by the second moments of the
+    inputs). ``layers``: the model's, None where the file has their
     number under its ordinary key (:func:`layers_key`).
     """
 

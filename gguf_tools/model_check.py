@@ -35,7 +35,7 @@ NOT_MODELS = {
     "adapter": "is an adapter, not a model: load its model, and name the adapter by lora= or --lora",
     "mmproj": "is not a model but the part of one that reads images or sound (mmproj), which Tilebeam does not run: "
     "load the language model that it belongs to",
-    "imatrix": "is not a model but an importance matrix: gguf-repack takes it by --imatrix",
+    "imatrix": "is not a model but an importance matrix, which llama-quantize takes",
 }
 
 

@@ -9,11 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
 from pathlib import Path
 
 import gguf
-import numpy as np
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import layout_version
 
@@ -22,22 +20,18 @@ from . import gguf_write as w
 from .calibration import Calibration, Prepared, calibrated
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
-from .imatrix_file import importance_of
 from .model_check import require_model
 from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum
 from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Progress, RowBlock, TensorJob, run, write_at
-from .weights import FLOAT_TYPES, Floats, Rounding, fits_tiles, has_values, is_weight, make_rows, to_float, unpack_rows
+from .weights import FLOAT_TYPES, Rounding, fits_tiles, has_values, is_weight, make_rows, to_float, unpack_rows
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
 K_QUANTIZATION, QUANTIZATION_VERSION = "general.quantization_version", 2
 ZERO = "0" * 64
-
-# Importance of each input of each tensor, by the tensor's name.
-Importance = Mapping[str, Floats]
 
 
 @dataclass(frozen=True)
@@ -77,15 +71,12 @@ class Report:
 class Maker:
     """Makes a target's bytes, piece by piece, and sums up the error."""
 
-    def __init__(
-        self, target: Target, *, search: bool = False, weights: Floats | None = None, prepared: Prepared | None = None
-    ) -> None:
-        """``weights``: importance of the inputs, (M, K) for a stack of M matrices; ``prepared``: its tiles, if made."""
+    def __init__(self, target: Target, *, search: bool = False, prepared: Prepared | None = None) -> None:
+        """Take a target, and its tiles if they were made before."""
         self.target = target
         self._prepared = prepared
         self.error = ErrorSum()
-        error = self.error if target.quantizes else None
-        self._roundings = [Rounding(search, w, error) for w in (weights if weights is not None else [None])]
+        self._rounding = Rounding(search, self.error if target.quantizes else None)
 
     @property
     def is_prepared(self) -> bool:
@@ -105,16 +96,7 @@ class Maker:
         t = self.target
         if self._prepared is not None:
             return self._take(self._prepared, p)
-        s, each, n = t.source, self._roundings, t.source.rows // len(self._roundings)
-        if p.first // n == (p.first + p.rows - 1) // n:
-            return make_rows(s.type, p.data, p.k, p.rows, t.type, t.tiled, each[p.first // n], p.out)
-        # rows of several matrices, each with an importance of its own
-        cuts = [p.first, *range((p.first // n + 1) * n, p.first + p.rows, n), p.first + p.rows]
-        parts = []
-        for a, b in pairwise(cuts):
-            data = p.data[(a - p.first) * s.row_bytes : (b - p.first) * s.row_bytes]
-            parts.append(make_rows(s.type, data, p.k, b - a, t.type, t.tiled, each[a // n]))
-        return np.concatenate(parts)
+        return make_rows(t.source.type, p.data, p.k, p.rows, t.type, t.tiled, self._rounding, p.out)
 
     def _take(self, prepared: Prepared, p: RowBlock) -> Bytes:
         """Return tiles that were made before, as they are or as plain rows."""
@@ -158,7 +140,7 @@ def added_error(makers: Sequence[Maker]) -> str:
     total = ErrorSum()
     for maker in makers:
         e = maker.error
-        total.add(e.squared, e.weighted, e.energy, e.weighted_energy, e.count)
+        total.add(e.squared, e.energy, e.count)
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
 
 
@@ -194,7 +176,7 @@ def report_of(
     )
 
 
-def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> list[str]:
+def _notes(makers: Sequence[Maker], difference: str | None) -> list[str]:
     notes = []
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
     retyped = Counter(x.target.source.type.name for x in again if x.target.type != x.target.source.type)
@@ -209,10 +191,6 @@ def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> 
     if what:
         loss = " This loses some accuracy, and unpacking does not bring it back."
         notes.append(" ".join(what) + added_error(again) + loss)
-    if unweighted:
-        notes.append(
-            f"The importance matrix does not know {unweighted} of the quantized tensors: all inputs count alike."
-        )
     if any(x.target.added for x in makers):
         notes.append(f"The embeddings stay as they are, and {OUTPUT} is made from them for the device.")
     if difference is not None:
@@ -243,7 +221,6 @@ def pack(
     type: str = KEEP,
     grouping: str = "column",
     search: bool = False,
-    importance: Importance | None = None,
     calibration: Calibration | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -257,9 +234,8 @@ def pack(
             to quantize the weight matrices first; "column" (ggml's own grouping, lossless if types are kept) or
             "tile" (one scale per 2 x 16 block; quantizes again).
         search: choose scales for the smallest error instead of rounding to nearest.
-        importance: of each input, by tensor name (:func:`tilebeam.gguf.load_imatrix`); implies ``search``.
         calibration: compensate errors by the second moments of the inputs in a text; implies ``search`` for tensors
-            that the text says nothing of. Not together with ``importance``.
+            that the text says nothing of.
         threads: worker threads; one per usable core if None.
         progress: called with (bytes read, bytes in all).
         dry_run: only plan, write nothing.
@@ -272,29 +248,18 @@ def pack(
     """
     policy = policy or Policy(type, grouping)
     dst = Path(dst)
-    if importance is not None and calibration is not None:
-        raise ValueError("importance and calibration are two ways to weigh errors: choose one")
     with open_gguf(src) as f, ExitStack() as stack:
         require_ordinary(f)
         require_model(f)
         targets = plan(f, policy)
         if not any(t.tiled is not None for t in targets):
             raise GGUFError(_nothing_to_tile(f, policy))
-        of_inputs = [None if importance is None else _weights_of(t, importance) for t in targets]
-        quantized = [x for t, x in zip(targets, of_inputs, strict=True) if t.quantizes]
-        unknown = sum(x is None for x in quantized) if importance is not None else 0
-        if 0 < unknown == len(quantized):
-            raise GGUFError(f"the importance matrix knows none of the tensors of {f.path} that are to be quantized")
         prepared: Mapping[str, Prepared] = {}
         if calibration is not None and not dry_run:
             w.check_output(dst, f.paths, overwrite)
             prepared = stack.enter_context(calibrated(f, dst, targets, calibration, threads))
-        weighed = "calibrate" if calibration is not None else "imatrix" if importance is not None else None
-        scales = weighed or ("search" if search else "nearest")
-        makers = [
-            Maker(t, search=scales != "nearest", weights=x, prepared=prepared.get(t.name))
-            for t, x in zip(targets, of_inputs, strict=True)
-        ]
+        scales = "calibrate" if calibration is not None else "search" if search else "nearest"
+        makers = [Maker(t, search=scales != "nearest", prepared=prepared.get(t.name)) for t in targets]
         write = _Writer(f, targets, scales)
         blank, offsets, size = write.head(None)
         if not dry_run:
@@ -303,17 +268,10 @@ def pack(
                 digests = run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
                 out.seek(0)
                 out.write(write.head(digests)[0])
-    notes = _notes(makers, unknown, write.difference)
+    notes = _notes(makers, write.difference)
     if prepared:
         notes += uncalibrated(makers)
     return report_of(dst, size, makers, notes, write.lossless, write.same_contents, written=not dry_run)
-
-
-def _weights_of(t: Target, importance: Importance) -> Floats | None:
-    if not t.quantizes:
-        return None
-    found = importance_of(importance, replace(t.source, name=t.name))
-    return found if found is not None else importance_of(importance, t.source)
 
 
 class _Writer:

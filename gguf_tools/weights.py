@@ -117,17 +117,15 @@ class Rounding:
 
     Attributes:
         search: choose scales for the smallest error; else ggml's round to nearest.
-        weights: importance of the K inputs, for the search.
         error: what it cost is added here.
     """
 
     search: bool = False
-    weights: Floats | None = None
     error: ErrorSum | None = None
 
     def quantize(self, tiled: Type, x: Floats) -> Bytes:
         """Quantize float32 (rows, k) to tiles. Raises ValueError if a value does not fit."""
-        return quantize_rows(tiled, x, search=self.search, weights=self.weights, threads=1, error=self.error)
+        return quantize_rows(tiled, x, search=self.search, threads=1, error=self.error)
 
 
 NEAREST = Rounding()

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as C
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf.byte_bar import byte_bars
 from tilebeam.gguf.policy import Policy
-from tilebeam.measure.moments import calibration_of, collect_moments
-from tilebeam.measure.perplexity import windows_of
-from tilebeam.model.load_options import default_threads
-from tilebeam.model.loader import load
-from tilebeam.native.llama import errors_in, log_router
-from tilebeam.text_files import read_corpus
 
 from bench.lib.float32 import in_float32
 
@@ -175,33 +166,6 @@ AS_IS = Comparison(
     ),
 )
 
-# Ways to 4 bits, a text to calibrate on given.
-_NEAREST = cpu("Q4_0, nearest", "q4_0-column-plain")
-_SEARCH = cpu("Q4_0 --search", "q4_0-search")
-_IMATRIX = cpu("Q4_0 --imatrix", "q4_0-imatrix")
-_CALIBRATE = cpu("Q4_0 --calibrate", "q4_0-calibrate")
-_NL_CALIBRATE = cpu("IQ4_NL --calibrate", "iq4_nl-calibrate")
-_TILE_CALIBRATE = Variant("Q4_0 tile --calibrate, int8", "q4_0-tile-calibrate")
-_Q4_K = cpu("Q4_K_S of llama.cpp's quantizer", "q4_k_s")
-
-FOUR_BITS = Comparison(
-    "dequantized",
-    (
-        Group(
-            "Against the unquantized source",
-            SOURCE,
-            (_NEAREST, _SEARCH, _IMATRIX, _CALIBRATE, _NL_CALIBRATE, TILE, _TILE_CALIBRATE, _Q4_K),
-        ),
-    ),
-    (
-        Pair("calibrated against nearest", _CALIBRATE, _NEAREST),
-        Pair("calibrated against an importance matrix of the same text", _CALIBRATE, _IMATRIX),
-        Pair("calibrated against nearest, tile groups", _TILE_CALIBRATE, TILE),
-        Pair("calibrated against Q4_K_S", _CALIBRATE, _Q4_K),
-    ),
-)
-CALIBRATION_TEXT = "calibration.txt"  # beside the models
-
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
@@ -211,62 +175,6 @@ def packing(**options: Any) -> Callable[[Path, Path], object]:
     search = bool(options.pop("search", False))
     policy = Policy.make(output_weight="runtime", **options)
     return lambda source, target: gguf_tools.pack(source, target, policy=policy, search=search)
-
-
-def unpacked(make: Callable[[Path, Path], object]) -> Callable[[Path, Path], object]:
-    """Return a way to make an ordinary file of one that makes tiles."""
-
-    def made(source: Path, target: Path) -> object:
-        tiles = target.with_suffix(".tiles")
-        make(source, tiles)
-        gguf_tools.unpack(tiles, target)
-        tiles.unlink()
-        return target
-
-    return made
-
-
-def calibrated(**options: Any) -> Callable[[Path, Path], object]:
-    """Return a way to quantize a file with the text beside it; a run that was stopped is resumed."""
-    policy = Policy.make(output_weight="runtime", **options)
-
-    def made(source: Path, target: Path) -> object:
-        text = read_corpus(target.parent / CALIBRATION_TEXT)
-        threads = default_threads()
-        with byte_bars() as show:
-            calibration = calibration_of(
-                source, text, ctx_size=512, chunks=64, threads=threads, memory=1 << 30, show=show
-            )
-            return gguf_tools.pack(source, target, policy=policy, calibration=calibration)
-
-    return made
-
-
-def weighted(source: Path, target: Path) -> object:
-    """Q4_0 with the importance matrix of the same text."""
-    with gguf_tools.GGUFFile(source) as f:
-        names = [t.name for t in f.tensors.values() if t.name.startswith("blk.") and t.rows > 1]
-    with load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:
-        windows = windows_of(lm, read_corpus(target.parent / CALIBRATION_TEXT), 512, 64)
-        moments = collect_moments(lm, windows, names, threads=default_threads())
-    # An importance matrix is the diagonal of the second moments, per token.
-    importance = {name: h.diagonal() / windows.tokens.size for name, h in moments.items()}
-    policy = Policy.make(type="q4_0", output_weight="runtime")
-    return gguf_tools.pack(source, target, policy=policy, importance=importance, overwrite=True)
-
-
-def k_quantized(source: Path, target: Path) -> object:
-    """Q4_K_S by llama.cpp; rows that are not whole blocks of 256 get the types that it falls back to."""
-    options = C.llama_model_quantize_default_params()
-    options.ftype, options.allow_requantize = C.LLAMA_FTYPE_MOSTLY_Q4_K_S, True
-    with gguf_tools.GGUFFile(source) as f:
-        options.token_embedding_type = f.tensors["token_embd.weight"].type
-        if "output.weight" in f.tensors:
-            options.output_tensor_type = f.tensors["output.weight"].type
-    with log_router().capture() as lines:
-        if C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(options)) != 0:
-            raise RuntimeError(f"llama.cpp cannot quantize {source}: {errors_in(lines)}")
-    return target
 
 
 MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
@@ -280,12 +188,6 @@ MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
     "paper-tile": ("source", packing(preset="paper")),
     "paper-column": ("source", packing(preset="paper", grouping="column")),
     "q8_0-column": ("source", packing(type="q8_0", grouping="column")),
-    "q4_0-search": ("source", unpacked(packing(type="q4_0", search=True))),
-    "q4_0-imatrix": ("source", unpacked(weighted)),
-    "q4_0-calibrate": ("source", unpacked(calibrated(type="q4_0"))),
-    "iq4_nl-calibrate": ("source", unpacked(calibrated(type="iq4_nl"))),
-    "q4_0-tile-calibrate": ("source", calibrated(type="q4_0", grouping="tile")),
-    "q4_k_s": ("source", k_quantized),
     "iq4_nl-column": ("source", packing(type="iq4_nl", grouping="column")),
 }
 

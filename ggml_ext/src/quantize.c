@@ -46,25 +46,25 @@ static inline float nearest(enum code code, float v) {
 }
 
 // ggml's rule: the largest weight maps to the end of the code book (Q8_0: its magnitude, to 127). Fills `d`, `q` and
-// the first reference. TB_E_UNSUPPORTED if a value is not finite, or no FP16 scale is large enough.
+// `reference`. TB_E_UNSUPPORTED if a value is not finite, or no FP16 scale is large enough.
 static int round_to_nearest(enum code code, struct batch * b) {
     float inverse[LANES], largest[LANES] = {0.0f};
     int bad = 0;
     for (int l = 0; l < LANES; l++)
-        b->reference[0][l] = 0.0f;
+        b->reference[l] = 0.0f;
     for (int i = 0; i < GROUP; i++) {
         for (int l = 0; l < LANES; l++) {
             const float x = b->x[i][l], a = fabsf(x);
             bad |= !(a <= HUGEST);
-            b->reference[0][l] = a > largest[l] ? x : b->reference[0][l];
+            b->reference[l] = a > largest[l] ? x : b->reference[l];
             largest[l] = a > largest[l] ? a : largest[l];
         }
     }
     if (bad) return TB_E_UNSUPPORTED;
     for (int l = 0; l < LANES; l++) {
         const float d = code == CODE_8BIT   ? largest[l] / 127.0f
-                        : code == CODE_4BIT ? b->reference[0][l] / -8.0f
-                                            : b->reference[0][l] / -127.0f;
+                        : code == CODE_4BIT ? b->reference[l] / -8.0f
+                                            : b->reference[l] / -127.0f;
         const uint16_t half = tb_float_to_half(d);
         if ((half & 0x7c00u) == 0x7c00u) return TB_E_UNSUPPORTED;
         inverse[l] = d != 0.0f ? 1.0f / d : 0.0f;
@@ -130,8 +130,7 @@ struct place {
     int column;
     uint32_t first, rows;
     uint64_t k;
-    const float * src;     // the tile's first element
-    const float * weights; // its first k's, or NULL
+    const float * src; // the tile's first element
 };
 
 static void gather(const struct place * p, struct batch * b) {
@@ -139,53 +138,23 @@ static void gather(const struct place * p, struct batch * b) {
         for (uint32_t l = 0; l < LANES; l++) {
             const uint32_t k = group_k(p->column, p->first + l, i), n = group_n(p->column, p->first + l, i);
             b->x[i][l] = n < p->rows ? p->src[n * p->k + k] : 0.0f;
+            b->w[i][l] = n < p->rows ? 1.0f : 0.0f;
         }
-    }
-}
-
-// The caller's importance of element i of group l; 0 for rows that are not there.
-static inline float importance(const struct place * p, uint32_t l, uint32_t i) {
-    if (group_n(p->column, p->first + l, i) >= p->rows) return 0.0f;
-    return p->weights ? p->weights[group_k(p->column, p->first + l, i)] : 1.0f;
-}
-
-// Importance relative to the group's largest, so that no square of anything leaves float's range; and, where it
-// differs, the second reference.
-static void gather_weights(const struct place * p, struct batch * b) {
-    b->n_references = p->weights ? 2 : 1;
-    for (uint32_t l = 0; l < LANES; l++) {
-        float most = 0.0f, cost = 0.0f;
-        b->reference[1][l] = b->reference[0][l];
-        for (uint32_t i = 0; i < GROUP; i++) {
-            const float w = importance(p, l, i), x = b->x[i][l];
-            b->w[i][l] = w;
-            most = w > most ? w : most;
-            if (w * x * x > cost) {
-                cost = w * x * x;
-                b->reference[1][l] = x;
-            }
-        }
-        for (uint32_t i = 0; i < GROUP; i++)
-            b->w[i][l] = most > 0.0f ? b->w[i][l] / most : 1.0f;
     }
 }
 
 static void add_error(const struct place * p, const struct batch * b, struct tb_quantize_error * error) {
-    struct tb_quantize_error e = {0.0, 0.0, 0.0, 0.0};
+    struct tb_quantize_error e = {0.0, 0.0};
     for (uint32_t i = 0; i < GROUP; i++) {
         for (uint32_t l = 0; l < LANES; l++) {
             if (group_n(p->column, p->first + l, i) >= p->rows) continue;
-            const double x = b->x[i][l], r = x - (double)(b->d[l] * b->q[i][l]), w = importance(p, l, i);
+            const double x = b->x[i][l], r = x - (double)(b->d[l] * b->q[i][l]);
             e.squared += r * r;
-            e.weighted += w * r * r;
             e.energy += x * x;
-            e.weighted_energy += w * x * x;
         }
     }
     error->squared += e.squared;
-    error->weighted += e.weighted;
     error->energy += e.energy;
-    error->weighted_energy += e.weighted_energy;
 }
 
 static int quantize_tile(struct place p, int lanes, uint8_t * tile, size_t tile_bytes,
@@ -197,10 +166,7 @@ static int quantize_tile(struct place p, int lanes, uint8_t * tile, size_t tile_
         gather(&p, &b);
         const int st = round_to_nearest(p.code, &b);
         if (st != TB_OK) return st;
-        if (lanes) {
-            gather_weights(&p, &b);
-            improve(lanes, p.code, &b);
-        }
+        if (lanes) improve(lanes, p.code, &b);
         if (error) add_error(&p, &b, error);
         for (uint32_t l = 0; l < LANES; l++) {
             const uint32_t g = p.first + l;
@@ -214,23 +180,19 @@ static int quantize_tile(struct place p, int lanes, uint8_t * tile, size_t tile_
     return TB_OK;
 }
 
-int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, const float * weights, int search,
-                void * tiles, struct tb_quantize_error * error) {
+int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, int search, void * tiles,
+                struct tb_quantize_error * error) {
     const size_t tile_bytes = tb_tile_bytes(type);
     if (tile_bytes == 0 || !tb_has_quantizer(type)) return TB_E_UNSUPPORTED;
     if (tb_tiled_bytes(type, k, n) == 0) return TB_E_SHAPE;
     const int lanes = search ? tb_search_lanes(search) : 0;
     if (search && lanes == 0) return TB_E_UNSUPPORTED;
-    for (uint64_t i = 0; weights && i < k; i++) {
-        if (!(weights[i] >= 0.0f && weights[i] <= HUGEST)) return TB_E_UNSUPPORTED;
-    }
     uint8_t * tile = (uint8_t *)tiles;
     for (uint64_t row = 0; row < n; row += TILE) {
         struct place p = {.code = code_of(type), .column = is_column(type), .k = k};
         p.rows = n - row < TILE ? (uint32_t)(n - row) : TILE;
         for (uint64_t at = 0; at < k; at += TILE, tile += tile_bytes) {
             p.src = src + row * k + at;
-            p.weights = weights ? weights + at : NULL;
             const int st = quantize_tile(p, lanes, tile, tile_bytes, error);
             if (st != TB_OK) return st;
         }

@@ -11,13 +11,10 @@ enum code { CODE_4BIT, CODE_8BIT, CODE_NONLINEAR };
 // them: values of the code book, each the nearest one for its scale.
 struct batch {
     _Alignas(64) float x[GROUP][LANES];
-    _Alignas(64) float w[GROUP][LANES]; // importance, a group's largest is 1
+    _Alignas(64) float w[GROUP][LANES]; // 1; 0 in rows that are not there
     _Alignas(64) float q[GROUP][LANES];
     _Alignas(64) float d[LANES];
-    // Weights that a good scale keeps within the code book: the largest, and where importance differs also the one
-    // whose loss would cost most.
-    _Alignas(64) float reference[2][LANES];
-    int n_references;
+    _Alignas(64) float reference[LANES]; // a group's largest weight, which a good scale keeps within the code book
 };
 
 // Vector length for tb_quantize's `search`; 0 if this CPU has no such vectors.

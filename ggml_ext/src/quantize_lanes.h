@@ -62,10 +62,9 @@ TARGET static inline __attribute__((always_inline)) void NAME(search)(enum code 
             }
             best_e = e;
         }
-        for (int start = 0; start < b->n_references * grid->sides; start++) {
-            const int side = start % grid->sides;
+        for (int side = 0; side < grid->sides; side++) {
             // vanishing groups stay as they are: with this reference all their codes are the one nearest to 0
-            VF reference = AT(b->reference, start / grid->sides, at);
+            VF reference = *(const VF *)&b->reference[at];
             const VI tiny = ABS(reference) < zero + 1e-12f;
             reference = SELECT(tiny, zero + 1.0f, reference);
             VF found_d = zero, found_e = zero + INFINITY;

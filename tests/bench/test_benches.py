@@ -119,13 +119,12 @@ def test_one_report_of_what_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads((tmp_path / "limits.json").read_text())["quick"]
 
 
-@pytest.mark.parametrize("way", [["--as-is"], ["--calibrate", "TEXT"]])
-def test_accuracy_compares_other_files(way: list[str], tmp_path: Path) -> None:
+def test_accuracy_compares_a_file_as_it_is(tmp_path: Path) -> None:
     model = synth.write_model(tmp_path / "source.gguf", synth.preset("tiny", n_layer=1, type="f32", arch="qwen2"))
     text = tmp_path / "text.txt"
     text.write_text("The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 100)
     options = ["--quick", "-m", str(model), "-f", str(text), "-c", "64", "--chunks", "1", "-t", "1"]
-    options += ["--out", str(tmp_path), *(str(text) if word == "TEXT" else word for word in way)]
+    options += ["--out", str(tmp_path), "--as-is"]
     rows = printed("bench.accuracy", options)["rows"]
     assert len(rows) >= 3
     assert all(row["ratio"] > 0 for row in rows)

@@ -55,13 +55,6 @@ SEARCH_LANES = [n for n in (4, 8, 16) if has_lanes(n)]
 KINDS = ("gauss", "outliers", "mixed sizes", "one sided", "sparse", "on a grid")
 
 
-def importance(k: int, seed: int, spread: float = 2.0) -> Array:
-    rng = np.random.default_rng(seed)
-    w = np.exp(rng.normal(size=k) * spread).astype(np.float32)
-    w[rng.random(k) < 0.1] = 0
-    return w
-
-
 def group_ids(type: Type, n: int, k: int) -> Array:
     """Which group of 32 each element (N, K) belongs to: as layout.h has them; N is whole panels."""
     kk, nn = np.meshgrid(np.arange(k), np.arange(n))
@@ -71,13 +64,11 @@ def group_ids(type: Type, n: int, k: int) -> Array:
     return ((nn // 32) * (k // 32) + kk // 32) * 32 + (e >> 5)
 
 
-def group_errors(type: Type, x: Array, tiles: Array, w: Array | None) -> Array:
-    """Weighted squared error of every group, in float64."""
+def group_errors(type: Type, x: Array, tiles: Array) -> Array:
+    """Squared error of every group, in float64."""
     n, k = x.shape
     full = np.zeros((-(-n // 32) * 32, k))
     full[:n] = (x.astype(np.float64) - ggml_ext.dequantize(type, tiles, k, n)) ** 2
-    if w is not None:
-        full *= w.astype(np.float64)
     return np.bincount(group_ids(type, len(full), k).reshape(-1), full.reshape(-1))
 
 
@@ -88,64 +79,55 @@ def nearest_codes(type: Type, v: Array) -> Array:
     return np.clip(np.rint(v), -8, 7) if plain == Type.Q4_0 else np.clip(np.rint(v), -127, 127)
 
 
-def best_error(type: Type, x: Array, w: Array) -> float:
+def best_error(type: Type, x: Array) -> float:
     """The smallest error of one group (32,) over all FP16 scales of either sign that could matter."""
     most = np.abs(x).max()
     top = {Type.Q4_0: 8, Type.Q8_0: 127, Type.IQ4_NL: 127}[ggml_ext.source_type(type)]
     low, high = np.searchsorted(HALVES, [most / top / 5, most / top * 3])
     d = HALVES[low:high]
     d = np.concatenate([d, -d])[:, None]
-    return float((w * (x - d * nearest_codes(type, x / d)) ** 2).sum(axis=1).min())
+    return float(((x - d * nearest_codes(type, x / d)) ** 2).sum(axis=1).min())
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("type", TYPES)
-def test_search_comes_close_to_the_best_of_all_fp16_scales(type: Type, weighted: bool) -> None:
+def test_search_comes_close_to_the_best_of_all_fp16_scales(type: Type) -> None:
     n, k = 32, 128
     x = np.concatenate([matrix(n // 2, k, 1), matrix(n // 2, k, 2, "outliers")])
-    w = importance(k, 3, spread=1.0) if weighted else None
-    found = group_errors(type, x, quantize_rows(type, x, search=True, weights=w), w)
+    found = group_errors(type, x, quantize_rows(type, x, search=True))
     ids = group_ids(type, n, k)
-    each = np.broadcast_to(np.ones(k) if w is None else w.astype(np.float64), (n, k))
-    best = np.array([best_error(type, x[ids == g].astype(np.float64), each[ids == g]) for g in range(ids.max() + 1)])
+    best = np.array([best_error(type, x[ids == g].astype(np.float64)) for g in range(ids.max() + 1)])
     assert (found >= best * (1 - 1e-9)).all()
     # 8 bits: the error over the scale is nothing but narrow dips, and the grid misses the deepest of some groups
     assert found.sum() <= best.sum() * (1.05 if ggml_ext.source_type(type) == Type.Q8_0 else 1.01)
-    plain = group_errors(type, x, quantize_rows(type, x), w)
+    plain = group_errors(type, x, quantize_rows(type, x))
     assert plain.sum() > best.sum() * 1.05  # there was something to find
 
 
 @settings(max_examples=120, deadline=None)
-@given(tiled_types, st.integers(1, 4), st.integers(1, 70), seeds, st.sampled_from(KINDS), st.booleans())
-def test_never_worse_than_round_to_nearest_on_any_group(
-    type: Type, kt: int, n: int, seed: int, kind: str, weighted: bool
-) -> None:
+@given(tiled_types, st.integers(1, 4), st.integers(1, 70), seeds, st.sampled_from(KINDS))
+def test_never_worse_than_round_to_nearest_on_any_group(type: Type, kt: int, n: int, seed: int, kind: str) -> None:
     x = matrix(n, 32 * kt, seed, kind)
-    w = importance(32 * kt, seed) if weighted else None
-    plain = group_errors(type, x, quantize_rows(type, x), w)
-    found = group_errors(type, x, quantize_rows(type, x, search=True, weights=w), w)
+    plain = group_errors(type, x, quantize_rows(type, x))
+    found = group_errors(type, x, quantize_rows(type, x, search=True))
     assert (found <= plain * (1 + 1e-12)).all()
 
 
 @settings(max_examples=60, deadline=None)
-@given(tiled_types, st.integers(1, 3), st.integers(1, 70), seeds, st.sampled_from(KINDS), st.booleans(), st.booleans())
+@given(tiled_types, st.integers(1, 3), st.integers(1, 70), seeds, st.sampled_from(KINDS), st.booleans())
 def test_reported_error_is_the_error_of_what_is_stored(
-    type: Type, kt: int, n: int, seed: int, kind: str, search: bool, weighted: bool
+    type: Type, kt: int, n: int, seed: int, kind: str, search: bool
 ) -> None:
     k = 32 * kt
-    x, w = matrix(n, k, seed, kind), importance(k, seed) if weighted else None
+    x = matrix(n, k, seed, kind)
     error, other = ErrorSum(), ErrorSum()
-    tiles = quantize_rows(type, x, search=search, weights=w, error=error)
+    tiles = quantize_rows(type, x, search=search, error=error)
     y = ggml_ext.dequantize(type, tiles, k, n)
-    other.add_values(x, y, w)
-    each = np.ones(k) if w is None else w.astype(np.float64)
+    other.add_values(x, y)
     r = (x.astype(np.float64) - y) ** 2
     assert error.count == other.count == n * k
     for e in (error, other):
         assert e.squared == pytest.approx(r.sum(), rel=1e-9)
-        assert e.weighted == pytest.approx((each * r).sum(), rel=1e-9)
         assert e.energy == pytest.approx((x.astype(np.float64) ** 2).sum(), rel=1e-9)
-        assert e.weighted_energy == pytest.approx((each * x.astype(np.float64) ** 2).sum(), rel=1e-9)
         assert e.relative_rms == pytest.approx(np.sqrt(r.sum() / max(e.energy, 1e-300)), rel=1e-9)
 
 
@@ -156,12 +138,11 @@ def test_chunks_of_rows_and_threads_change_nothing(
 ) -> None:
     k = 64
     x = matrix(32 * sum(panels) + rest, k, seed)
-    w = importance(k, seed)
-    whole = quantize_rows(type, x, search=search, weights=w, threads=3)
+    whole = quantize_rows(type, x, search=search, threads=3)
     parts, at = [], 0
     for p in [32 * p for p in panels] + [rest]:
         if p:
-            parts.append(quantize_rows(type, x[at : at + p], search=search, weights=w, threads=1))
+            parts.append(quantize_rows(type, x[at : at + p], search=search, threads=1))
         at += p
     assert np.array_equal(np.concatenate(parts), whole)
 
@@ -177,19 +158,18 @@ def test_large_matrices_are_cut_into_pieces_for_threads() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(tiled_types, st.integers(1, 4), st.integers(1, 70), seeds, st.sampled_from(KINDS), st.booleans())
-def test_all_instruction_sets_find_the_same(type: Type, kt: int, n: int, seed: int, kind: str, weighted: bool) -> None:
+@given(tiled_types, st.integers(1, 4), st.integers(1, 70), seeds, st.sampled_from(KINDS))
+def test_all_instruction_sets_find_the_same(type: Type, kt: int, n: int, seed: int, kind: str) -> None:
     x = matrix(n, 32 * kt, seed, kind)
-    w = importance(32 * kt, seed) if weighted else None
-    best = ggml_ext.quantize(type, x, search=1, weights=w)
+    best = ggml_ext.quantize(type, x, search=1)
     for lanes in SEARCH_LANES:
-        assert np.array_equal(ggml_ext.quantize(type, x, search=lanes, weights=w), best)
+        assert np.array_equal(ggml_ext.quantize(type, x, search=lanes), best)
 
 
 # ---- llama.cpp's own
 
 
-def llama_quantize(type: Type, x: Array, w: Array | None) -> Array:
+def llama_quantize(type: Type, x: Array) -> Array:
     """What the installed libggml makes of float rows: values, float32 (N, K)."""
     import llama_cpp
 
@@ -200,24 +180,22 @@ def llama_quantize(type: Type, x: Array, w: Array | None) -> Array:
     n, k = x.shape
     number = {Type.Q4_0: 2, Type.Q8_0: 8, Type.IQ4_NL: 20}[type]
     out = np.zeros(n * k // 32 * BLOCK_BYTES[number], np.uint8)
-    size = call(number, x.ctypes.data, out.ctypes.data, 0, n, k, None if w is None else w.ctypes.data)
+    size = call(number, x.ctypes.data, out.ctypes.data, 0, n, k, None)
     assert size == out.size
     return ggml_ext.dequantize(type, out, k, n)
 
 
 @pytest.mark.parametrize("kind", ["gauss", "outliers", "one sided"])
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("plain", [Type.Q4_0, Type.Q8_0, Type.IQ4_NL])
-def test_column_groups_beat_llama_cpp(plain: Type, weighted: bool, kind: str) -> None:
+def test_column_groups_beat_llama_cpp(plain: Type, kind: str) -> None:
     n, k = 64, 256
     x = matrix(n, k, 5, kind)
-    w = importance(k, 6) if weighted else None
     theirs, ours = ErrorSum(), ErrorSum()
-    theirs.add_values(x, llama_quantize(plain, x, w), w)
+    theirs.add_values(x, llama_quantize(plain, x))
     column = ggml_ext.column_type(plain)
     assert column is not None
-    quantize_rows(column, x, search=True, weights=w, error=ours)
-    assert ours.weighted < theirs.weighted
+    quantize_rows(column, x, search=True, error=ours)
+    assert ours.squared < theirs.squared
 
 
 # ---- bad input
@@ -230,19 +208,6 @@ def test_weights_without_an_fp16_scale_are_refused(type: Type, bad: float) -> No
     x[-1, -1] = bad
     with pytest.raises(ValueError, match="not finite, or too large"):
         quantize_rows(type, x, search=True, threads=3)
-
-
-@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
-def test_importance_that_makes_no_sense_is_refused(bad: float) -> None:
-    w = np.ones(64, np.float32)
-    w[3] = bad
-    with pytest.raises(ValueError, match="negative or not finite"):
-        quantize_rows(Type.Q4_0_COL, matrix(32, 64, 1), search=True, weights=w)
-    with pytest.raises(ValueError, match="64 inputs, the importance"):
-        quantize_rows(Type.Q4_0_COL, matrix(32, 64, 1), search=True, weights=np.ones(32, np.float32))
-    out = np.zeros(ggml_ext.tiled_bytes(Type.Q4_0_COL, 64, 32), np.uint8)
-    with pytest.raises(ValueError, match="not finite"):  # the C code looks for itself
-        ggml_ext.quantize(Type.Q4_0_COL, matrix(32, 64, 1), out, weights=w)
 
 
 def test_vector_lengths_that_no_cpu_has_are_refused() -> None:
@@ -262,14 +227,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         quantize_rows(Type.Q4_0, np.zeros((32, 32), np.float32))
 
 
-def test_importance_that_is_zero_everywhere_counts_as_equal() -> None:
-    x = matrix(32, 64, 8)
-    w = np.zeros(64, np.float32)
-    assert np.array_equal(
-        quantize_rows(Type.Q4_0_COL, x, search=True, weights=w), quantize_rows(Type.Q4_0_COL, x, search=True)
-    )
-
-
 def test_huge_and_tiny_weights_survive_the_search() -> None:
     x = matrix(32, 64, 9)
     for scale, limit in ((1e5, 0.2), (1e-6, 1.0), (1e-20, 1.0), (0.0, 0.0)):
@@ -287,6 +244,6 @@ def test_types_without_a_quantizer_are_refused(type: Type) -> None:
     out = np.zeros(ggml_ext.tiled_bytes(type, 256, 32), np.uint8)
     values = np.ones((32, 256), np.float32)
     ffi = ggml_ext.ffi
-    arguments = (ffi.from_buffer("float[]", values), ffi.NULL, 0, ffi.from_buffer(out), ffi.NULL)
+    arguments = (ffi.from_buffer("float[]", values), 0, ffi.from_buffer(out), ffi.NULL)
     assert ggml_ext.lib.tb_quantize(type, 256, 32, *arguments) == ggml_ext.lib.TB_E_UNSUPPORTED
     assert not out.any()

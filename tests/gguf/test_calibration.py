@@ -269,9 +269,3 @@ def test_moments_that_make_no_sense_name_the_tensor(
     with pytest.raises(GGUFError, match=f"'blk.1.ffn_down.weight'.*{why}"):
         pack(model, tmp_path / "o.gguf", type="q4_0", calibration=given(bad))
     assert not (tmp_path / "o.gguf").exists()
-
-
-def test_importance_and_calibration_exclude_each_other(model: Path, moments: dict[str, Array], tmp_path: Path) -> None:
-    importance = {n: h.diagonal() for n, h in moments.items()}
-    with pytest.raises(ValueError, match="choose one"):
-        pack(model, tmp_path / "o.gguf", type="q4_0", importance=importance, calibration=given(moments))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -161,44 +160,17 @@ def test_sources_to_targets(tmp_path: Path, type: gguf.GGMLQuantizationType, tar
     assert gguf_tools.verify(tmp_path / "p.gguf", against=model).exact == exact
 
 
-def test_searched_scales_err_less_and_importance_moves_the_error(tmp_path: Path) -> None:
+def test_searched_scales_err_less(tmp_path: Path) -> None:
     data = rows(Q.F32, N, K, 3)
     model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (Q.F32, data)})
-    importance = np.where(np.arange(K) % 4 == 0, 100, 0.01).astype(np.float32)
     x, errors = data.view(np.float32), {}
-    for name, options in {
-        "nearest": {},
-        "search": {"search": True},
-        "imatrix": {"importance": {"blk.0.attn_q.weight": importance}},
-    }.items():
-        gguf_tools.pack(model, tmp_path / f"{name}.gguf", type="q4_0", grouping="tile", **options)  # type: ignore[arg-type]
+    for name in ("nearest", "search"):
+        gguf_tools.pack(model, tmp_path / f"{name}.gguf", type="q4_0", grouping="tile", search=name == "search")
         y = dequantize(Type.Q4_0_TILE, stored(tmp_path / f"{name}.gguf", "blk.0.attn_q.weight"), K, N)
         errors[name] = np.square(x - y).mean(axis=0)
         assert gguf_tools.manifest(tmp_path / f"{name}.gguf").scales == name
         assert gguf_tools.verify(tmp_path / f"{name}.gguf", against=model).against
     assert errors["search"].sum() < 0.95 * errors["nearest"].sum()
-    important = importance > 1
-    assert errors["imatrix"][important].sum() < 0.95 * errors["search"][important].sum()
-
-
-def test_importance_of_a_stack_is_per_matrix(tmp_path: Path) -> None:
-    """Each matrix of a stack is quantized as it would be alone."""
-    data = rows(Q.F32, 3 * 32, K, 4)
-    rng = np.random.default_rng(5)
-    importance = rng.uniform(0, 1, (3, K)).astype(np.float32) ** 6
-    name = "blk.0.attn_k_b.weight"
-    path = write_model(tmp_path / "m.gguf", {name: (Q.F32, data.reshape(3, 32, -1))})
-    gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={name: importance})
-    alone = [
-        quantize(Type.Q4_0_COL, data.view(np.float32)[32 * i : 32 * i + 32].copy(), search=True, weights=importance[i])
-        for i in range(3)
-    ]
-    assert np.array_equal(stored(tmp_path / "p.gguf", name), np.concatenate(alone))
-    assert gguf_tools.verify(tmp_path / "p.gguf", against=path).against
-    with pytest.raises(GGUFError, match="knows none of the tensors"):
-        gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={"blk.1.attn_k_b.weight": importance})
-    with pytest.raises(GGUFError, match="belongs to another model"):
-        gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={name: importance[:, :32]})
 
 
 # ---- rules, presets
@@ -486,14 +458,7 @@ def test_command_line(tmp_path: Path) -> None:
     checked = json.loads(repack("verify", packed, "--against", model, "--json").stdout)
     assert checked["exact"] == 2
     assert "2 tensors hold its very values" in repack("verify", packed, "--against", model).stdout
-    name = b"blk.0.ffn_up.weight"
-    entry = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 1, K) + np.ones(K, "<f4").tobytes()
-    (tmp_path / "imatrix.dat").write_bytes(entry)
     again = ("pack", "--force", model, packed, "--type", "q4_0")
-    assert repack(*again, "--imatrix", tmp_path / "imatrix.dat", "-q").exit_code == 0
-    assert gguf_tools.manifest(packed).scales == "imatrix"
-    result = repack(*again, "--imatrix", tmp_path / "imatrix.dat")
-    assert "does not know 3 of the quantized tensors" in result.stderr
     assert repack(*again, "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
     assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
 

@@ -40,7 +40,7 @@ FILES: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "adapter": (lambda m, p: write_adapter(p, m), "is an adapter, not a model: .* by lora= or --lora"),
     "mmproj": (lambda m, p: _said(m, p, "general.type", "mmproj"), r"reads images or sound \(mmproj\)"),
     "old mmproj": (lambda m, p: _said(m, p, "general.architecture", "clip"), r"reads images or sound \(mmproj\)"),
-    "imatrix": (lambda m, p: _said(m, p, "general.type", "imatrix"), "an importance matrix: gguf-repack takes it"),
+    "imatrix": (lambda m, p: _said(m, p, "general.type", "imatrix"), "an importance matrix, which llama-quantize"),
     "unknown architecture": (
         lambda m, p: _said(m, p, "general.architecture", "llamma9"),
         "unknown model architecture: 'llamma9'",

@@ -3,9 +3,8 @@
 // 32 weights share an FP16 scale d: one column's 32 k (`column` grouping) or a 2(k) x 16(n) block (`tile` grouping).
 // Each is stored as d * q, q from the type's code book: -8..7 (Q4_0, so that the sign of d matters), -127..127 (Q8_0),
 // or IQ4_NL's sixteen values. Round to nearest takes d from the largest weight. The search takes the d (and the q that
-// are nearest for it) with the smallest sum of w * (x - d*q)^2 that it finds, over both signs of d, with d as FP16
-// rounds it; it is never worse than round to nearest on any group of 32. The weights w, one for each k, say how much
-// an error in that input matters: llama.cpp's importance matrix, the mean square of the input's activations.
+// are nearest for it) with the smallest sum of (x - d*q)^2 that it finds, over both signs of d, with d as FP16 rounds
+// it; it is never worse than round to nearest on any group of 32.
 #ifndef TILEBEAM_QUANTIZE_H
 #define TILEBEAM_QUANTIZE_H
 
@@ -18,12 +17,10 @@ extern "C" {
 #endif
 
 // cffi: begin
-// Sums over weights x stored as y; `weighted` ones multiply each term by its w (1 where there are no weights).
+// Sums over weights x stored as y.
 struct tb_quantize_error {
     double squared; // (x - y)^2
-    double weighted;
-    double energy; // x^2
-    double weighted_energy;
+    double energy;  // x^2
 };
 
 // Whether floats can be quantized to a type, plain or tiled: Q4_0, Q8_0 and IQ4_NL. Blocks of other types become tiles
@@ -32,12 +29,10 @@ int tb_has_quantizer(uint32_t type);
 
 // Quantize n float rows, row-major [n][K], into a matrix of a tiled type that has a quantizer: tb_tiled_bytes(type, k,
 // n) bytes; rows past n count as zero. `search` is 0 (round to nearest), 1, or 4, 8 or 16: with vectors of so many
-// groups, where the CPU has them; the result is the same. `weights` has K finite numbers >= 0, or is NULL; only the
-// search heeds it, and where all w of a group are 0 it takes them as 1. `error`, unless NULL, is added to.
-// TB_E_UNSUPPORTED if the type is no such one, the vectors are too long, or a value is not finite or needs a scale
-// beyond FP16.
-int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, const float * weights, int search,
-                void * tiles, struct tb_quantize_error * error);
+// groups, where the CPU has them; the result is the same. `error`, unless NULL, is added to. TB_E_UNSUPPORTED if the
+// type is no such one, the vectors are too long, or a value is not finite or needs a scale beyond FP16.
+int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, int search, void * tiles,
+                struct tb_quantize_error * error);
 
 // Quantize n rows of the columns that share a scale, each column's error made up for by those after it: 32 columns of
 // `column` grouping, a scale for each row; 2 of `tile` grouping, a scale for each 16 rows. `x` [n][width] is what the
