@@ -1,16 +1,10 @@
-"""Perplexity and divergence: against a plain implementation over stock `Llama` logits, and against llama-perplexity.
-
-llama-perplexity itself is compared where TILEBEAM_LLAMA_PERPLEXITY names the executable (built from the sources of the
-same llama.cpp as the installed llama-cpp-python).
-"""
+"""Perplexity and divergence: against a plain implementation over stock `Llama` logits."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,8 +291,6 @@ def test_figures_are_llama_perplexitys(seed: int, n: int, base: bool) -> None:
     assert f.log_ratio.value == pytest.approx(average - other.mean(), abs=1e-12)
     spread = errors[0] ** 2 + errors[1] ** 2 - 2 * covariance
     assert f.log_ratio.error**2 == pytest.approx(spread, rel=1e-6, abs=1e-12)
-    if errors[0] * errors[1] > 1e-9:
-        assert f.correlation == pytest.approx(covariance / (errors[0] * errors[1]), abs=1e-6)
     assert f.kld_percentiles is not None
     ordered = np.sort(scores.kld)
     for percent, value in f.kld_percentiles.items():
@@ -317,8 +309,6 @@ def test_unmeasured_tokens_do_not_count() -> None:
     scores.nll[:4] = 1.0, 2.0, 3.0, 4.0
     assert figures(scores).n == 4
     assert figures(scores).ppl == perplexity(np.array([1.0, 2.0, 3.0, 4.0]))
-    both = TokenScores.joined([scores.part(0, 2), scores.part(2, 4)])
-    assert figures(both) == figures(scores)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -343,27 +333,13 @@ def test_command_prints_figures(quantized: Path, exact: Path, text: Path, cpu: L
     assert float(estimate[2]) == pytest.approx(plain["figures"]["ppl"]["stderr"], abs=1e-5)
     found = json.loads(
         run(
-            *("-m", quantized, *common, "--kl-base", exact, "-dev", "npu", "--numerics", "fp16", "--softmax", "exact"),
+            *("-m", quantized, *common, "--kl-base", exact, "-dev", "npu"),
             *("-ctk", "q8_0", "-ctv", "q8_0", "-b", 2 * N_CTX, "-ub", 32, "--chunks", 4, "--json"),
         ).stdout
     )["figures"]
-    assert 0 < found["kld"]["value"] < 1e-3
+    assert 0 < found["kld"]["value"] < 1e-2
     assert found["same_top"]["value"] > 0.9
-    # Measuring leaves the NPU as it was.
-    assert (control().options()["numerics"], control().options()["softmax"]) == ("int8", "table")
     assert "Same top p" in run("-m", quantized, *common, "--kl-base", exact, "--chunks", 2).stdout
-
-
-def test_what_was_configured_counts_where_nothing_is_asked_for(quantized: Path, exact: Path, text: Path) -> None:
-    options = ("-m", quantized, "-f", text, "-c", N_CTX, "--chunks", 2, "--kl-base", exact, "--json")
-    asked = json.loads(run(*options, "--numerics", "fp16").stdout)["figures"]
-    control().configure(numerics="fp16")
-    try:
-        configured = json.loads(run(*options).stdout)["figures"]
-        assert control().options()["numerics"] == "fp16"
-    finally:
-        control().configure(numerics="int8")
-    assert configured == asked
 
 
 def test_a_repacked_file_on_the_npu(quantized: Path, text: Path) -> None:
@@ -380,7 +356,6 @@ def test_a_repacked_file_on_the_npu(quantized: Path, text: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-dev", "cpu", "--numerics", "fp16"], "options of the NPU"),
         (["-c", "4096"], "windows of 4096 need at least 8192"),
         (["--kl-base", "missing.gguf"], "missing.gguf"),
         (["--chunks", "0"], "--chunks must be positive"),
@@ -394,56 +369,3 @@ def test_command_says_what_is_wrong(arguments: list[str], words: str, exact: Pat
 @pytest.mark.parametrize("arguments", [[], ["-f", "t.txt", "--save-all-logits", "x"]])
 def test_command_needs_a_text_and_writes_no_file(arguments: list[str], exact: Path) -> None:
     assert "option" in run("-m", exact, *arguments, code=2).stderr
-
-
-# --- llama-perplexity itself ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif("TILEBEAM_LLAMA_PERPLEXITY" not in os.environ, reason="TILEBEAM_LLAMA_PERPLEXITY is not set")
-def test_the_same_numbers_as_llama_perplexity(exact: Path, text: Path, tmp_path: Path) -> None:
-    libraries = Path(llama_cpp.__file__).parent / "lib"
-
-    def theirs(*arguments: object, last: str) -> str:
-        # Its log has a thread of its own, which the exit sometimes overtakes: ask again until the last line is there.
-        said = ""
-        for _ in range(5):
-            ran = subprocess.run(
-                [os.environ["TILEBEAM_LLAMA_PERPLEXITY"], *map(str, arguments), "-c", str(N_CTX), "-t", "1"],
-                env=os.environ | {"LD_LIBRARY_PATH": str(libraries)},
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=300,
-            )
-            said = ran.stdout + ran.stderr
-            if last in said:
-                return said
-        raise AssertionError(said)
-
-    path = tmp_path / "theirs.dat"
-    options = ("-f", text, "-c", N_CTX, "-dev", "cpu", "-t", 1, "--json")
-    theirs("-m", exact, "-f", text, "--save-all-logits", path, last="")
-    said = theirs("-m", exact, "-f", text, last="Final estimate")
-    estimate = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", said)
-    assert estimate is not None
-    found = json.loads(run("-m", exact, *options).stdout)["figures"]["ppl"]
-    assert found["value"] == pytest.approx(float(estimate[1]), rel=1e-4)
-    assert found["stderr"] == pytest.approx(float(estimate[2]), rel=1e-3)
-
-    # Another model in float32: 8-bit activations would round differently in batches of another shape.
-    other_model = tmp_path / "other.gguf"
-    in_float32(synth.write_model(tmp_path / "q8.gguf", synth.preset("tiny", n_layer=2, type="q8_0")), other_model)
-    said = theirs("-m", other_model, "--kl-divergence-base", path, "--kl-divergence", last="Same top p:")
-    found = json.loads(run("-m", other_model, "--kl-base", exact, *options).stdout)["figures"]
-    for name, pattern in (
-        ("ppl", r"Mean PPL\(Q\) +: +([\d.]+) "),
-        ("ppl_base", r"Mean PPL\(base\) +: +([\d.]+) "),
-        ("kld", r"Mean +KLD: +([\d.]+) "),
-        ("same_top", r"Same top p: +([\d.]+) "),
-    ):
-        number = re.search(pattern, said)
-        assert number is not None, said
-        scale = 0.01 if name == "same_top" else 1.0
-        assert found[name]["value"] == pytest.approx(float(number[1]) * scale, rel=1e-2, abs=1e-5), (
-            name
-        )  # their base has 16 bits
