@@ -76,7 +76,7 @@ def _check(r: PerplexityOptions) -> None:
 
 def _measured(r: PerplexityOptions) -> tuple[TokenScores, dict[str, Any]]:
     """Load the models and score the text; what was measured, and with what."""
-    from tilebeam.measure.perplexity import ModelBase, Subject, measure, windows_of
+    from tilebeam.measure.perplexity import Subject, measure, windows_of
 
     text = read_corpus(r.file)
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def _measured(r: PerplexityOptions) -> tuple[TokenScores, dict[str, Any]]:
         base = None
         if r.kl_base is not None:
             other = stack.enter_context(_load_base(r, r.kl_base))
-            base = ModelBase(Subject("base", other))
+            base = Subject("base", other)
         started = time.monotonic()
         with console.bar("") as progress:
             task = progress.add_task("", total=len(windows), note="")
