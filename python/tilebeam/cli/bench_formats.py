@@ -6,14 +6,10 @@ import csv
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from tilebeam._version import __version__
 from tilebeam.measure.benchmark import Row
 from tilebeam.measure.machine import cpu_info
-
-if TYPE_CHECKING:
-    from tilebeam.cli.bench import Format
 
 # Of the table: names and widths; < 0 is left-aligned.
 _COLUMNS = {
@@ -33,7 +29,7 @@ _COLUMNS = {
 class Writer:
     """Prints rows as they come; those of one JSON array when all are there."""
 
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: str) -> None:
         self._form = form
         self._rows: list[Row] = []
         self._csv = csv.writer(sys.stdout, quoting=csv.QUOTE_ALL, lineterminator="\n")
