@@ -121,8 +121,6 @@ def reads(lm: LM, folder: Path) -> dict[str, Callable[[], Any]]:
         "token_logprobs": lambda: lm.token_logprobs([PROMPT])[0].logprobs,
         "with adapters": lambda: lm.token_logprobs([PROMPT], lora=[1.0])[0].logprobs,
         "logits": lambda: lm.logits([5, 6, 7]),
-        "save_state": lambda: lm.save_state(folder / "one.state", PROMPT),
-        "load_state": lambda: lm.load_state(folder / "before.state"),
         "save_prefixes": lambda: lm.save_prefixes(folder / "prefixes"),
         "load_prefixes": lambda: lm.load_prefixes(folder / "prefixes"),
     }
@@ -131,7 +129,6 @@ def reads(lm: LM, folder: Path) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("what", list(reads(None, Path())))  # type: ignore[arg-type]
 def test_every_reader_beside_a_long_answer(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     params = SamplingParams(max_tokens=100, seed=5, ignore_eos=True)
-    lm.save_state(tmp_path / "before.state", "something else")
     read = reads(lm, tmp_path)[what]
     with lm.keep_prefixes():
         alone, expected = read(), tokens(lm, PROMPT, params)

@@ -176,8 +176,8 @@ def test_what_an_embedding_model_is_not_asked(encoders: dict[str, Path], generat
             lambda: model.speculate(True),
             lambda: model.keep_prefixes().__enter__(),
             lambda: model.raw_decode().__enter__(),
-            lambda: model.save_state("no.state", [5, 6]),
-            lambda: model.load_state("no.state"),
+            lambda: model.save_prefixes("no"),
+            lambda: model.load_prefixes("no"),
             lambda: imatrix.decode(model, None, None, threads=1),  # type: ignore[arg-type]
             lambda: next(perplexity.decode(model, None, [])),  # type: ignore[arg-type]
         ]
