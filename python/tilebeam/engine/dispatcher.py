@@ -174,7 +174,6 @@ class Dispatcher:
     def __init__(self, engine: Engine) -> None:
         self.log: list[tuple[int, str]] = []  # llama.cpp's lines of the step under way
         self._engine = engine
-        self._adapters = engine.adapters  # of the load
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread that has the engine
         self._queue: deque[Call] = deque()
@@ -282,19 +281,14 @@ class Dispatcher:
     # --- exclusive use ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def exclusive(self, adapters: tuple[float, ...] | None = None) -> Iterator[Turn]:
+    def exclusive(self) -> Iterator[Turn]:
         """Hold the engine, between two steps, for this thread only. Reentrant; an inner turn is never over.
 
-        Args:
-            adapters: scales of the LoRA adapters to compute with; None: those of the load.
-
         Raises:
-            TilebeamError: closed, or the engine failed before, or this thread has it with other adapters.
+            TilebeamError: closed, or the engine failed before.
         """
         me = threading.get_ident()
         if self._owner == me:
-            if adapters not in (None, self._engine.adapters):
-                raise TilebeamError("This thread is using the model with other LoRA adapters.")
             yield Turn(lambda: False)
             return
         with self._lock:
@@ -312,7 +306,7 @@ class Dispatcher:
             self._run_commands()
         try:
             with log_router().capture() as self.log:
-                self._engine.lend(self._adapters if adapters is None else adapters)
+                self._engine.lend()
                 yield turn
         finally:
             with self._lock:

@@ -99,7 +99,7 @@ def load(
             has one for each device, and its last entry counts for all further ones. None: that of a session that runs,
             or none, or TILEBEAM_MEMORY_LIMIT. A matrix too large for one session is cut over several.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
-            changes the model as the adapter was trained to. `SamplingParams.lora` gives prompts other scales.
+            changes the model as the adapter was trained to.
         cache_ram: MiB, or a size such as "2GiB", of memory for states of texts at earlier tokens, so that prompts can
             go on from them: of models with recurrent layers, whose state cannot go back. 0: none. `tilebeam doctor -m`
             tells how much one has.
@@ -292,16 +292,14 @@ class _Loader:
         tiled = self._check_loaded()
         if model.whole_forks_only:  # each sequence has a state of its own in every layer
             self._kept = 1
-        adapters = [self._adapter(model, a.path) for a in self._file.adapters]
+        adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
         memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True)
         tap = self._tap(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
-        context.adapters = adapters
         if adapters:
-            scales = [a.scale for a in self._file.adapters]
-            self._logged("apply the LoRA adapters to", lambda: context.adapt(scales) or None)
+            self._logged("apply the LoRA adapters to", lambda: context.adapt(adapters) or None)
         if self._o.deterministic:
             self._check_deterministic(context)
         return model, context, tiled
