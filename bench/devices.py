@@ -42,7 +42,7 @@ def placements(path: Path, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
         while high - low > low // 64:
             middle = (low + high) // 2
             try:
-                with load(path, **common, devices=devices, memory_limit=middle, verify=False) as lm:
+                with load(path, **common, devices=devices, memory_limit=middle) as lm:
                     if lm.info.divided:
                         ways[f"{devices} devices of {middle >> 20} MiB"] = {"devices": devices, "memory_limit": middle}
                         return ways

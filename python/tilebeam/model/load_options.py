@@ -20,7 +20,6 @@ from tilebeam.native.npu_options import Executor
 Backend = Literal["npu", "cpu"]
 Device = Literal["auto", "tilebeam", "cpu", "npu"]
 KvType = Literal["f16", "f32", "q8_0", "q4_0"]
-Verify = Literal["once", "always", "never"]
 BACKENDS = ("tilebeam", "cpu")  # for people
 DEVICES: tuple[Device, ...] = get_args(Device)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
@@ -50,7 +49,7 @@ class LoadOptions:
     hidden_layer: int | None = None
     lookup: bool | None = None
     deterministic: bool = False
-    verify: Verify | bool | None = None
+    verify: bool = False
     verbose: bool = False
 
     def checked(self) -> CheckedOptions:
@@ -96,7 +95,7 @@ class LoadOptions:
             cache_ram=parse_mib(self.cache_ram),
             hidden_layer=self.hidden_layer,
             deterministic=deterministic,
-            verify=_when(self.verify),
+            verify=self.verify,
             verbose=self.verbose,
         )
 
@@ -133,7 +132,7 @@ class CheckedOptions:
     cache_ram: int
     hidden_layer: int | None
     deterministic: bool
-    verify: Verify
+    verify: bool
     verbose: bool
 
 
@@ -199,14 +198,6 @@ def _size(given: int | str) -> int:
     match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(given), re.IGNORECASE)
     size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
     return size if size < 2**63 else -1
-
-
-def _when(verify: Verify | bool | None) -> Verify:
-    text = (os.environ.get("TILEBEAM_VERIFY") or "once") if verify is None else verify
-    if isinstance(text, bool):
-        return "once" if text else "never"
-    _one_of("TILEBEAM_VERIFY" if verify is None else "verify", text, get_args(Verify))
-    return cast(Verify, text)
 
 
 def _one_of(name: str, value: object, choices: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
 from tilebeam.model import device_choice, hub, memory_check
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.file_check import CheckedFile, inspect
-from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
+from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.same_bits import reads_alike
@@ -68,7 +68,7 @@ def load(
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
     deterministic: bool = LoadOptions.deterministic,
-    verify: Verify | bool | None = LoadOptions.verify,
+    verify: bool = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
 ) -> LM:
     """Load a model.
@@ -115,10 +115,8 @@ def load(
         deterministic: a prompt's tokens and log-probabilities are the same bits whatever runs beside it, however many
             samples there are, in whatever pieces the prompt is read, and on any number of threads (docs/seeds.md).
             Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
-        verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
-            file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
-            TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
-            is remembered as well.
+        verify: read a repacked file through and compare its digests, as ``gguf-repack verify`` does. The structure of
+            any file is always checked.
         verbose: show llama.cpp's log.
 
     Raises:
