@@ -186,14 +186,13 @@ def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:
             assert len(got.certainties or ()) == len(got.token_ids)
 
 
-@pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "npu"])
-def test_a_draft_model_of_the_same_mind_is_always_right(chain: Path, device: Any, lookup: bool) -> None:
+def test_a_draft_model_of_the_same_mind_is_always_right(chain: Path, device: Any) -> None:
     prompts = [[7, 8, 9], [*range(200, 260), 5], [*range(200, 260), 6]]
     params = replace(GREEDY, n=2)
     with tilebeam.load(chain, device, n_seq_max=4, lookup=False, **OPTIONS) as lm:
         plain = lm.generate(prompts, params)
-    with tilebeam.load(chain, device, n_seq_max=4, draft=chain, lookup=lookup, **OPTIONS) as lm:
+    with tilebeam.load(chain, device, n_seq_max=4, draft=chain, **OPTIONS) as lm:
         for _ in range(2):
             outputs = lm.generate(prompts, params)
             assert texts(outputs) == texts(plain)
@@ -259,6 +258,8 @@ def test_a_draft_model_that_does_not_fit_is_refused(equal: Path, tmp_path: Path)
         tilebeam.load(equal, "cpu", n_seq_max=2, draft=swa, **OPTIONS)
     with pytest.raises(TilebeamError, match=r"no such file|does not exist|No such file"):
         tilebeam.load(equal, "cpu", n_seq_max=2, draft=tmp_path / "missing.gguf", **OPTIONS)
+    with pytest.raises(TilebeamError, match="lookup and a draft model exclude each other"):
+        tilebeam.load(equal, "cpu", n_seq_max=2, draft=equal, lookup=True, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -273,13 +274,12 @@ def trimmed(chain: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("lookup", [False, True])
-def test_a_draft_model_may_have_a_part_of_the_vocabulary(chain: Path, trimmed: Path, lookup: bool) -> None:
+def test_a_draft_model_may_have_a_part_of_the_vocabulary(chain: Path, trimmed: Path) -> None:
     """Tokens are numbered otherwise in it, and texts have some that it lacks."""
     prompts = [[CHAIN[3], CHAIN[4]], [*CHAIN[700:740], CHAIN[0]], CHAIN[900:905]]
     with tilebeam.load(chain, "cpu", n_seq_max=4, lookup=False, **OPTIONS) as lm:
         plain = lm.generate(prompts, GREEDY)
-    with tilebeam.load(chain, "cpu", n_seq_max=4, draft=trimmed, lookup=lookup, **OPTIONS) as lm:
+    with tilebeam.load(chain, "cpu", n_seq_max=4, draft=trimmed, **OPTIONS) as lm:
         model = drafter_of(lm).model
         assert model is not None
         assert 300 < model.context.model.vocab.size < 800

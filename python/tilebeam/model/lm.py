@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
-from importlib import import_module
-from typing import Any
 
 from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.drafter import Drafter
@@ -21,7 +19,6 @@ from tilebeam.gguf import GGUFError, open_gguf
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.model.chatting import Chatting
 from tilebeam.model.embeddings import Embeddings
-from tilebeam.model.hub import local_file
 from tilebeam.model.reads import Reads
 from tilebeam.native.releases import installed
 
@@ -34,23 +31,6 @@ class LM(Chatting, Reads, Embeddings):
     between two steps; what generates goes on behind it, and long readings take turns with it. In a child of fork()
     every call raises `TilebeamError`: load the model there.
     """
-
-    @classmethod
-    def from_pretrained(cls, repo_id: str, filename: str | None = None, quant: str | None = None, **options: Any) -> LM:
-        """Load a model of Hugging Face's hub, which is downloaded if need be.
-
-        Args:
-            repo_id: owner/repo.
-            filename: a file of it, or a pattern that fits one model, such as "*q8_0.gguf".
-            quant: such as "Q8_0"; without it and filename Q4_K_M, else Q8_0, else the first model.
-            options: of `tilebeam.load`.
-
-        Raises:
-            TilebeamError: as `tilebeam.load`, or the model cannot be had.
-        """
-        path = local_file(f"{repo_id}:{quant}" if quant else repo_id, filename)
-        loaded: LM = import_module("tilebeam.model.loader").load(path, **options)  # which imports this module
-        return loaded
 
     @contextmanager
     def keep_prefixes(self) -> Iterator[None]:
@@ -144,7 +124,7 @@ class LM(Chatting, Reads, Embeddings):
             self._keep(1)
 
     def speculate(self, lookup: bool | None = None, draft: LM | None = None) -> None:
-        """Guess tokens ahead from now on, by look-up, by a draft model, or by both; by neither: stop guessing.
+        """Guess tokens ahead from now on, by look-up or by a draft model; by neither: stop guessing.
 
         Args:
             lookup: guess from the prompt, the other samples and earlier texts. None: without a draft model, in steps
@@ -152,21 +132,24 @@ class LM(Chatting, Reads, Embeddings):
             draft: a model that nothing else uses; it is closed with this one.
 
         Raises:
-            TilebeamError: this model's memory cannot go back to an earlier token, or the draft model does not fit it;
-                the draft model is closed then.
+            TilebeamError: both are asked for; this model's memory cannot go back to an earlier token, or the draft
+                model does not fit it. The draft model is closed then.
         """
         with self._alone(), ExitStack() as stack:
             if draft is not None:
                 stack.callback(draft.close)
                 draft.check_generates()
+            if draft is not None and lookup:
+                raise TilebeamError("lookup and a draft model exclude each other: choose one source of guesses.")
             if draft is not None or lookup:
                 self._check_guesses()
-            model = None if draft is None else DraftModel(draft._context, self._context)
-            if model is not None:
-                stack.callback(model.close)
             drafter = None
-            if lookup or model is not None:
-                drafter = Speculation(bool(lookup), model)
+            if draft is not None:
+                model = DraftModel(draft._context, self._context)
+                stack.callback(model.close)
+                drafter = Speculation(model)
+            elif lookup:
+                drafter = Speculation()
             elif lookup is None and not self._engine.drafting_off and not self.info.deterministic:
                 drafter = Speculation(most_samples=FEW_SAMPLES)
             self._engine.use_drafter(drafter)

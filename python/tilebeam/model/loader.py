@@ -148,6 +148,8 @@ def load(
     ).checked()
     if options.deterministic and draft is not None:
         raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
+    if lookup and draft is not None:
+        raise TilebeamError("lookup and a draft model exclude each other: choose one source of guesses.")
     if hub.is_name(model):
         model = hub.local_file(os.fspath(model))
     file = inspect(model, options.verify, files_and_scales(lora))
