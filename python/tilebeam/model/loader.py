@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
@@ -125,27 +125,9 @@ def load(
     Warns:
         PlacementWarning: matrices run on the CPU that were not asked to: their share, why, and what to do.
     """
-    options = LoadOptions(
-        device=device,
-        n_ctx=n_ctx,
-        n_seq_max=n_seq_max,
-        threads=threads,
-        n_batch=n_batch,
-        n_ubatch=n_ubatch,
-        executor=executor,
-        flash_attn=flash_attn,
-        type_k=type_k,
-        type_v=type_v,
-        n_gpu_layers=n_gpu_layers,
-        devices=devices,
-        memory_limit=memory_limit,
-        cache_ram=cache_ram,
-        hidden_layer=hidden_layer,
-        lookup=lookup,
-        deterministic=deterministic,
-        verify=verify,
-        verbose=verbose,
-    ).checked()
+    arguments = locals()
+    given = {one.name: arguments[one.name] for one in fields(LoadOptions)}
+    options = LoadOptions(**given).checked()
     if options.deterministic and draft is not None:
         raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
     if lookup and draft is not None:
