@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -38,26 +37,6 @@ class Embeddings(Core):
         """Tokens of a text that `embed` and `rerank` take at most."""
         return self.n_ctx - 1 if self.info.generates else self._encoder.longest
 
-    @overload
-    def embed(
-        self,
-        texts: str,
-        *,
-        pooling: Pooling | None = ...,
-        normalize: bool = ...,
-        truncate: bool = ...,
-        progress: ReadHook | None = ...,
-    ) -> Floats: ...
-    @overload
-    def embed(
-        self,
-        texts: Sequence[PromptLike],
-        *,
-        pooling: Pooling | None = ...,
-        normalize: bool = ...,
-        truncate: bool = ...,
-        progress: ReadHook | None = ...,
-    ) -> Floats: ...
     def embed(
         self,
         texts: str | Sequence[PromptLike],

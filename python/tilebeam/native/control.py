@@ -28,11 +28,10 @@ EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 NUMERICS: dict[str, int] = dict(zip(get_args(Numerics), (0, 1), strict=True))
 SOFTMAX: dict[str, int] = dict(zip(get_args(Softmax), (0, 16, 32), strict=True))
 DETERMINISTIC = 64
-# Of the plugin, without the prefix of their names.
-_FUNCTIONS = """
-    announce loaded get_options configure status last_error take_error trace_start trace_stop trace_take device_status
-    device divide
-""".split()
+_FUNCTIONS = (  # of the plugin, without the prefix of their names
+    *("announce", "loaded", "divide", "get_options", "configure", "status", "device_status", "device"),
+    *("last_error", "take_error", "trace_start", "trace_stop", "trace_take"),
+)
 
 
 @dataclass(frozen=True)
