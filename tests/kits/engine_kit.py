@@ -174,7 +174,7 @@ def check_engine(engine: Engine, *, reading: bool = False) -> None:
     held = [seq for seq in (*(s.kv for s in samples), *pinned) if seq is not None]
     owned = {seq.id for seq in held}
     assert all(seq in live for seq in held)
-    assert reading or all(seq.id in owned or engine.kv.is_cached(seq) for seq in live)
+    assert reading or all(seq.id in owned or seq in engine.kv.cached for seq in live)
     assert len(scheduler.running) <= scheduler.n_slots
     for s in samples:
         assert s.finish is None

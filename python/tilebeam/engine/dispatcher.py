@@ -25,7 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.request import Request, Sample
@@ -131,25 +131,6 @@ class Call:
             )
         )
         self._reported[sample] = len(sample.tokens), stable
-
-
-@dataclass(frozen=True)
-class Line:
-    """Who wants an engine.
-
-    Attributes:
-        queued: calls whose samples wait for the next step.
-        active: calls in the engine.
-        readers: threads that wait for it.
-        taken: a thread has it.
-        background: a worker thread steps for calls that no thread waits for.
-    """
-
-    queued: int
-    active: int
-    readers: int
-    taken: bool
-    background: bool
 
 
 _CLOSED = -1  # owner of the engine of a closed model
@@ -272,11 +253,6 @@ class Dispatcher:
         """Call `PrefixCache.set_caching` before the next step."""
         with self._lock:
             self._command(lambda: self._engine.kv.set_caching(on))
-
-    def line(self) -> Line:
-        """Return who wants the engine now, without taking the lock."""
-        active, worker = len(self._active), self._worker is not None
-        return Line(len(self._queue), active, len(self._readers), self._owner is not None, worker)
 
     # --- exclusive use ----------------------------------------------------------------------------------------------
 

@@ -316,10 +316,6 @@ class PrefixCache(KvCache):
         else:
             self.close(seq)
 
-    def is_cached(self, seq: Sequence) -> bool:
-        """Return whether a sequence stays for later ones, and nobody goes on with it."""
-        return seq.id in self._cached
-
     @property
     def cached(self) -> list[Sequence]:
         """The sequences that stay; the least recently used first."""

@@ -130,10 +130,6 @@ class Embeddings(Core):
             raise TilebeamError("The model computed scores that are not numbers: its weights are damaged.")
         return found[:, 0]
 
-    def rerank_prompt(self, query: str, document: str) -> list[int]:
-        """Return the tokens that `rerank` reads of a query and a document."""
-        return next(self.rerank_prompts(query, [document]))
-
     def rerank_prompts(self, query: str, documents: Iterable[str]) -> Iterator[list[int]]:
         """Make the tokens that `rerank` reads of a query and each document, one by one."""
         with self._dispatcher.using():

@@ -448,10 +448,6 @@ class Context:
             raise TilebeamError(f"llama.cpp has no embedding of entry {i} of the last batch.")
         return np.ctypeslib.as_array(pointer, (self.model.n_embd_out,))
 
-    def logit(self, i: int, token: int) -> float:
-        """Return one logit of batch entry i."""
-        return float(C.llama_get_logits_ith(self.pointer, i)[token])
-
     def fork(self, source: int, target: int, length: int) -> None:
         """Let sequence `target` share the first `length` cells of `source`. Metadata only, nothing is copied."""
         C.llama_memory_seq_cp(self._memory, source, target, 0, length)
