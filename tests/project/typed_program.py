@@ -36,7 +36,7 @@ def chats(lm: tilebeam.LM) -> str:
     talk = [{"role": "user", "content": "Hi!"}]
     one = lm.chat(talk, max_tokens=5, tools=[{"type": "function", "function": {"name": "now"}}], tool_choice="auto")
     many = lm.chat([talk, talk], temperature=0)
-    for delta in lm.chat(talk, stream=True, reasoning="text"):
+    for delta in lm.stream_chat(talk, reasoning="text"):
         print(delta.text)
     person = lm.chat(talk, json_schema=Person).outputs[0].parsed
     return one.text + many[0].text + str(person)
