@@ -29,7 +29,7 @@ import numpy as np
 import tilebeam
 from tilebeam.cli import console
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.measure.perplexity import ModelBase, Subject, Windows, measure, windows_of
+from tilebeam.measure.perplexity import Subject, Windows, measure, windows_of
 from tilebeam.measure.perplexity_stats import Estimate, TokenScores, log_ratio
 from tilebeam.measure.perplexity_stats import figures as figures_of
 from tilebeam.model.lm import LM
@@ -140,7 +140,7 @@ def run_block(group: Group, windows: Windows, block: list[int], kept: Kept, mode
     wanted = tuple(v for v in group.variants if any(is_missing(kept[v.name][0], windows, w) for w in block))
     seconds: dict[str, float] = {}
     part = Windows(windows.tokens[block], windows.bos)
-    base = ModelBase(models.subject(group.base))
+    base = models.subject(group.base)
     found = measure([models.subject(v) for v in wanted], part, base, threads=threads, seconds=seconds)
     for variant in wanted:
         scores, spent = kept[variant.name]

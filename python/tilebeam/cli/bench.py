@@ -190,10 +190,10 @@ def _planned(o: BenchOptions) -> BenchPlan:
 
 def _run(what: BenchPlan, output: Format) -> None:
     """Measure and print, with progress on stderr."""
-    from tilebeam.cli.bench_formats import WRITERS
+    from tilebeam.cli.bench_formats import Writer
     from tilebeam.measure.machine import OtherLoad, busy_note
 
-    writer = WRITERS[output]()
+    writer = Writer(output)
     executors = set()
     with OtherLoad() as others, console.bar("bench", every_part=True) as progress:
         task = progress.add_task("", total=what.runs, note="")
