@@ -76,10 +76,6 @@ class Questions:
             _ranks(post("/v1/rerank", {"query": self._texts[0], "documents": self._texts})) if offer.ranks else {}
         )
         self._prompts = [self._tokens(rng, 8, 48) for _ in range(_POOL)]
-        self._echoes = [
-            [_prompt_logprobs(post(COMPLETIONS, self._echo(i, s))) for s in range(len(self._sets))]
-            for i in range(_POOL)
-        ]
         self._said = [
             [_drawn(post(COMPLETIONS, self._forced(i, s))) for s in range(len(self._sets))] for i in range(_POOL)
         ]
@@ -91,7 +87,6 @@ class Questions:
             "own constant": self.own_constant,
             "forced": self.forced,
             "embeddings": self.embeddings,
-            "echo": self.echo,
         }
         if self._offer.ranks:
             found["rerank"] = self.rerank
@@ -162,13 +157,6 @@ class Questions:
         body = {"prompt": self._prompts[i], "logit_bias": {str(self._prompts[i][0]): 100}, "temperature": 0}
         return body | {"max_tokens": 24, "ignore_eos": True, "logprobs": 0, **self._sets[s]}
 
-    def echo(self, rng: np.random.Generator) -> Asked:
-        i, s = int(rng.integers(_POOL)), int(rng.integers(len(self._sets)))
-        return Asked(COMPLETIONS, self._echo(i, s), lambda a: _moved(_prompt_logprobs(a), self._echoes[i][s]))
-
-    def _echo(self, i: int, s: int) -> Json:
-        return {"prompt": self._prompts[i], "echo": True, "logprobs": 0, "max_tokens": 0, **self._sets[s]}
-
     def embeddings(self, rng: np.random.Generator) -> Asked:
         chosen = rng.permutation(_POOL)[: rng.integers(1, 6)].tolist()
 
@@ -221,10 +209,6 @@ def _vectors(answer: Any) -> npt.NDArray[np.float32]:
 
 def _ranks(answer: Any) -> dict[int, float]:
     return {row["index"]: row["relevance_score"] for row in answer["results"]}
-
-
-def _prompt_logprobs(answer: Any) -> list[float]:
-    return [float(x) for x in answer["choices"][0]["logprobs"]["token_logprobs"][1:]]
 
 
 def _drawn(answer: Any) -> tuple[list[str], list[float]]:

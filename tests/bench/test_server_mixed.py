@@ -39,7 +39,7 @@ class _Answers:
         if path == "/v1/rerank":
             scores = [float(self._unit(text)[0]) for text in body["documents"]]
             return {"results": [{"index": i, "relevance_score": s} for i, s in enumerate(scores)]}
-        count = len(body["prompt"]) if body.get("echo") else body["max_tokens"]
+        count = body["max_tokens"]
         rng = np.random.default_rng([*body["prompt"], *(one["id"] + 1 for one in body.get("lora", []))])
         told = {"tokens": ["x"] * count, "token_logprobs": (-5 * rng.random(count)).tolist()}
         return {"choices": [{"text": "x", "logprobs": told}], "usage": {"completion_tokens": body["max_tokens"]}}
@@ -52,7 +52,7 @@ class _Answers:
 def test_right_answers_pass_and_those_of_another_request_do_not() -> None:
     post = _Answers()
     kinds = Questions(post, Offer(1000, adapters=2, ranks=True), 160).kinds()
-    for name in ("plain", "one token", "forced", "embeddings", "echo", "rerank"):
+    for name in ("plain", "one token", "forced", "embeddings", "rerank"):
         rng, noticed = np.random.default_rng(1), 0
         asked = [kinds[name](rng) for _ in range(20)]
         answers = [post(one.path, one.body) for one in asked]

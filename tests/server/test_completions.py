@@ -68,11 +68,9 @@ def test_samples_are_what_requests_with_their_seeds_give(client: Any) -> None:
     assert texts(several.choices) == [one.choices[0].text for one in single]
 
 
-def test_default_length_echo_and_stop(client: Any, lm: LM) -> None:
+def test_default_length_and_stop(client: Any, lm: LM) -> None:
     plain = client.completions.create(model="tiny", prompt=PROMPT, seed=3, extra_body={"ignore_eos": True})
     assert plain.usage.completion_tokens == 16
-    echoed = client.completions.create(model="tiny", prompt=PROMPT, seed=3, echo=True, extra_body={"ignore_eos": True})
-    assert echoed.choices[0].text == PROMPT + plain.choices[0].text
     text = plain.choices[0].text
     stop = text[4:7]
     cut = client.completions.create(model="tiny", prompt=PROMPT, seed=3, stop=[stop, "never \x00"])
@@ -111,14 +109,6 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: Any) -> None:
         assert part["finish"] == [choice.finish_reason]
         assert part["tokens"] == choice.logprobs.tokens
         assert part["offsets"] == choice.logprobs.text_offset
-
-
-def test_echo_in_a_stream(client: Any) -> None:
-    chunks = client.completions.create(model="tiny", prompt=PROMPT, echo=True, stream=True, seed=1, max_tokens=4)
-    pieces = [c.choices[0].text for c in chunks]
-    assert pieces[0] == PROMPT
-    whole = client.completions.create(model="tiny", prompt=PROMPT, echo=True, seed=1, max_tokens=4)
-    assert "".join(pieces) == whole.choices[0].text
 
 
 def test_logprobs_are_the_models(client: Any, lm: LM) -> None:

@@ -110,7 +110,6 @@ SAID: dict[str, Any] = {"messages": TALK, "max_tokens": 3, "model": "tiny"}
         (CHAT, SAID),
         (ANSWER, {"input": "a"}),
         ("/v1/messages", SAID),
-        ("/api/chat", {"messages": TALK, "model": "tiny"}),
     ],
 )
 def test_what_breaks_in_the_middle_of_a_stream_is_told(

@@ -115,17 +115,6 @@ def test_scales_for_all_others(server: Running, expected: list[str]) -> None:
     assert drawn(server) == expected[0]
 
 
-def test_scored_prompts_are_read_with_the_adapters(server: Running, path: Path, adapters: list[Path]) -> None:
-    def scored(one: Running, **more: Any) -> Any:
-        body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1, **more}
-        return one.post(TEXT, body).json()["choices"][0]["logprobs"]["token_logprobs"]
-
-    found = scored(server, lora=[{"id": 1, "scale": 1.0}])
-    assert found != scored(server)
-    with load(path, [(adapters[1], 1.0)]) as lm, running(lm) as alone:
-        assert found[1:] == pytest.approx(scored(alone)[1:], abs=1e-5)  # batches change the last bits
-
-
 def test_a_search_with_adapters(server: Running, expected: list[str]) -> None:
     search = {"method": "vote", "budget": 2, "extract": "text"}
     assert drawn(server, lora=[{"id": 1, "scale": 1.0}], search=search) == expected[2]

@@ -77,13 +77,12 @@ def test_events_then_the_answer(server: Running, name: str, candidates: bool) ->
 
 def test_several_prompts_of_a_completion(server: Running) -> None:
     search = {"method": "best-of-n", "budget": 3, "scorer": "logprob"}
-    body = {"prompt": [PROMPT, "so"], "max_tokens": 8, "seed": 3, "echo": True, "search": search}
+    body = {"prompt": [PROMPT, "so"], "max_tokens": 8, "seed": 3, "search": search}
     chunks = streamed(server, TEXT, body)
     whole = server.post(TEXT, body).json()["choices"]
     for i, choice in enumerate(whole):
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == i]
         assert "".join(c["text"] for c in own) == choice["text"]
-        assert own[0]["text"] == body["prompt"][i]
         assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
         assert len([c for c in own if c.get("search", {}).get("event") == "candidate"]) == 3
 

@@ -32,10 +32,10 @@ from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.openai.completions import CompletionAnswer
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.other.message_requests import CountRequest
-from tilebeam.server.other.ollama import OllamaChat
 from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
+from tilebeam.server.writing import dumped, dumped_in_parts
 
 from bench.lib.synth import preset, write_model
 
@@ -73,7 +73,6 @@ DOORS: dict[str, Any] = {
     "/v1/chat/completions": ChatRequest.model_validate,
     "/v1/responses": lambda talk: ResponsesRequest.model_validate({"input": talk["messages"]}).chat(),
     "/v1/messages": lambda talk: CountRequest.model_validate(talk).chat(),
-    "/api/chat": lambda talk: OllamaChat.model_validate(talk | {"model": "m"}).chat(),
 }
 
 
@@ -480,3 +479,17 @@ def test_sampling_params_are_the_defaults_of_requests() -> None:
     from tilebeam.server.settings import Settings
 
     assert Settings().sampling == SamplingParams()
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.integers(0, 6))
+def test_parts_of_an_answer_are_its_json(data: Any, depth: int) -> None:
+    assert dumped_in_parts(data, depth) == dumped(data)

@@ -1,8 +1,7 @@
-"""Functions that a model may or must call, with OpenAI's own client and with instructor; templates that know tools."""
+"""Functions that a model may or must call, with OpenAI's own client; templates that know tools."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ pytest.importorskip("openai", reason="the openai client is not installed (extra 
 pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from server_kit import HI, Running, running
+from server_kit import HI, running
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.tools import ToolUse, tool_use, tools_of
 from tilebeam.sampling_params import SamplingParams
@@ -163,25 +162,3 @@ def test_a_request_may_allow_one_call(lm: LM) -> None:
         choice, chunks = answered(lm, said, allowed)
         assert len(choice["message"]["tool_calls"]) == count
         assert sum("id" in c for chunk in chunks for c in chunk["delta"].get("tool_calls", [])) == count
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("instructor") is None, reason="instructor is not installed: pip install instructor"
-)
-def test_instructor_in_its_default_mode(server: Running) -> None:
-    import instructor
-    from pydantic import BaseModel, Field
-
-    class Place(BaseModel):
-        country: str = Field(pattern="^(CH|AT)$")
-
-    class Forecast(BaseModel):
-        place: Place
-        degrees: int = Field(ge=-20, le=40)
-
-    client = instructor.from_openai(server.client())
-    found = client.chat.completions.create(
-        model="tiny", messages=HI, response_model=Forecast, max_retries=0, max_tokens=300, seed=1
-    )
-    assert found.place.country in ("CH", "AT")
-    assert -20 <= found.degrees <= 40

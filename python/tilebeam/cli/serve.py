@@ -339,7 +339,7 @@ def serve(
     cluster: ClusterOptions,
     logs: LogOptions,
 ) -> None:
-    """Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, with searches as an extension, and a page.
+    """Serve models over HTTP: the APIs of OpenAI and Anthropic, with searches as an extension, and a page.
 
     Requests of all clients share batches. Of several models (-m repeated) each is loaded when a request names it.
     /docs lists the paths. It answers on this machine only, unless --host says otherwise; then give it an --api-key.

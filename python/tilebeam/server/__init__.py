@@ -1,4 +1,4 @@
-"""`tilebeam serve`: an HTTP server that speaks the APIs of OpenAI, Anthropic and Ollama, on FastAPI and uvicorn (extra
+"""`tilebeam serve`: an HTTP server that speaks the APIs of OpenAI and Anthropic, on FastAPI and uvicorn (extra
 `server`).
 
 Requests of all clients that ask for a model share its batches:
@@ -10,8 +10,8 @@ Requests of all clients that ask for a model share its batches:
     answering, search_answers  work with the model, and what comes of it as answer_events
     writing, event_stream      how answers are written and sent; the forms are in these two:
     openai/                    completions, chat_completions, responses, embedding_routes
-    other/                     messages (Anthropic's), ollama, infill, tokens, rerank, scores, adapter_routes
-    chat_forms                 chats in another form than chat_completions: responses, messages, ollama
+    other/                     messages (Anthropic's), tokens, rerank, scores, adapter_routes
+    chat_forms                 chats in another form than chat_completions: responses, messages
     pages                      the page to ask on, and the pages of searches; other/api_page is /docs
     security, metrics, logs    keys and limits, Prometheus, a line for each request
     settings, main             options, the process

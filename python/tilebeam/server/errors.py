@@ -1,5 +1,5 @@
 """What goes wrong, in the shape that clients of OpenAI's API know: {"error": {"message", "type", "param", "code"}}; on
-the paths of Anthropic's and Ollama's APIs in theirs."""
+the paths of Anthropic's API in its own."""
 
 from __future__ import annotations
 
@@ -75,8 +75,6 @@ class ApiError(Exception):
 
     def body(self, path: str = "") -> dict[str, Any]:
         """Return the JSON of the answer, in the form of the API that a path is part of; without one OpenAI's."""
-        if path.startswith("/api/"):
-            return {"error": self.message}
         kind = _TYPES.get(self.status, "server_error")
         if path.startswith("/v1/messages"):
             kind = _MESSAGES_TYPES.get(self.status, kind if self.status < 500 else "api_error")

@@ -25,7 +25,6 @@ def add_page_routes(app: FastAPI, models: Models) -> None:
     """Serve them. They hold nothing that needs a key."""
 
     @app.get("/", include_in_schema=False)
-    @app.head("/", include_in_schema=False)  # Ollama's clients look whether somebody is there
     @app.get("/ui", include_in_schema=False)
     async def chat(request: Request) -> Response:
         """Return the page to chat on."""

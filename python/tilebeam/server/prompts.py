@@ -14,30 +14,19 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
-def completion_prompt(
-    lm: LM, given: str | list[int], suffix: str | None = None, extra: Sequence[tuple[str, str]] = (), leave: int = 1
-) -> Prompt:
+def completion_prompt(lm: LM, given: str | list[int]) -> Prompt:
     """Return a prompt of /v1/completions.
 
     Args:
         given: the text, or its tokens.
-        suffix: what stands behind the text that is wanted, None: nothing.
-        extra, leave: see `LM.infill_prompt`.
 
     Raises:
-        ApiError: a token that the model does not have, or the model cannot fill gaps.
+        ApiError: a token that the model does not have.
     """
-    if not isinstance(given, str):
-        check_tokens(lm, given, "prompt")
-    text = given if isinstance(given, str) else lm.detokenize(given)
-    if suffix is None:
-        return Prompt(text, lm.tokenize(given) if isinstance(given, str) else given)
-    try:
-        return Prompt(text, lm.infill_prompt(given, suffix, extra=extra, leave=leave))
-    except TilebeamError as error:
-        if lm.failure is not None:
-            raise
-        raise bad_request(f"suffix: {error}", param="suffix", code="no_infill") from None
+    if isinstance(given, str):
+        return Prompt(given, lm.tokenize(given))
+    check_tokens(lm, given, "prompt")
+    return Prompt(lm.detokenize(given), given)
 
 
 def check_tokens(lm: LM, ids: Sequence[int], param: str) -> None:

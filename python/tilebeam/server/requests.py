@@ -338,11 +338,6 @@ class Generation(Neutral, Sampling):
         return 0 if effort == "none" else None if most is None else int(most * _EFFORTS.get(effort, 1))
 
     @property
-    def draws_nothing(self) -> bool:
-        """Return whether the prompt alone is asked about."""
-        return self.limit(None) == 0
-
-    @property
     def samples(self) -> int:
         """Texts to draw for each prompt."""
         return self.search.budget if self.search is not None else max(self.n, self.best_of or 1)
@@ -352,19 +347,7 @@ class CompletionRequest(Generation):
     """POST /v1/completions."""
 
     prompt: Text | list[int] | list[Text] | list[list[int]]
-    suffix: Text | None = None
-    max_tokens: int | None = Field(None, ge=-1)  # 0: nothing is drawn
-    echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-
-    @model_validator(mode="after")
-    def _completion_fits_together(self) -> CompletionRequest:
-        if self.suffix is not None and (self.echo or self.search is not None):
-            raise ValueError("suffix goes neither with echo nor with search")
-        scored = self.echo and self.logprobs is not None
-        if self.search is not None and (scored or self.draws_nothing):
-            raise ValueError("a search tells nothing of its prompt: no max_tokens 0, no echo with logprobs")
-        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -31,7 +31,6 @@ from tilebeam.server.logs import note
 from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions
-from tilebeam.server.other.infill import Filling
 from tilebeam.server.plan import AnswerMaker, AnswerPlan, Ready
 from tilebeam.server.prompts import completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, given
@@ -122,7 +121,7 @@ class Service:
     # --- endpoints --------------------------------------------------------------------------------------------------
 
     async def complete(self, body: CompletionRequest, request: Request, answer: AnswerMaker) -> Response:
-        """Answer POST /v1/completions, or what is like it.
+        """Answer POST /v1/completions.
 
         Args:
             answer: makes the writer of the answer.
@@ -131,20 +130,15 @@ class Service:
             ApiError: what is wrong.
         """
         wanted = body.logprobs is not None
-        most = max(1, limit) if (limit := body.limit(_COMPLETION_TOKENS)) is not None else None
-        params = self._params(body, most, wanted, body.logprobs or 0)
+        params = self._params(body, body.limit(_COMPLETION_TOKENS), wanted, body.logprobs or 0)
         count = len(body.prompts)
         if count == 0:
             raise bad_request("prompt: the list is empty.", param="prompt", code="invalid_value")
 
-        extra = [(chunk.filename, chunk.text) for chunk in body.extra] if isinstance(body, Filling) else []
-
         def prepare(lm: LM, params: SamplingParams) -> Ready:
-            leave = min(most or lm.n_ctx, lm.n_ctx // 4)
-            prompts = [completion_prompt(lm, given, body.suffix, extra, leave) for given in body.prompts]
-            return Ready(prompts, params)
+            return Ready([completion_prompt(lm, given) for given in body.prompts], params)
 
-        plan = AnswerPlan(body, answer, wanted, params, count, self.answer_name(body.model), prepare, body.echo)
+        plan = AnswerPlan(body, answer, wanted, params, count, self.answer_name(body.model), prepare)
         return await self._answer(plan, request)
 
     async def chat(self, body: ChatRequest, request: Request, answer: AnswerMaker) -> Response:
@@ -306,7 +300,7 @@ class Service:
         if plan.body.search is not None:
             events = await SearchAnswer(self.searches, loaded, plan, ready, self.metrics).whole()
         else:
-            events = await generated(self._readers, loaded.lm, plan, ready)
+            events = await generated(loaded.lm, plan, ready)
         self._observe(events)
         answer = plan.answer(plan, loaded.lm.spelling)
         return await asyncio.to_thread(lambda: dumped_in_parts(answer.whole(events)))
@@ -321,7 +315,7 @@ class Service:
         if plan.body.search is not None:
             found = SearchAnswer(self.searches, loaded, plan, ready, self.metrics).stream()
         else:
-            found = streamed(self._readers, loaded.lm, plan, ready, StreamTimes(self.metrics, began))
+            found = streamed(loaded.lm, plan, ready, StreamTimes(self.metrics, began))
         async with aclosing(found):
             async for events in found:
                 self._observe(events)
@@ -353,8 +347,7 @@ def _check_logprobs(lm: LM, plan: AnswerPlan, ready: Ready) -> None:
     tokens = 0
     for prompt in ready.prompts:
         room = lm.n_ctx - len(prompt.ids)
-        drawn = 0 if plan.body.draws_nothing else min(room, ready.params.max_tokens or room)
-        tokens += ready.params.n * (drawn + (len(prompt.ids) if plan.scored else 0))
+        tokens += ready.params.n * min(room, ready.params.max_tokens or room)
     told = tokens * (1 + plan.params.top_logprobs)
     if told > _MOST_LOGPROBS:
         raise bad_request(

@@ -29,7 +29,7 @@ log = logging.getLogger("tilebeam.server")
 # Seconds that a replica has to tell how it is.
 _PATIENCE = 5.0
 # What an answer is that begins before its end is known.
-_STREAMED = (b"text/event-stream", b"application/x-ndjson")
+_STREAMED = b"text/event-stream"
 _SCOPE = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
 
 
