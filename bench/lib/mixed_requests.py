@@ -114,8 +114,13 @@ class Questions:
     def own_constant(self, rng: np.random.Generator) -> Asked:
         """Ask for a text that nobody else may get, of one or several samples."""
         pattern = _pattern(rng, self._longest)
-        body = {"prompt": self._tokens(rng, 8, 64), "guided_regex": pattern, "n": int(rng.choice([1, 1, 1, 3]))}
-        body |= {"max_tokens": 4 * self._longest, "seed": _seed(rng), **self._sets[rng.integers(len(self._sets))]}
+        body = {"prompt": self._tokens(rng, 8, 64), "structured_outputs": {"regex": pattern}}
+        body |= {
+            "n": int(rng.choice([1, 1, 1, 3])),
+            "max_tokens": 4 * self._longest,
+            "seed": _seed(rng),
+            **self._sets[rng.integers(len(self._sets))],
+        }
 
         def wrong(answer: Any) -> str | None:
             texts = [choice["text"] for choice in answer["choices"]]
@@ -127,7 +132,7 @@ class Questions:
         """Ask for a search whose candidates the model's own reward head rates; it tells all of them."""
         pattern = _pattern(rng, self._longest // 2)
         wanted = {"method": "best-of-n", "budget": 4, "scorer": "reward", "candidates": True}
-        body = {"prompt": _words(rng, 12), "guided_regex": pattern, "search": wanted}
+        body = {"prompt": _words(rng, 12), "structured_outputs": {"regex": pattern}, "search": wanted}
         body |= {"max_tokens": 4 * self._longest, "seed": _seed(rng)}
 
         def wrong(answer: Any) -> str | None:

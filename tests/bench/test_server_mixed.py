@@ -70,7 +70,7 @@ def test_a_constant_of_another_request_is_told() -> None:
     asked = [Questions(_Answers(), Offer(1000), 160).own_constant(np.random.default_rng(i)) for i in (1, 2)]
     texts = []
     for one in asked:
-        own, rest = one.body["guided_regex"].split("[a-z]{")
+        own, rest = one.body["structured_outputs"]["regex"].split("[a-z]{")
         texts.append(own + "b" * int(rest.split("}")[0]) + own)
     for one, text in zip(asked, texts, strict=True):
         assert one.wrong({"choices": [{"text": text}] * one.body["n"]}) is None

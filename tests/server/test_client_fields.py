@@ -17,8 +17,8 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 
 from pydantic import BaseModel  # noqa: E402
 from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running  # noqa: E402
-from tilebeam.server.openai.embedding_routes import EmbeddingRequest  # noqa: E402
 from tilebeam.server.openai.response_requests import ResponsesRequest  # noqa: E402
+from tilebeam.server.reading_routes import EmbeddingRequest  # noqa: E402
 from tilebeam.server.requests import ChatRequest, CompletionRequest  # noqa: E402
 
 NEUTRAL: dict[str, Any] = {
@@ -65,7 +65,7 @@ def test_openais_client_sends_them(client: Any) -> None:
         store=False,
         max_completion_tokens=3,
         prompt_cache_key="k",
-        extra_body={"repetition_penalty": 1.1},
+        extra_body={"repeat_penalty": 1.1},
     )
     assert given.usage.completion_tokens <= 3
 
@@ -86,7 +86,7 @@ def test_null_is_a_field_that_is_left_out(
     """Every field that OpenAI's client knows, and every field of the server's own."""
     module, _, name = types.rpartition(".")
     known = getattr(importlib.import_module(f"openai.types.{module}"), name)
-    names = {*known.__annotations__, *kind.model_fields, "stream", "extra_body"} - body.keys()
+    names = {*known.__annotations__, *kind.model_fields, "stream"} - body.keys()
     assert len(names) >= 4
     plain = kind.model_validate(body)
     for field in names:
@@ -127,8 +127,6 @@ def test_nulls_within_a_request() -> None:
             {"messages": HI, "stream": True, "stream_options": {}},
             {"messages": HI, "stream": True, "stream_options": {"include_usage": None}},
         ),
-        ({"messages": HI, "seed": 5}, {"messages": HI, "seed": None, "extra_body": {"seed": 5, "top_k": None}}),
-        ({"messages": HI, "seed": 5}, {"messages": HI, "seed": 5, "extra_body": {"seed": None}}),
     ]
     for plain, given in pairs:
         assert ChatRequest.model_validate(given) == ChatRequest.model_validate(plain)
@@ -140,7 +138,7 @@ def test_what_would_change_results_is_refused(server: Running) -> None:
         assert (told.status_code, told.json()["error"]["param"]) == (400, field)
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "n_predict"])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_until_the_context_is_full(server: Running, lm: LM, field: str) -> None:
     ids = [5] * (lm.n_ctx - 8)
     body = {"prompt": ids} if field == "max_tokens" else {"messages": HI, "stop": ["e", "a", " "]}
@@ -149,25 +147,6 @@ def test_until_the_context_is_full(server: Running, lm: LM, field: str) -> None:
     if field == "max_tokens":
         assert told["usage"]["completion_tokens"] == lm.n_ctx - len(ids)
     assert told["choices"][0]["finish_reason"] == ("length" if field == "max_tokens" else "stop")
-
-
-def test_repetition_penalty(server: Running, lm: LM) -> None:
-    want = lm.generate([PROMPT], SamplingParams(repeat_penalty=1.7, **SHORT))[0].outputs[0].text
-    assert answer(server, TEXT, {"prompt": PROMPT, "repetition_penalty": 1.7} | SHORT) == want
-    told = server.post(TEXT, {"prompt": PROMPT, "repetition_penalty": 1.7, "repeat_penalty": 1.2})
-    assert "differ" in told.json()["error"]["message"]
-
-
-def test_samplers_left_out_do_nothing(server: Running, lm: LM) -> None:
-    given = {"top_k": 3, "top_p": 0.5, "temperature": 2.5, "min_p": 0.1, "frequency_penalty": 1.5, "prompt": PROMPT}
-    everything = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
-    assert answer(server, TEXT, given | SHORT | {"samplers": everything}) == answer(server, TEXT, given | SHORT)
-    few = SamplingParams(top_k=3, top_p=1, temperature=1, **SHORT)
-    want = lm.generate([PROMPT], few)[0].outputs[0].text
-    assert answer(server, TEXT, given | SHORT | {"samplers": ["top_k"]}) == want
-    for wrong in (["temperature", "top_k"], ["top_k", "top_k"], ["mirostat"]):
-        told = server.post(TEXT, {"prompt": "a", "samplers": wrong})
-        assert (told.status_code, told.json()["error"]["param"]) == (400, "samplers")
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,8 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 import openai
 from server_kit import HI, Running, idle, running, until
 from tilebeam.native.llama import Vocab
+from tilebeam.server import reading_routes as module
 from tilebeam.server.admission import ClientGone
-from tilebeam.server.model_host import LoadedModel
-from tilebeam.server.openai import embedding_routes as module
-from tilebeam.server.other.rerank import ranked
 
 TEXTS = ["the number of two", "how many", "question answer step result"]
 
@@ -99,7 +97,7 @@ def test_reranking(ranker: Running) -> None:
     documents = ["the cat sat on the mat", "two and three is five", "the old tree"]
     want = ranker.lm.rerank("the cat", documents)
     body = {"model": "tiny", "query": "the cat", "documents": [documents[0], {"text": documents[1]}, documents[2]]}
-    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+    for path in ("/v1/rerank", "/rerank"):
         told = ranker.post(path, body).json()
         assert [r["index"] for r in told["results"]] == np.argsort(-want).tolist()
         assert np.allclose([r["relevance_score"] for r in told["results"]], np.sort(want)[::-1], rtol=1e-6)
@@ -108,31 +106,6 @@ def test_reranking(ranker: Running) -> None:
     best = int(want.argmax())
     (result,) = told["results"]
     assert (result["index"], result["document"]) == (best, {"text": documents[best]})
-
-
-def test_reranking_in_the_form_of_text_embeddings_inference(ranker: Running) -> None:
-    texts = ["the cat sat on the mat", "two and three is five", "the old tree"]
-    plain = ranker.post("/v1/rerank", {"query": "the cat", "documents": texts}).json()["results"]
-    told = ranker.post("/rerank", {"query": "the cat", "texts": texts}).json()
-    assert told == [{"index": r["index"], "score": r["relevance_score"]} for r in plain]
-    told = ranker.post("/rerank", {"query": "the cat", "texts": texts, "return_text": True, "top_n": 2}).json()
-    assert [one["text"] for one in told] == [texts[r["index"]] for r in plain[:2]]
-    long = ranker.post("/rerank", {"query": "the cat", "texts": ["a", "the old tree " * 400]})
-    assert "texts[1], with the query, has" in long.text
-
-
-def test_scores_of_pairs_as_vllm_asks(ranker: Running) -> None:
-    texts = ["the cat sat on the mat", "the old tree"]
-    want = ranker.lm.rerank("the cat", texts)
-    told = ranker.post("/v1/score", {"model": "tiny", "text_1": "the cat", "text_2": texts}).json()
-    assert np.allclose([one["score"] for one in told["data"]], want, rtol=1e-6)
-    assert [one["index"] for one in told["data"]] == [0, 1]
-    assert told["usage"]["total_tokens"] == sum(len(ranker.lm.rerank_prompt("the cat", t)) for t in texts)
-    told = ranker.post("/v1/score", {"text_1": ["the cat", "two"], "text_2": texts}).json()
-    pairs = [want[0], ranker.lm.rerank("two", texts[1:])[0]]
-    assert np.allclose([one["score"] for one in told["data"]], pairs, rtol=1e-6)
-    one = ranker.post("/v1/score", {"text_1": "the cat", "text_2": texts[1]}).json()
-    assert np.allclose([one["data"][0]["score"]], want[1], rtol=1e-6)
 
 
 def test_a_long_query_is_refused_before_documents_are_looked_at(
@@ -164,9 +137,9 @@ def test_a_client_that_leaves_ends_the_ranking(ranker: Running, monkeypatch: pyt
         return rank(prompts)
 
     monkeypatch.setattr(ranker.lm, "rank", leave)
-    asked = [("the cat", ["the old tree " * 40] * 60)]
+    asked = module.RerankRequest(query="the cat", documents=["the old tree " * 40] * 60)
     with pytest.raises(ClientGone):
-        ranked(LoadedModel(ranker.lm, None), asked, stopped, ("query", "documents"))
+        module.ranked(ranker.lm, asked, stopped)
     assert len(groups) == 1
     assert groups[0] < 60
 
@@ -221,14 +194,9 @@ def test_scores_by_the_reward_model(server: Running, reward: TokenReward) -> Non
         ("/v1/embeddings", {"input": "a", "truncate": True}, "unknown_parameter", "truncate"),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}, "no_rerank_model", "no rerank model"),
         ("/v1/rerank", {"query": "a", "documents": []}, "invalid_value", "documents"),
-        ("/v1/rerank", {"query": "a"}, None, "documents is required"),
-        ("/v1/rerank", {"query": "a", "texts": ["b"], "documents": ["b"]}, None, "not both"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"], "return_text": True}, None, "return_documents"),
+        ("/v1/rerank", {"query": "a"}, "missing_required_parameter", "documents"),
         ("/v1/score", {"prompt": "a", "texts": []}, "invalid_value", "texts"),
-        ("/v1/score", {"prompt": "a"}, None, "text_1 and text_2"),
-        ("/v1/score", {"prompt": "a", "texts": "b", "text_1": "a"}, None, "text_1 and text_2"),
-        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a"]}, None, "as many"),
-        ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "no_rerank_model", "no rerank model"),
+        ("/v1/score", {"prompt": "a"}, "missing_required_parameter", "texts"),
         ("/v1/score", {"prompt": "a", "texts": "two " * 2000}, "invalid_value", "context has 1024"),
     ],
 )

@@ -20,13 +20,13 @@ from server_kit import HI, PATIENCE, Running, idle, running, until  # noqa: E402
 
 POSTS = ("completions", "chat/completions", "responses", "embeddings", "rerank", "score")
 PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template")
-PATHS += ("/lora-adapters", "/v1/messages", "/v1/messages/count_tokens")
+PATHS += ("/v1/messages", "/v1/messages/count_tokens")
 # What a request may end with besides an answer, and what 503 may say (docs/server.md).
 NAMED = {400, 404, 413, 429, 503}
 GONE = {"npu_failed", "model_restarting", "model_failed", "model_load_failed", "shutting_down", "replica_lost"}
 QUICK = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 # A request of few tokens: the fuzz is for what is sent, not for what is decoded.
-SHORT = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n_predict": 2, "n": 1, "best_of": 1}
+SHORT = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 1}
 
 WORDS = st.sampled_from(["the number", "", "a\0b", "é\U0001f600", "</s>", "{", "user", "tiny", "x" * 300, "{}", "[1]"])
 NUMBERS = st.one_of(
@@ -45,7 +45,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "role": st.sampled_from(["user", "assistant", "system", "tool"]),
     "search": st.sampled_from([None, {"method": "vote", "budget": 2}, {"method": "beam"}, {"method": "best-of-n"}]),
     "grammar": st.sampled_from([None, 'root ::= "a"', "root ::= [a-z]+", "root ::= (", ""]),
-    "guided_regex": st.sampled_from(["[ab]{1,3}", "(", "a|b"]),
+    "regex": st.sampled_from(["[ab]{1,3}", "(", "a|b"]),
     "messages": st.sampled_from([HI, [*HI, {"role": "assistant", "tool_calls": [CALL]}, RESULT], [*HI, *HI]]),
     "tools": st.sampled_from([None, [], [TOOL], [TOOL, TOOL]]),
     "pattern": st.sampled_from(["a", "(?=", "[0-9]"]),
@@ -132,7 +132,7 @@ def test_every_answer_is_a_named_one(hasty: Running, where: str) -> None:
     until(lambda: idle(hasty))
 
 
-@pytest.mark.parametrize("where", ["/props", "/tokenizer_info", "/lora-adapters", "/v1/models"])
+@pytest.mark.parametrize("where", ["/props", "/v1/models"])
 def test_names_of_models_in_an_address(hasty: Running, where: str) -> None:
     with httpx.Client(base_url=hasty.url, timeout=PATIENCE) as client:
 

@@ -1,4 +1,4 @@
-"""LoRA adapters by request: llama-server's `lora` and /lora-adapters, and an adapter's name as the model."""
+"""LoRA adapters by request: llama-server's `lora`, and an adapter's name as the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ openai = pytest.importorskip("openai", reason="the openai client is not installe
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from server_kit import ANSWER, CHAT, HI, PATIENCE, PROMPT, TEXT, Running, running  # noqa: E402
+from server_kit import ANSWER, HI, PATIENCE, PROMPT, TEXT, Running, running  # noqa: E402
 
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 # What requests say, and the adapters that a model is loaded with for the same.
@@ -95,26 +95,6 @@ def test_an_adapter_is_a_model(server: Running) -> None:
     assert drawn(server, model="tiny") == drawn(server)
 
 
-def test_scales_for_all_others(server: Running, expected: list[str]) -> None:
-    def listed() -> list[Any]:
-        answer: list[Any] = httpx.get(f"{server.url}/lora-adapters", timeout=PATIENCE).json()
-        return answer
-
-    before = [one["scale"] for one in listed()]
-    assert before == [0.5, 0.0, 0.0]
-    assert [Path(one["path"]).stem for one in listed()] == ["first", "second", "tiny"]
-    assert [one["id"] for one in listed()] == [0, 1, 2]
-    assert server.post("/lora-adapters", [{"id": 1, "scale": 1.0}]).json() == {"success": True}
-    try:
-        assert [one["scale"] for one in listed()] == [0.0, 1.0, 0.0]
-        assert drawn(server) == expected[2]
-        assert drawn(server, lora=[]) == expected[1]
-        assert drawn(server, model="first") == expected[0]
-    finally:
-        server.post("/lora-adapters", [{"id": i, "scale": scale} for i, scale in enumerate(before)])
-    assert drawn(server) == expected[0]
-
-
 def test_a_search_with_adapters(server: Running, expected: list[str]) -> None:
     search = {"method": "vote", "budget": 2, "extract": "text"}
     assert drawn(server, lora=[{"id": 1, "scale": 1.0}], search=search) == expected[2]
@@ -132,8 +112,5 @@ def test_a_search_with_adapters(server: Running, expected: list[str]) -> None:
     ],
 )
 def test_what_is_no_adapter(server: Running, lora: Any, code: str) -> None:
-    for path, body in ((TEXT, BODY | {"lora": lora}), (CHAT, {"messages": HI, "lora": lora}), ("/lora-adapters", lora)):
-        answer = server.post(path, body)
-        assert answer.status_code == 400, answer.text
-        if path != "/lora-adapters":
-            assert answer.json()["error"]["code"] == code
+    answer = server.post(TEXT, BODY | {"lora": lora})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)

@@ -342,7 +342,7 @@ def serve(
     """Serve models over HTTP: the APIs of OpenAI and Anthropic, with searches as an extension, and a page.
 
     Requests of all clients share batches. Of several models (-m repeated) each is loaded when a request names it.
-    /docs lists the paths. It answers on this machine only, unless --host says otherwise; then give it an --api-key.
+    It answers on this machine only, unless --host says otherwise; then give it an --api-key.
 
     Example: tilebeam serve -m model.gguf --port 8080 & curl localhost:8080/v1/completions -d '{"prompt":
     "The capital of France is", "max_tokens": 8}'

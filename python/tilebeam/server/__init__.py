@@ -9,10 +9,11 @@ Requests of all clients that ask for a model share its batches:
     plan                       a request between body and answer; requests, prompts, grammar, errors: what bodies ask
     answering, search_answers  work with the model, and what comes of it as answer_events
     writing, event_stream      how answers are written and sent; the forms are in these two:
-    openai/                    completions, chat_completions, responses, embedding_routes
-    other/                     messages (Anthropic's), tokens, rerank, scores, adapter_routes
+    openai/                    completions, chat_completions, responses
+    other/                     messages (Anthropic's), tokens (llama-server's)
+    reading_routes             embeddings, relevance, scores of given texts
     chat_forms                 chats in another form than chat_completions: responses, messages
-    pages                      the page to ask on, and the pages of searches; other/api_page is /docs
+    pages                      the page to ask on, and the pages of searches
     security, metrics, logs    keys and limits, Prometheus, a line for each request
     settings, main             options, the process
     served_model               what is loaded: the model and its reward model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from tilebeam.server.errors import bad_request
 from tilebeam.server.requests import LoraScale
@@ -23,29 +22,14 @@ class Adapters:
     """
 
     def __init__(self, loaded: Sequence[tuple[str, float]], taken: Collection[str]) -> None:
-        self._paths = [path for path, _ in loaded]
         self._loaded = tuple(scale for _, scale in loaded)
-        self._in_force = self._loaded  # for requests that do not say
         self.names: dict[str, int] = {}
-        for i, path in enumerate(self._paths):
+        for i, (path, _) in enumerate(loaded):
             name, known = Path(path).stem, {*taken, *self.names}
             if name in known:  # by its number, unless that is a name as well
                 name = f"{name}-{i}"
             if name not in known:
                 self.names[name] = i
-
-    def listed(self) -> list[dict[str, Any]]:
-        """Return the answer of GET /lora-adapters."""
-        told = zip(self._paths, self._in_force, strict=True)
-        return [{"id": i, "path": path, "scale": scale} for i, (path, scale) in enumerate(told)]
-
-    def put_in_force(self, wanted: Sequence[LoraScale]) -> None:
-        """Set the scales of requests that come from now on and do not say; adapters that are not named get 0.
-
-        Raises:
-            ApiError: there is no such adapter.
-        """
-        self._in_force = self._scales(wanted, "id")
 
     def chosen(self, model: str | None, wanted: Sequence[LoraScale] | None) -> tuple[float, ...] | None:
         """Return the scales of a request, None for those of the load.
@@ -58,18 +42,18 @@ class Adapters:
             ApiError: there is no such adapter.
         """
         if wanted is not None:
-            return self._scales(wanted, "lora")
+            return self._scales(wanted)
         if model in self.names:
             return tuple((scale or 1.0) * (i == self.names[model]) for i, scale in enumerate(self._loaded))
-        return None if self._in_force == self._loaded else self._in_force
+        return None
 
-    def _scales(self, wanted: Sequence[LoraScale], param: str) -> tuple[float, ...]:
+    def _scales(self, wanted: Sequence[LoraScale]) -> tuple[float, ...]:
         scales = [0.0] * len(self._loaded)
         for one in wanted:
             if one.id >= len(scales):
                 raise bad_request(
                     f"There is no LoRA adapter {one.id}: this model was started with {len(scales)}.",
-                    param=param,
+                    param="lora",
                     code="no_such_adapter",
                 )
             scales[one.id] = one.scale

@@ -128,7 +128,6 @@ class SampleEvents:
         index: of the choice.
         piece: the bytes of a token.
         logprobs: tell log-probabilities.
-        keeps_stop: the text holds the stop string that ended it.
         reader: tells thoughts and calls apart, None: all is text.
     """
 
@@ -138,12 +137,10 @@ class SampleEvents:
         piece: TokenBytes,
         *,
         logprobs: bool = False,
-        keeps_stop: bool = False,
         reader: AnswerReader | None = None,
     ) -> None:
         self._index = index
         self._ledger = TokenLedger(piece) if logprobs else None
-        self._keeps_stop = keeps_stop
         self._reader = reader
         self._untold: list[Shown] = []  # tokens of text that the reader holds back
 
@@ -153,7 +150,7 @@ class SampleEvents:
             self._ledger.feed(delta.token_ids, delta.logprobs, delta.top_logprobs)
         if not delta.text and delta.finish_reason is None:
             return None
-        text = delta.text + ((delta.stop_reason or "") if self._keeps_stop else "")
+        text = delta.text
         # A candidate that a search gave up is one that was cut.
         finish: FinishReason | None = "length" if delta.finish_reason == "aborted" else delta.finish_reason
         parts: list[Part] = [Text(text)] if text else []

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
+from tilebeam.outputs import Delta, RequestOutput, Usage
 from tilebeam.server.answer_events import Ended, Event, SampleEvents, Started
 from tilebeam.server.errors import ApiError, unavailable
 from tilebeam.server.metrics import ModelMetrics
@@ -32,7 +32,7 @@ async def generated(lm: LM, plan: AnswerPlan, ready: Ready) -> list[Event]:
     def told() -> list[Event]:  # in a thread, as there may be many log-probabilities
         found: list[Event] = []
         for i, output in enumerate(outputs):
-            for j, sample in enumerate(_best(output.outputs, plan.body.n)):
+            for j, sample in enumerate(output.outputs):
                 index = i * plan.body.n + j
                 found += [Started(index), ready.events_of(index, lm, plan).whole(sample)]
         return [*found, _ended(plan, outputs)]
@@ -81,13 +81,6 @@ def _ended(plan: AnswerPlan, outputs: Sequence[RequestOutput]) -> Ended:
 
 def _stopped() -> ApiError:
     return unavailable("The model was stopped.", code="aborted", retry_after=2)
-
-
-def _best(outputs: Sequence[CompletionOutput], count: int) -> list[CompletionOutput]:
-    """Return OpenAI's best_of: the samples with the highest log-probability per token, best first."""
-    if count >= len(outputs):
-        return list(outputs)
-    return sorted(outputs, key=lambda o: (-(o.cumulative_logprob or 0.0) / max(1, len(o.token_ids)), o.index))[:count]
 
 
 class StreamTimes:

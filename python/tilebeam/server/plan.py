@@ -86,6 +86,5 @@ class Ready:
             index,
             piece,
             logprobs=plan.logprobs and logprobs,
-            keeps_stop=plan.body.include_stop_str_in_output,
             reader=self.reader(),
         )

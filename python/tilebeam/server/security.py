@@ -25,8 +25,8 @@ _SLOWEST_BODY = 64 << 10  # bytes a second
 MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
-# Pages that a browser loads before anybody can give it a key. They hold nothing but forms, and what paths there are.
-PUBLIC_PAGES = frozenset({"/", "/ui", "/search", "/docs", "/v1"})
+# Pages that a browser loads before anybody can give it a key. They hold nothing but forms.
+PUBLIC_PAGES = frozenset({"/", "/ui", "/search"})
 # What curl -d and programs that say nothing send JSON as.
 _UNTYPED = ("", "application/x-www-form-urlencoded")
 

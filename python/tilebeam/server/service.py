@@ -52,14 +52,6 @@ _CHATS = 16
 _COMPLETION_TOKENS = 16
 # Log-probabilities of one answer, of tokens and of the likeliest others: each takes up to 400 bytes until it is sent.
 _MOST_LOGPROBS = 1 << 19
-# What switches each sampler off.
-_OFF: dict[str, dict[str, Any]] = {
-    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-}
 
 
 class Service:
@@ -164,14 +156,13 @@ class Service:
         if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
             message = f"min_tokens: must be at most max_tokens, {max_tokens}, not {body.min_tokens}."
             raise bad_request(message, param="min_tokens", code="invalid_value")
-        penalty = body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty
         # llama.cpp's convention: a negative seed is a new one.
         seed = {"seed": None} if body.seed is None or body.seed < 0 else {}
-        ended_by = body.reasoning_budget_message
+        more = {"repeat_penalty": body.repeat_penalty, "budget_message": body.reasoning_budget_message}
         try:
-            params = replace(
+            return replace(
                 self.settings.sampling,
-                **given(body.sampling() | {"repeat_penalty": penalty, "budget_message": ended_by}) | seed,
+                **given(body.sampling() | more) | seed,
                 thinking_budget=body.thinking_budget(self.settings.sampling.thinking_budget),
                 n=body.samples,
                 frequency_penalty=body.frequency_penalty,
@@ -181,15 +172,11 @@ class Service:
                 stop=body.stop or (),
                 stop_tokens=tuple(body.stop_token_ids or ()),
                 ignore_eos=body.ignore_eos,
-                logprobs=logprobs or (body.samples > body.n and body.search is None),
+                logprobs=logprobs,
                 top_logprobs=top,
                 logit_bias=body.biases,
                 lora=self.adapters.chosen(body.model, body.lora),
             ).resolved()
-            if body.samplers is None:
-                return params
-            off = [fields for name, fields in _OFF.items() if name not in body.samplers]
-            return replace(params, **{name: value for fields in off for name, value in fields.items()})
         except TilebeamError as error:
             raise bad_request(str(error), code="invalid_value") from None
 
