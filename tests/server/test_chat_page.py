@@ -188,8 +188,6 @@ def test_programs_run_in_answers_of_a_server_that_runs_them(tab: browser_kit.Tab
         ask(tab, "How many are 2 + 2?")
         assert tab.run("asked[0].search.method") == "tir"
         assert len(kept(tab)[1]["search"]["candidates"]) == 4
-        tab.open(f"{server.url}/search")
-        assert "tir" in tab.run("[...document.querySelectorAll('#method option')].map(o => o.value)")
         assert tab.problems == []
 
 
@@ -213,6 +211,21 @@ def test_four_answers_and_their_tally(tab: browser_kit.Tab, server: Running, jud
     tab.open(f"{server.url}/", width=400)
     assert tab.run("document.querySelector('.votes').textContent") == shown
     assert tab.problems == []
+
+
+def test_a_search_by_steps_and_its_page(tab: browser_kit.Tab, server: Running) -> None:
+    fresh(tab, server, answers="4", max_tokens="12", judge="beam")
+    ask(tab, "how many")
+    assert tab.run("asked[0].search.method") == "beam"
+    assert tab.run("document.querySelectorAll('.votes details').length") >= 1
+    assert "page" not in kept(tab)[1]["search"]
+    tab.run("window.open = (url) => { window.opened = url; }")
+    click(tab, ".details")
+    tab.follow("window.opened")
+    assert tab.run("document.title") == "Beam search - how many"
+    assert tab.run("document.querySelectorAll('.step').length") >= 1
+    assert tab.problems == []
+    assert {url.split("/")[2] for url in tab.requests if url.startswith("http")} == {server.url.split("/")[2]}
 
 
 def test_several_conversations(tab: browser_kit.Tab, server: Running) -> None:
