@@ -20,9 +20,8 @@ Requests of all clients that ask for a model share its batches:
 
 Several processes behind one address (the extra `replicas`), in replicas/:
 
-    ray_serve                  runs both on Ray Serve           -> ingress, replica
+    ray_serve                  replicas on Ray Serve, each the application with models of its own
     ingress                    from a request to a replica      -> routing (which one)
-    replica                    the application, with a model of its own
 
 This module imports none of the packages of the extra.
 """
