@@ -244,7 +244,7 @@ def test_what_cannot_be_served_is_said(
     [
         (("--ray", "auto", "--port", "0"), "cannot choose a port"),
         (("--replicas", "2"), "give its address with --ray"),
-        (("--ray", "auto", "-v"), "leave it out with --ray"),
+        (("--ray", "auto", "-v"), "leave them out"),
     ],
 )
 def test_options_that_do_not_go_together(path: Path, options: tuple[str, ...], said: str) -> None:

@@ -16,7 +16,7 @@ _RULES = policy("chat", "search", more="connect-src 'self'")
 
 
 @dataclass(frozen=True)
-class ChatOptions:
+class PageOptions:
     """What a server offers.
 
     Attributes:
@@ -36,7 +36,7 @@ class ChatOptions:
     most: int
 
 
-def chat_page(options: ChatOptions) -> str:
+def chat_page(options: PageOptions) -> str:
     """Write an HTML file, to be served with `chat_policy`."""
     brand = f"Tilebeam · {options.name}" if options.name else "Tilebeam"
     body = join(
@@ -68,7 +68,7 @@ def _history() -> Html:
     )
 
 
-def _conversation(options: ChatOptions) -> Html:
+def _conversation(options: PageOptions) -> Html:
     return tag(
         "main",
         tag("div", id="log", role="log", aria_live="off", aria_label="Conversation"),
@@ -86,7 +86,7 @@ def _conversation(options: ChatOptions) -> Html:
     )
 
 
-def _controls(options: ChatOptions) -> list[object]:
+def _controls(options: PageOptions) -> list[object]:
     budgets = {str(n): str(n) for n in _ANSWERS if n <= options.most}
     return [
         field("answers", "Answers", select("answers", budgets)),
@@ -96,7 +96,7 @@ def _controls(options: ChatOptions) -> list[object]:
     ]
 
 
-def _settings(options: ChatOptions) -> Html:
+def _settings(options: PageOptions) -> Html:
     judges = {"": "a vote on the last number if the question has one, else the best text"}
     judges |= {method: method_title(method) for method in options.methods}
     judges |= {f"vote {e}": f"vote: an answer is {EXTRACTORS.get(e, e)}" for e in options.extractors}

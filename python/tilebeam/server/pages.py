@@ -7,7 +7,7 @@ import hashlib
 from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 
-from tilebeam.pages.chat_page import ChatOptions, chat_page, chat_policy
+from tilebeam.pages.chat_page import PageOptions, chat_page, chat_policy
 from tilebeam.server.models import Models
 from tilebeam.server.searches import EXTRACTORS
 
@@ -33,10 +33,10 @@ def add_page_routes(app: FastAPI, models: Models) -> None:
         return HTMLResponse(page, headers=headers)
 
 
-def _options(models: Models) -> ChatOptions:
+def _options(models: Models) -> PageOptions:
     settings, names = models.settings, [service.name for service in models.services]
     programs = ["tir"] if settings.programs else []
-    return ChatOptions(
+    return PageOptions(
         name="" if settings.api_keys or len(names) > 1 else names[0],
         models=[] if settings.api_keys or len(names) == 1 else names,
         key=bool(settings.api_keys),
