@@ -8,11 +8,6 @@ from pathlib import Path
 
 import pytest
 import tilebeam
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
 from gguf_kit import with_metadata
 from server_kit import CHAT, HI, TEXT, Running, running, until
 from tilebeam.chat import rendering

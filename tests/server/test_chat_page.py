@@ -8,14 +8,8 @@ from typing import Any
 
 import browser_kit
 import pytest
+from server_kit import CHAT, Running, idle, running, until
 from tilebeam import LM
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import CHAT, Running, idle, running, serving, until
-from tilebeam.server.model_host import LoadedModel
-from tilebeam.server.models import Entry
 
 # What the page asks the server is kept in `window.asked`.
 WATCH = """(() => { const real = window.fetch; window.asked = [];
@@ -314,17 +308,6 @@ def test_keys_and_errors(tab: browser_kit.Tab, lm: LM) -> None:
         assert tab.run("document.getElementById('wrong').textContent") == ""
         assert tab.run("asked.at(-1).model") == "other"
         assert "secret" not in tab.run("JSON.stringify(localStorage) + document.cookie")
-
-
-def test_choosing_a_model(tab: browser_kit.Tab, lm: LM) -> None:
-    loaded = LoadedModel(lm)
-    entries = [Entry((name,), lm.n_seq_max, lambda: loaded, loaded) for name in ("first", "second")]
-    with serving(entries) as server:
-        fresh(tab, server, model="second", max_tokens="4")
-        ask(tab, "how many")
-        assert server.metric('tilebeam_generated_tokens_total{model="second"}') == 4
-        tab.open(f"{server.url}/")
-        assert tab.run("document.getElementById('model').value") == "second"
 
 
 def test_phones_the_dark_and_the_keyboard(tab: browser_kit.Tab, server: Running) -> None:

@@ -8,18 +8,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
+from pydantic import BaseModel
+from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running
 from tilebeam import LM, SamplingParams
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from pydantic import BaseModel  # noqa: E402
-from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running  # noqa: E402
-from tilebeam.server.openai.response_requests import ResponsesRequest  # noqa: E402
-from tilebeam.server.reading_routes import EmbeddingRequest  # noqa: E402
-from tilebeam.server.requests import ChatRequest, CompletionRequest  # noqa: E402
+from tilebeam.server.openai.response_requests import ResponsesRequest
+from tilebeam.server.reading_routes import EmbeddingRequest
+from tilebeam.server.requests import ChatRequest, CompletionRequest
 
 NEUTRAL: dict[str, Any] = {
     "user": "u",
@@ -54,20 +50,6 @@ def answer(server: Running, where: str, body: Any) -> Any:
 @pytest.mark.parametrize(("where", "body"), [(TEXT, {"prompt": PROMPT}), (CHAT, {"messages": HI})])
 def test_fields_without_effect(server: Running, where: str, body: Any) -> None:
     assert answer(server, where, body | SHORT | NEUTRAL) == answer(server, where, body | SHORT)
-
-
-def test_openais_client_sends_them(client: Any) -> None:
-    given = client.chat.completions.create(
-        model="tiny",
-        messages=HI,
-        verbosity="low",
-        reasoning_effort="low",
-        store=False,
-        max_completion_tokens=3,
-        prompt_cache_key="k",
-        extra_body={"repeat_penalty": 1.1},
-    )
-    assert given.usage.completion_tokens <= 3
 
 
 # Each kind of request: its path, its class, what it needs, and where OpenAI's client has the types of its fields.
@@ -213,17 +195,6 @@ def test_tokens_that_end_the_text(server: Running, lm: LM, client: Any) -> None:
         assert (refused.status_code, "stop_token" in refused.text) == (400, True)
 
 
-def test_schemas_with_multiples_and_nullable_parts(server: Running) -> None:
-    parts = {"a": {"type": "integer", "multipleOf": 15, "minimum": 1, "maximum": 99}}
-    parts["b"] = {"type": "string", "maxLength": 2, "nullable": True}
-    schema = {"type": "object", "properties": parts, "required": ["a", "b"], "additionalProperties": False}
-    for seed in range(4):
-        text = answer(server, CHAT, {"messages": HI, "json_schema": schema, "seed": seed, "max_tokens": 60})
-        found = json.loads(text)
-        assert found["a"] in (15, 30, 45, 60, 75, 90)
-        assert found["b"] is None or len(found["b"]) <= 2
-
-
 @pytest.mark.parametrize("more", [{}, {"top_k": 0}, {"temperature": 0.0}, {"logit_bias": {7: 2.0}, "top_k": 0}])
 def test_no_token_ends_a_text_before_it_has_so_many(lm: LM, more: dict[str, Any]) -> None:
     """By native code and by llama.cpp's chain: what follows is what would follow a text that does not end."""
@@ -258,3 +229,38 @@ def test_least_tokens(server: Running, lm: LM, client: Any) -> None:
         refused = server.post(where, body | {"max_tokens": 3, "min_tokens": 7})
         assert refused.json()["error"]["param"] == "min_tokens"
         assert "at most max_tokens, 3, not 7" in refused.text
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("where", "body"),
+    [
+        ("/chat/completions", {"messages": HI, "max_tokens": 3, "seed": 1}),
+        ("/embeddings", {"input": "a cat"}),
+        ("/responses", {"input": "hi", "max_output_tokens": 3, "seed": 1}),
+    ],
+)
+def test_paths_without_a_version(server: Running, where: str, body: Any) -> None:
+    short, long = (server.post(prefix + where, body).json() for prefix in ("", "/v1"))
+    assert short["usage"] == long["usage"]
+    for key in ("choices", "data"):
+        assert short.get(key) == long.get(key)
+    listed = [httpx.get(f"{server.url}{prefix}/models", timeout=PATIENCE).json() for prefix in ("", "/v1")]
+    assert [m["id"] for m in listed[0]["data"]] == [m["id"] for m in listed[1]["data"]]
+
+
+@pytest.mark.parametrize(
+    ("where", "body"),
+    [
+        (TEXT, {"prompt": "a", "json_schema": SCHEMA}),
+        (CHAT, {"messages": HI, "json_schema": SCHEMA}),
+        (CHAT, {"messages": HI, "response_format": {"type": "json_object", "schema": SCHEMA}}),
+    ],
+)
+def test_schemas_by_llama_servers_names(server: Running, where: str, body: Any) -> None:
+    answer = server.post(where, body | {"max_tokens": 60, "seed": 2}).json()
+    (choice,) = answer["choices"]
+    text = choice["text"] if where == TEXT else choice["message"]["content"]
+    assert json.loads(text) in ({"n": 1}, {"n": 2})

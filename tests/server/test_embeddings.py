@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import tilebeam
 from encoder_kit import ENCODERS, write_encoder
-from tilebeam import LM, TokenReward
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-import openai
 from server_kit import HI, Running, idle, running, until
+from tilebeam import LM, TokenReward
 from tilebeam.native.llama import Vocab
 from tilebeam.server import reading_routes as module
 from tilebeam.server.admission import ClientGone
@@ -59,28 +54,6 @@ def test_embeddings_with_openais_client(server: Running, client: openai.OpenAI, 
         assert np.allclose(datum.embedding, want[1], atol=1e-6)
     raw = server.post("/v1/embeddings", {"input": TEXTS[1], "encoding_format": "base64"}).json()["data"][0]
     assert np.allclose(np.frombuffer(base64.b64decode(raw["embedding"]), "<f4"), want[1], atol=1e-6)
-    until(lambda: idle(server))
-
-
-def test_embeddings_beside_generation(server: Running, client: openai.OpenAI, lm: LM) -> None:
-    """Both get their turn, and neither changes the other, but for the order of sums over cells that lie elsewhere."""
-    want_text = client.completions.create(model="tiny", prompt="the", max_tokens=40, seed=1).choices[0].text
-    want = lm.embed(TEXTS)
-    found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(client.embeddings.create(model="tiny", input=TEXTS)))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    text = client.completions.create(model="tiny", prompt="the", max_tokens=40, seed=1).choices[0].text
-    for thread in threads:
-        thread.join()
-    assert text == want_text
-    assert len(found) == 3
-    for f in found:
-        cosines = np.sum(np.array([d.embedding for d in f.data], np.float32) * want, axis=1)
-        assert cosines.min() > 0.9999, cosines
     until(lambda: idle(server))
 
 
@@ -142,22 +115,6 @@ def test_a_client_that_leaves_ends_the_ranking(ranker: Running, monkeypatch: pyt
         module.ranked(ranker.lm, asked, stopped)
     assert len(groups) == 1
     assert groups[0] < 60
-
-
-def test_embeddings_are_written_by_the_thread_that_reads(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer may be 100 MB: written on the event loop, everybody's streams would stand still."""
-    threads: list[str] = []
-    encoded = module._encoded
-
-    def watched(*given: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return encoded(*given)
-
-    monkeypatch.setattr(module, "_encoded", watched)
-    for form in ("float", "base64"):
-        assert server.post("/v1/embeddings", {"input": TEXTS, "encoding_format": form}).status_code == 200
-    assert threads
-    assert all(name.startswith("tilebeam-read") for name in threads)
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])

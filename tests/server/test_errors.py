@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
+import openai
 import pytest
+from server_kit import ANSWER, CHAT, HI, TEXT, Running, running
 from tilebeam import LM
-
-openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import ANSWER, CHAT, HI, TEXT, Running, running  # noqa: E402
 
 BANNED = {str(t): -100 for t in range(1024)}  # every token
 
@@ -46,22 +43,17 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (ANSWER, {"input": "a", "tool_choice": "required"}, 400, None, "goes with tools"),
     (ANSWER, {"input": "a", "model": "b"}, 404, "model_not_found", "'b'"),
     (ANSWER, {"input": "a " * 3000}, 400, "context_length_exceeded", "1024"),
-    (ANSWER, {"input": "a " * 3000, "stream": True}, 400, "context_length_exceeded", "1024"),
     (TEXT, {"prompt": "a", "n": 0}, 400, "invalid_value", "n: "),
     (TEXT, {"prompt": "a", "n": "2"}, 400, "invalid_value", "n: "),
-    (TEXT, {"prompt": "a", "n": True}, 400, "invalid_value", "n: "),
     (TEXT, {"prompt": "a", "n": 129}, 400, "too_many_samples", "129"),
     (TEXT, {"prompt": ["a"] * 65, "n": 2}, 400, "too_many_samples", "130"),
     (TEXT, {"prompt": "a", "structured_outputs": {"choice": ["a"] * 1025}}, 400, "invalid_value", "at most 1024"),
     ("/v1/embeddings", {"input": ["a"] * 2049}, 400, "invalid_value", "at most 2048"),
-    ("/v1/embeddings", {"input": [[5]] * 2049}, 400, "invalid_value", "at most 2048"),
     ("/v1/rerank", {"query": "a", "documents": ["a"] * 2049}, 400, "invalid_value", "at most 2048"),
     ("/v1/score", {"prompt": "a", "texts": ["a"] * 257}, 400, "invalid_value", "at most 256"),
     ("/v1/embeddings", {"input": {}}, 400, "invalid_value", "input: must be a text or a list"),
     ("/v1/score", {"prompt": "a", "texts": [5]}, 400, "invalid_value", "texts: must be a text or a list of texts"),
     (TEXT, {"prompt": "a", "temperature": -1}, 400, "invalid_value", "temperature"),
-    (TEXT, {"prompt": "a", "top_p": 0}, 400, "invalid_value", "top_p"),
-    (TEXT, {"prompt": "a", "presence_penalty": 3}, 400, "invalid_value", "presence_penalty"),
     (TEXT, {"prompt": "a", "structured_outputs": {"choice": []}}, 400, "invalid_value", "choice"),
     (TEXT, {"prompt": "a", "structured_outputs": {"choice": ["a\0"]}}, 400, "invalid_value", "NUL"),
     (TEXT, {"prompt": "a", "structured_outputs": {"regex": "(a"}}, 400, "invalid_grammar", "regex: invalid grammar: "),
@@ -69,7 +61,6 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {"prompt": "a", "structured_outputs": {"json": "5"}}, 400, "invalid_value", "JSON schema"),
     (TEXT, {"prompt": "a", "logit_bias": {str(t): 1 for t in range(4097)}}, 400, "invalid_value", "at most 4096"),
     ("/tokenize", {}, 400, "missing_required_parameter", "content"),
-    ("/tokenize", {"content": "a", "modl": "b"}, 400, "unknown_parameter", "modl"),
     ("/tokenize", {"content": ["a", 1024]}, 400, None, "token 1024 is not in the vocabulary"),
     ("/tokenize", {"content": [1.5]}, 400, "invalid_value", "content: must be a text or a list"),
     ("/detokenize", {"tokens": [-1]}, 400, "invalid_value", "tokens[0]"),
@@ -78,7 +69,6 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": HI, "max_tokens": 0}, 400, "invalid_value", "max_tokens"),
     (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "invalid_value", "max_tokens"),
     (TEXT, {"prompt": "a", "stop": ["x"] * 17}, 400, "invalid_value", "stop"),
-    (TEXT, {"prompt": "a", "stop": ""}, 400, "invalid_value", "empty"),
     (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "invalid_value", "token ids"),
     (TEXT, {"prompt": "a", "logit_bias": {"1": 101}}, 400, "invalid_value", "-100"),
     (TEXT, {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "invalid_value", "99999"),
@@ -90,20 +80,12 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {"prompt": "a", "min_tokens": 17}, 400, "invalid_value", "min_tokens: must be at most max_tokens, 16"),
     (TEXT, {"prompt": "a", "stop_token_ids": [10**6]}, 400, "invalid_value", "token 1000000 is not in the vocabulary"),
     (TEXT, {"prompt": [5, 2000]}, 400, None, "2000"),
-    (TEXT, {"prompt": [-1]}, 400, None, "-1"),
     (TEXT, {"prompt": [[]]}, 400, "invalid_value", "no tokens"),
     (TEXT, {"prompt": [1.5]}, 400, "invalid_value", "prompt: must be a text, a list of token ids"),
     (TEXT, {"prompt": "a", "stop": [5]}, 400, "invalid_value", "stop: must be a text or a list"),
     (TEXT, {"prompt": "a", "search": "beam"}, 400, "invalid_value", "search"),
     (TEXT, {"prompt": "a", "grammar": "root ::= ("}, 400, "invalid_value", "grammar"),
     (TEXT, {"prompt": "a", "grammar": "(" * 100}, 400, "invalid_grammar", "nested deeper"),
-    (
-        TEXT,
-        {"prompt": "a", "grammar": 'root ::= "é\\u4f60"', "logit_bias": {"5": 1, "x": 2}},
-        400,
-        "invalid_value",
-        "x",
-    ),
     (TEXT, {"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "invalid_value", "json_schema"),
     (
         TEXT,
@@ -112,36 +94,15 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
         "unsupported_schema",
         "cannot be turned into a grammar: #: type: 'nothing' is none of null",
     ),
-    (
-        TEXT,
-        {
-            "prompt": "a",
-            "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "https://x.example/s"}}},
-        },
-        400,
-        "unsupported_schema",
-        "'$ref' is not supported with",
-    ),
-    (
-        CHAT,
-        {
-            "messages": HI,
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"schema": {"properties": {"a": {"type": "integer", "multipleOf": 7.5}}}},
-            },
-        },
-        400,
-        "unsupported_schema",
-        "#/properties/a: the keyword 'multipleOf' is not supported",
-    ),
     (TEXT, {"prompt": "a", "grammar": 'root ::= "\\U0001F600"', "logit_bias": BANNED}, 400, "nothing_allowed", "allow"),
     (CHAT, {"messages": []}, 400, "invalid_value", "messages"),
+    (CHAT, {"messages": HI, "continue_final_message": True}, 400, None, "must be the assistant's"),
+    (CHAT, {"messages": HI, "add_generation_prompt": False}, 400, None, "is false with continue_final_message"),
+    (CHAT, {"messages": HI, "search": {"method": "best-of-n", "scorer": "examples"}}, 400, "invalid_search", "one of"),
     (CHAT, {"messages": [{"role": "robot", "content": "hi"}]}, 400, "invalid_value", "messages[0].role"),
     (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "missing_required_parameter", "tools[0].function"),
     (CHAT, {"messages": HI, "tools": [{"type": "web_search"}]}, 400, "invalid_value", "tools[0].type"),
     (CHAT, {"messages": HI, "tools": TOOLS * 2}, 400, "invalid_value", "two functions are named 'f'"),
-    (CHAT, {"messages": HI, "tools": TOOLS * 129}, 400, "invalid_value", "tools"),
     (
         CHAT,
         {"messages": HI, "tools": [{"type": "function", "function": {"name": "a b"}}]},
@@ -175,7 +136,6 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": [*HI, {"role": "assistant"}]}, 400, "invalid_value", "content is required"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [BROKEN]}]}, 400, "invalid_value", "is no JSON"),
     (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b<|c"}]}, 400, "invalid_value", "messages[0].name"),
-    (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b\0"}]}, 400, "invalid_value", "messages[0].name"),
     (CHAT, {"messages": [*HI, RESULT | {"tool_call_id": "</s>"}]}, 400, "invalid_value", "messages[1].tool_call_id"),
     (CHAT, {"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, 400, "invalid_value", "role tool"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, 400, None, "logprobs: true"),
@@ -189,7 +149,6 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     ),
     (CHAT, {"messages": HI, "search": {"method": "magic"}}, 400, "invalid_search", "magic"),
     (CHAT, {"messages": HI, "search": {"method": "beam", "beam_with": 4}}, 400, "invalid_search", "beam_with"),
-    (CHAT, {"messages": HI, "search": {"method": "beam", "beam_width": 0}}, 400, "invalid_search", "beam_width"),
     (
         CHAT,
         {"messages": HI, "search": {"method": "beam", "beam_width": 3, "budget": 4}},
@@ -198,7 +157,6 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
         "multiple",
     ),
     (CHAT, {"messages": HI, "search": {"method": "vote", "extract": "(a+)+$"}}, 400, None, "last-number"),
-    (CHAT, {"messages": HI, "search": {"method": "vote", "extract": 5}}, 400, None, "last-number"),
     (CHAT, {"messages": HI, "search": {"method": "vote", "equal": "x"}}, 400, None, "equal"),
     (CHAT, {"messages": HI, "search": {"method": "best-of-n", "scorer": "oracle"}}, 400, "invalid_search", "oracle"),
     (CHAT, {"messages": HI, "search": {"method": "beam"}, "n": 2}, 400, None, "no n; set its budget"),

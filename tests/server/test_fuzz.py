@@ -7,16 +7,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from server_kit import HI, PATIENCE, Running, idle, running, until
 from tilebeam import LM, TokenReward
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import HI, PATIENCE, Running, idle, running, until  # noqa: E402
 
 POSTS = ("completions", "chat/completions", "responses", "embeddings", "rerank", "score")
 PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template")

@@ -5,15 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
+from grammars_kit import GOOD, HOSTILE_AT_ONCE, HOSTILE_SOON
+from server_kit import LONG, PROMPT, Running, idle, until
 from tilebeam import LM
-
-openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from grammars_kit import GOOD, HOSTILE_AT_ONCE, HOSTILE_SOON  # noqa: E402
-from server_kit import LONG, PROMPT, Running, idle, until  # noqa: E402
 
 
 @pytest.mark.parametrize("name", GOOD)

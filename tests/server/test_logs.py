@@ -9,16 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import ANSWER, CHAT, PATIENCE, Running, until  # noqa: E402
-from tilebeam.server import service  # noqa: E402
-from tilebeam.server.errors import ApiError  # noqa: E402
-from tilebeam.server.logs import LogLines, begin_notes  # noqa: E402
+from server_kit import ANSWER, CHAT, PATIENCE, Running, until
+from tilebeam.server import service
+from tilebeam.server.errors import ApiError
+from tilebeam.server.logs import LogLines, begin_notes
 
 SECRET = "xyzzy"
 TALK = [{"role": "user", "content": SECRET}]

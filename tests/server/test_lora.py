@@ -10,15 +10,10 @@ from typing import Any
 import pytest
 import tilebeam
 from engine_kit import EXACT
+from server_kit import ANSWER, HI, PATIENCE, PROMPT, TEXT, Running, running
 from tilebeam import LM
 
 from bench.lib.adapters import write_adapter
-
-openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import ANSWER, HI, PATIENCE, PROMPT, TEXT, Running, running  # noqa: E402
 
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 # What requests say, and the adapters that a model is loaded with for the same.

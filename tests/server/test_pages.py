@@ -8,15 +8,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 from html_kit import Page
+from server_kit import CHAT, MESSAGES, PATIENCE, Running, running
 from tilebeam import LM
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import CHAT, MESSAGES, PATIENCE, Running, running  # noqa: E402
 
 VOTE: dict[str, Any] = {"method": "vote", "budget": 4, "extract": "text", "candidates": True}
 

@@ -10,10 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-
-pytest.importorskip("openai")
-pytest.importorskip("fastapi")
-
 import tilebeam
 from tilebeam import LM, Adaptive, BestOfN, LLMJudge, RemoteLM, SelfConsistency, TilebeamError, connect
 

@@ -20,21 +20,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import ray_kit
 from tilebeam.cli import main as cli
 from typer.testing import CliRunner
 
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 pytest.importorskip(
     "ray.serve", reason="Ray Serve is not installed (pip install tilebeam[replicas])", exc_type=ImportError
 )
 
-from server_kit import until  # noqa: E402
+from server_kit import until
 
-from bench.lib.synth import preset, write_model  # noqa: E402
+from bench.lib.synth import preset, write_model
 
 TEXT = "/v1/completions"
 SYSTEM = "answer the question with a number and nothing else. " * 20  # a thousand characters
@@ -146,17 +144,6 @@ def test_other_prompts_and_load_go_to_all(fleet: Fleet) -> None:
     with fleet.stream(endless) as busy:
         answers = [fleet.post({"prompt": SYSTEM + str(i), "max_tokens": 1, "n": 4}) for i in range(2)]
         assert {busy.headers[NAME], *(answer.headers[NAME] for answer in answers)} == names
-
-
-def test_it_is_the_same_application(fleet: Fleet) -> None:
-    client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, timeout=120)
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    asked: Any = {"model": "tiny", "prompt": "how many", "max_tokens": 8, "temperature": 0}
-    whole = client.completions.create(**asked)
-    assert "".join(c.choices[0].text for c in client.completions.create(**asked, stream=True)) == whole.choices[0].text
-    with pytest.raises(openai.BadRequestError) as error:
-        client.completions.create(**asked | {"max_tokens": -2})
-    assert error.value.body["param"] == "max_tokens"
 
 
 def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:

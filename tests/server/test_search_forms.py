@@ -9,12 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 import tilebeam
-from tilebeam import LM, SamplingParams
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
 from server_kit import CHAT, HI, Running, running
+from tilebeam import LM, SamplingParams
 from tools_kit import HERMES, TOOLS, WEATHER
 
 ASKED: Any = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "seed": 3, "max_tokens": 120}

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any
 
+import httpx
 import pytest
+from server_kit import PATIENCE, Running
 from tilebeam import LM
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import PATIENCE, PROMPT, Running  # noqa: E402
 
 TEXT = "the <s>number é"
 
@@ -80,29 +74,3 @@ def test_while_the_model_is_loaded_again(server: Running, monkeypatch: pytest.Mo
     answer = httpx.get(f"{server.url}/props", timeout=PATIENCE)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_restarting")
     assert int(answer.headers["retry-after"]) > 0
-
-
-def test_texts_are_held_to_forms(server: Running) -> None:
-    body: dict[str, Any] = {
-        "prompt": PROMPT,
-        "n": 4,
-        "temperature": 50,
-        "top_k": 0,
-        "top_p": 1,
-        "max_tokens": 64,
-        "seed": 1,
-    }
-
-    def texts(**fields: Any) -> list[str]:
-        choices = post(server, "/v1/completions", body | {"structured_outputs": fields})["choices"]
-        assert all(choice["finish_reason"] == "stop" for choice in choices)
-        return [choice["text"] for choice in choices]
-
-    found = texts(choice=["yes", 'no "x"', "[é]"])
-    assert set(found) <= {"yes", 'no "x"', "[é]"}
-    assert len(set(found)) > 1
-    assert all(re.fullmatch(r"[A-C]{2}-\d{1,3}|none", text) for text in texts(regex=r"^[A-C]{2}-\d{1,3}$|none"))
-    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 18, "maximum": 21}}}
-    schema["required"] = ["age"]
-    for given in (schema, json.dumps(schema)):
-        assert all(18 <= json.loads(text)["age"] <= 21 for text in texts(json=given))
