@@ -18,7 +18,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "best": {"method": "best-of-n", "budget": 4},
     "beam": {"method": "beam", "budget": 4, "beam_width": 2, "max_steps": 3, "step_stop": "e"},
     "dvts": {"method": "dvts", "budget": 4, "beam_width": 2, "max_steps": 2, "step_stop": "e"},
-    "adaptive": {"method": "adaptive", "budget": 6, "extract": "text", "step_stop": "e", "give_up": 0.1},
+    "adaptive": {"method": "adaptive", "budget": 6, "extract": "text"},
 }
 
 

@@ -20,7 +20,6 @@ from tilebeam.outputs import EngineFigures
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.limits import share_of_context
-from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import Gate, Job
 from tilebeam.server.answer_events import Ended, Event, Grown
 from tilebeam.server.answering import StreamTimes, generated, streamed
@@ -64,7 +63,6 @@ class Service:
         settings: how to serve.
         searches: the threads of searches.
         metrics: its figures.
-        lora: files and scales of its LoRA adapters.
     """
 
     def __init__(
@@ -75,10 +73,8 @@ class Service:
         settings: Settings,
         searches: SearchPool,
         metrics: ModelMetrics,
-        lora: Sequence[tuple[str, float]] = (),
     ) -> None:
         self.names = names
-        self.adapters = Adapters(lora, names)
         self.settings = settings
         self.host = host
         self.metrics = metrics
@@ -91,10 +87,6 @@ class Service:
     def name(self) -> str:
         """The model's name in answers."""
         return self.names[0]
-
-    def answer_name(self, asked: str | None) -> str:
-        """Return the name that an answer tells: the model's, or that of the adapter that was asked for."""
-        return asked if asked is not None and asked in self.adapters.names else self.name
 
     def snapshot(self) -> Snapshot:
         """Return the figures of this moment."""
@@ -130,7 +122,7 @@ class Service:
         def prepare(lm: LM, params: SamplingParams) -> Ready:
             return Ready([completion_prompt(lm, given) for given in body.prompts], params)
 
-        plan = AnswerPlan(body, answer, wanted, params, count, self.answer_name(body.model), prepare)
+        plan = AnswerPlan(body, answer, wanted, params, count, self.name, prepare)
         return await self._answer(plan, request)
 
     async def chat(self, body: ChatRequest, request: Request, answer: AnswerMaker) -> Response:
@@ -147,7 +139,7 @@ class Service:
             made = chat_completions.prepared(lm, body, settings, params)
             return Ready([made.prompt], made.params, made.reader, made if body.search is not None else None)
 
-        plan = AnswerPlan(body, answer, body.logprobs, params, 1, self.answer_name(body.model), prepare)
+        plan = AnswerPlan(body, answer, body.logprobs, params, 1, self.name, prepare)
         return await self._answer(plan, request)
 
     # --- what they share --------------------------------------------------------------------------------------------
@@ -175,7 +167,6 @@ class Service:
                 logprobs=logprobs,
                 top_logprobs=top,
                 logit_bias=body.biases,
-                lora=self.adapters.chosen(body.model, body.lora),
             ).resolved()
         except TilebeamError as error:
             raise bad_request(str(error), code="invalid_value") from None
