@@ -114,12 +114,6 @@ def test_nulls_within_a_request() -> None:
         assert ChatRequest.model_validate(given) == ChatRequest.model_validate(plain)
 
 
-def test_what_would_change_results_is_refused(server: Running) -> None:
-    for field, value in {"store": True, "skip_special_tokens": False}.items():
-        told = server.post(TEXT, {"prompt": PROMPT, field: value})
-        assert (told.status_code, told.json()["error"]["param"]) == (400, field)
-
-
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_until_the_context_is_full(server: Running, lm: LM, field: str) -> None:
     ids = [5] * (lm.n_ctx - 8)

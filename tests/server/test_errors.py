@@ -96,6 +96,8 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     ),
     (TEXT, {"prompt": "a", "grammar": 'root ::= "\\U0001F600"', "logit_bias": BANNED}, 400, "nothing_allowed", "allow"),
     (CHAT, {"messages": []}, 400, "invalid_value", "messages"),
+    (TEXT, {"prompt": "a", "store": True}, 400, "invalid_value", "store"),
+    (TEXT, {"prompt": "a", "skip_special_tokens": False}, 400, "invalid_value", "skip_special_tokens"),
     (CHAT, {"messages": HI, "continue_final_message": True}, 400, None, "must be the assistant's"),
     (CHAT, {"messages": HI, "add_generation_prompt": False}, 400, None, "is false with continue_final_message"),
     (CHAT, {"messages": HI, "search": {"method": "best-of-n", "scorer": "examples"}}, 400, "invalid_search", "one of"),

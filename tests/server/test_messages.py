@@ -223,16 +223,8 @@ WRONG: list[tuple[Any, int, str]] = [
         400,
         "messages[0].content[0].type: Input should be 'text', 'thinking'",
     ),
-    (
-        BODY | {"messages": [*USER, {"role": "user", "content": [RESULT]}]},
-        400,
-        "messages[1].content[0].tool_use_id",
-    ),
-    (
-        BODY | {"tools": [TOOL | {"input_schema": {"type": "array"}}]},
-        400,
-        "tools[0].input_schema",
-    ),
+    (BODY | {"messages": [*USER, {"role": "user", "content": [RESULT]}]}, 400, "messages[1].content[0].tool_use_id"),
+    (BODY | {"tools": [TOOL | {"input_schema": {"type": "array"}}]}, 400, "tools[0].input_schema"),
     (BODY | {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]}, 400, "has id, input, name"),
     (
         BODY | {"messages": [{"role": "user", "content": [NESTED]}]},

@@ -21,8 +21,7 @@ from engine_kit import EXACT
 from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running, parse_metrics, serving, until
 from tilebeam import LM, TilebeamError
 from tilebeam.server.errors import ApiError
-from tilebeam.server.load_queue import LoadQueue
-from tilebeam.server.model_host import LoadedModel, ModelHost
+from tilebeam.server.model_host import LoadedModel, LoadQueue, ModelHost
 from tilebeam.server.models import Entry, check_names
 
 from bench.lib.synth import preset, write_model

@@ -128,15 +128,12 @@ def test_functions_are_read_before_messages() -> None:
     ("body", "samples"),
     [
         (b"", 1),
-        (b"[1", 1),
         (b"[" * 100_000, 1),
-        (b"7", 1),
         (b'{"n": "many", "prompt": {"text": 1}, "messages": 3}', 1),
         (b'{"n": 4}', 4),
         (b'{"search": {"budget": 16}}', 16),
         (b'{"prompt": ["a", "b"], "n": 3}', 6),
         (b'{"prompt": [1, 2, 3]}', 1),
-        (b'{"n": -5}', 1),
         (b'{"n": 1000000000}', 1024),
     ],
 )

@@ -4,9 +4,9 @@
 Requests of all clients that ask for a model share its batches:
 
     app                        routes and middleware            -> models, and the modules with routes of their own
-    models                     which models there are           -> service, load_queue (how many are loaded), metrics
+    models                     which models there are           -> service, model_host (what is loaded), metrics
     service                    from a checked body to an answer -> model_host, admission (who is let in), answering
-    plan                       a request between body and answer; requests, prompts, grammar, errors: what bodies ask
+    plan                       a request between body and answer; requests, grammar, errors: what bodies ask
     answering, search_answers  work with the model, and what comes of it as answer_events
     writing, event_stream      how answers are written and sent; the forms are in these two:
     openai/                    completions, chat_completions, responses

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from tilebeam.chat.chat_template import MessagesRefused, NoTemplate
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
+from tilebeam.native import llama
 from tilebeam.server.logs import note
 
 if TYPE_CHECKING:
@@ -155,6 +156,14 @@ def from_validation(error: RequestValidationError | ValidationError) -> ApiError
 
 def _is_type(part: object) -> bool:
     return isinstance(part, str) and (not part.isidentifier() or part in ("bool", "float", "int", "str"))
+
+
+def check_tokens(lm: LM, ids: Sequence[int], param: str) -> None:
+    """Raise `ApiError` for a token that the model does not have."""
+    try:
+        llama.check_tokens(ids, lm.n_vocab, param)
+    except TilebeamError as error:
+        raise bad_request(str(error), param=param) from None
 
 
 @contextmanager

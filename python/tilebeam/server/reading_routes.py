@@ -22,10 +22,9 @@ from tilebeam.scoring.own_reward import OwnReward
 from tilebeam.scoring.reward_model import RatedText
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.answer_events import Json
-from tilebeam.server.errors import bad_request
+from tilebeam.server.errors import bad_request, check_tokens
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.models import Models
-from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import Strict, Text
 from tilebeam.server.writing import dumped_in_parts
 

@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from tilebeam.chat.tools import Tool
 from tilebeam.grammars.gbnf import MAX_LENGTH as MAX_GRAMMAR
 from tilebeam.search.search_defaults import BUDGET
-from tilebeam.server.field_checks import checked_choices, encodable, no_zero, parsed_schema
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -25,7 +24,44 @@ MAX_MESSAGES = 8192
 MAX_DEPTH = 64  # of JSON within a request
 MAX_PATTERN = 4096  # characters of a regular expression
 
-Text = Annotated[str, AfterValidator(encodable)]
+
+def _encodable(value: str) -> str:
+    """Return a text that has a UTF-8 form."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("must be text, but holds half of a surrogate pair") from None
+    return value
+
+
+def _no_zero(value: int) -> int:
+    """Return a number of tokens that is one, or -1."""
+    if value == 0:
+        raise ValueError("must be at least 1, or -1: until the context is full")
+    return value
+
+
+def _parsed_schema(value: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
+    """Return a schema, which may come as a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        schema = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise ValueError("must be a JSON schema")
+    return schema
+
+
+def _checked_choices(value: list[str]) -> list[str]:
+    """Return texts of which the model writes one."""
+    if not all(value) or any("\0" in choice for choice in value):
+        raise ValueError("a choice must not be empty, nor hold a NUL character")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
 # Templates write names and ids as they are: none holds what separates the parts of a prompt.
 Label = Annotated[str, Field(pattern=r"^[^\s<>|\\\x00-\x1f\x7f]{0,256}$")]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
@@ -33,11 +69,11 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 # What an effort is of the most tokens of thoughts that the server was started with; others are all of it.
 _EFFORTS = {"none": 0.0, "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2}
-MostTokens = Annotated[int, Field(ge=-1), AfterValidator(no_zero)]
-Schema = Annotated[dict[str, Any] | bool | Text, AfterValidator(parsed_schema)]
+MostTokens = Annotated[int, Field(ge=-1), AfterValidator(_no_zero)]
+Schema = Annotated[dict[str, Any] | bool | Text, AfterValidator(_parsed_schema)]
 Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
 Grammar = Annotated[Text, Field(max_length=MAX_GRAMMAR)]
-Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES), AfterValidator(checked_choices)]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES), AfterValidator(_checked_choices)]
 
 
 def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:

@@ -23,7 +23,7 @@ from tilebeam.search.limits import share_of_context
 from tilebeam.server.admission import Gate, Job
 from tilebeam.server.answer_events import Ended, Event, Grown
 from tilebeam.server.answering import StreamTimes, generated, streamed
-from tilebeam.server.errors import bad_request, errors_for_client, from_exception, unavailable
+from tilebeam.server.errors import bad_request, check_tokens, errors_for_client, from_exception, unavailable
 from tilebeam.server.event_stream import EventStream
 from tilebeam.server.grammar import grammar_of
 from tilebeam.server.logs import note
@@ -31,7 +31,6 @@ from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions
 from tilebeam.server.plan import AnswerMaker, AnswerPlan, Ready
-from tilebeam.server.prompts import completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, given
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
@@ -120,7 +119,7 @@ class Service:
             raise bad_request("prompt: the list is empty.", param="prompt", code="invalid_value")
 
         def prepare(lm: LM, params: SamplingParams) -> Ready:
-            return Ready([completion_prompt(lm, given) for given in body.prompts], params)
+            return Ready([_completion_prompt(lm, given) for given in body.prompts], params)
 
         plan = AnswerPlan(body, answer, wanted, params, count, self.name, prepare)
         return await self._answer(plan, request)
@@ -305,6 +304,13 @@ class Service:
                 note(finish=event.finish)
             elif isinstance(event, Ended):
                 self.metrics.observe(event.usage)
+
+
+def _completion_prompt(lm: LM, given: str | list[int]) -> Prompt:
+    if isinstance(given, str):
+        return Prompt(given, lm.tokenize(given))
+    check_tokens(lm, given, "prompt")
+    return Prompt(lm.detokenize(given), given)
 
 
 def _check_length(lm: LM, plan: AnswerPlan, prompt: Prompt) -> None:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from tilebeam._version import __version__
 from tilebeam.server.answer_events import Json
+from tilebeam.server.errors import check_tokens
 from tilebeam.server.models import Models
 from tilebeam.server.openai import chat_completions
-from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import ChatRequest, Strict, Text
 from tilebeam.server.service import Service
 from tilebeam.server.writing import dumped
