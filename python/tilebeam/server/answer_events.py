@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tilebeam.chat.answer_parts import Part, Text
 from tilebeam.chat.answer_reader import AnswerReader
-from tilebeam.outputs import CompletionOutput, Delta, FinishReason, Usage
+from tilebeam.outputs import CompletionOutput, Delta, Usage
 
 TokenBytes = Callable[[int], bytes]  # the bytes of a token
 Json = dict[str, Any]
@@ -150,9 +150,7 @@ class SampleEvents:
             self._ledger.feed(delta.token_ids, delta.logprobs, delta.top_logprobs)
         if not delta.text and delta.finish_reason is None:
             return None
-        text = delta.text
-        # A candidate that a search gave up is one that was cut.
-        finish: FinishReason | None = "length" if delta.finish_reason == "aborted" else delta.finish_reason
+        text, finish = delta.text, delta.finish_reason
         parts: list[Part] = [Text(text)] if text else []
         if self._reader is not None:
             parts, finish = self._reader.take(text, finish)
