@@ -150,7 +150,7 @@ def test_thoughts_have_a_budget(opening: Running) -> None:
     assert len(longer) > len(thought(first)) > len(thought(message(opening, **LIMITED, thinking_budget_tokens=0))) == 0
     free = message(opening, **LIMITED)
     assert free == message(opening, **LIMITED, thinking_budget_tokens=-1)
-    assert free == message(opening, **LIMITED, thinking_budget_tokens=500)
+    assert free == message(opening, **LIMITED, thinking_token_budget=500)
     assert MESSAGE.strip() not in free["reasoning_content"]
     schema = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes"]}}}
     formed = message(opening, response_format=schema, thinking_budget_tokens=5, max_tokens=40)

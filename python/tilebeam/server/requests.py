@@ -9,7 +9,7 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tilebeam.chat.tools import Tool
 from tilebeam.grammars.gbnf import MAX_LENGTH as MAX_GRAMMAR
@@ -230,7 +230,10 @@ class Generation(Neutral, Sampling):
     ignore_eos: bool = False
     grammar: Grammar | None = None
     json_schema: dict[str, Any] | bool | None = None
-    thinking_budget_tokens: int | None = Field(None, ge=-1)  # -1: any number
+    # -1: any number. The second name is vLLM's.
+    thinking_budget_tokens: int | None = Field(
+        None, ge=-1, validation_alias=AliasChoices("thinking_budget_tokens", "thinking_token_budget")
+    )
     reasoning_budget_message: Annotated[Text, Field(max_length=MAX_PATTERN)] | None = None
     search: Search | None = None
     # Named as vLLM names them:
