@@ -328,30 +328,6 @@ def test_texts_longer_than_what_is_free_are_read(models: Path) -> None:
             np.testing.assert_allclose(scores, by_hand(scorer, QUESTION, steps), atol=1e-4)
 
 
-def test_the_same_calls_give_the_same_scores(models: Path) -> None:
-    texts = [[f"{w} step is {i}\n" for i, w in enumerate(WORDS[k : k + 4])] for k in range(5)]
-    runs = []
-    for _ in range(2):
-        with tilebeam.load(models / "q8.gguf", "npu", n_ctx=512, n_seq_max=4, threads=2) as model:
-            got = []
-            for scorer in scorers(model).values():
-                with scorer.session():
-                    for n in range(1, 5):
-                        got.append(scorer.score_steps([QUESTION] * 5, [t[:n] for t in texts]))
-            runs.append(got)
-    assert runs[0] == runs[1]
-
-
-def test_npu_and_cpu_rate_alike(models: Path) -> None:
-    texts = [[f"{w} step is {i}\n" for i, w in enumerate(WORDS[k : k + 4])] for k in range(5)]
-    rated = []
-    for device in ("cpu", "npu"):
-        with tilebeam.load(models / "q8.gguf", device, n_ctx=1024, n_seq_max=4, threads=2) as model:
-            rated.append([s.score_steps([QUESTION] * 5, texts) for s in scorers(model).values()])
-    np.testing.assert_allclose(rated[0], rated[1], atol=0.02)
-    assert np.ptp(rated[0]) > 0.2  # scores that differ
-
-
 def test_aggregates_and_outcomes(lm: LM) -> None:
     text = "the first step\nthe second step\nthe last"
     candidate = CompletionOutput(0, text, [], "stop", 0)
