@@ -425,29 +425,32 @@ def test_steps_without_tokens_are_rated_where_they_stand(lm: LM) -> None:
         list(_Empty(lm, RewardFormat(strip="\n"))._texts("", ("\n",), False))
 
 
-def test_a_solution_that_is_too_long_is_refused_where_it_becomes_so(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solution_that_is_too_long_is_refused_where_it_becomes_so(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What comes behind is not looked at, and memory grows with the steps, not with their square."""
-    for outcome in (False, True):
-        scorer = scorers(lm, outcome=outcome)["token"]
-        asked: list[str] = []
-        step = scorer._layout.step
-        monkeypatch.setattr(
-            scorer._layout, "step", lambda text, first, s=step, a=asked: a.append(text) or s(text, first)
-        )
-        with pytest.raises(TilebeamError, match="larger n_ctx"):
-            scorer.score_steps([QUESTION], [["the of number two "] * lm.n_ctx])
-        assert len(asked) < lm.n_ctx / 2
-    with pytest.raises(TilebeamError, match=rf"{lm.n_ctx + 1} steps"):
-        scorers(lm)["value-head"].score_steps([QUESTION], [[""] * (lm.n_ctx + 1)])
+    with tilebeam.load(models / "qwen2.gguf", "cpu", n_ctx=512, n_seq_max=2, **EXACT) as lm:
+        for outcome in (False, True):
+            scorer = scorers(lm, outcome=outcome)["token"]
+            asked: list[str] = []
+            step = scorer._layout.step
+            monkeypatch.setattr(
+                scorer._layout, "step", lambda text, first, s=step, a=asked: a.append(text) or s(text, first)
+            )
+            with pytest.raises(TilebeamError, match="larger n_ctx"):
+                scorer.score_steps([QUESTION], [["the of number two "] * lm.n_ctx])
+            assert len(asked) < lm.n_ctx / 2
+        with pytest.raises(TilebeamError, match=rf"{lm.n_ctx + 1} steps"):
+            scorers(lm)["value-head"].score_steps([QUESTION], [[""] * (lm.n_ctx + 1)])
 
-    def peak(steps: int) -> int:
-        tracemalloc.start()
-        assert len(next(_Empty(lm, RewardFormat(tag="?"))._texts("", ("",) * steps, False))[1]) == steps
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return found
+        def peak(steps: int) -> int:
+            tracemalloc.start()
+            assert len(next(_Empty(lm, RewardFormat(tag="?"))._texts("", ("",) * steps, False))[1]) == steps
+            found = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            return found
 
-    assert peak(1600) < 1 << 20
+        assert peak(400) < 1 << 18
 
 
 class _Empty(RewardModel):
