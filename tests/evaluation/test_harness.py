@@ -71,22 +71,6 @@ def test_loglikelihoods_are_the_librarys(model: Any, lm: LM) -> None:
 
 
 @needs_harness
-def test_texts_are_cut_as_by_the_harness(lm: LM) -> None:
-    """Where no token covers the border; there the harness scores a text that nobody wrote."""
-    from lm_eval.api.model import TemplateLM
-
-    class Own(TemplateLM):  # type: ignore[misc, name-defined]
-        tok_encode = staticmethod(lm.tokenize)
-
-    encode = Own._encode_pair
-    for context in ("the people", "the number \n", "Question: how many?\nAnswer:", "it was 12"):
-        for continuation in (" was", "of the people", "\nin", " 3 of it"):
-            _, wanted = encode(Own, context, continuation)
-            (found,) = lm.loglikelihood(context, [continuation])
-            assert found.token_ids == wanted, (context, continuation)
-
-
-@needs_harness
 def test_rolling_windows_score_every_token_once(model: Any, lm: LM) -> None:
     texts = ["the number of the people", "it was the number of the people in the world " * 40]
     found = model.loglikelihood_rolling([asked(t) for t in texts], disable_tqdm=True)

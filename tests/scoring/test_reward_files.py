@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gguf
 import gguf_kit
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load_head
 from tilebeam import gguf as gguf_tools
 from tilebeam.cli.main import app
+from tilebeam.gguf.gguf_write import kv_text
 from tilebeam.scoring.hf_reward_model import _body_config, extract_head, write_body
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.reward_formats import KINDS, PRESETS, preset_of
@@ -41,27 +41,6 @@ def random_layers(sizes: list[int], seed: int = 0) -> list[tuple[Any, Any]]:
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.sampled_from([1, 2, 5]), st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
-def test_a_head_is_what_torch_makes_of_it(widths: list[int], outputs: int, seed: int) -> None:
-    torch = pytest.importorskip("torch")
-    layers = random_layers([*widths, outputs], seed)
-    label = seed % outputs
-    head = make_head(layers, label=label)
-    parts: list[Any] = []
-    for weight, bias in layers:
-        linear = torch.nn.Linear(weight.shape[1], weight.shape[0], dtype=torch.float64)
-        linear.weight.data = torch.tensor(weight, dtype=torch.float64)
-        linear.bias.data = torch.tensor(bias, dtype=torch.float64)
-        parts += [torch.nn.ReLU(), linear] if parts else [linear]
-    x = np.random.default_rng(seed).standard_normal((7, widths[0])).astype(F32)
-    raw = torch.nn.Sequential(*parts)(torch.tensor(x, dtype=torch.float64)).detach()
-    want = torch.sigmoid(raw)[:, 0] if outputs == 1 else torch.softmax(raw, -1)[:, label]
-    np.testing.assert_allclose(head(x), want.numpy(), atol=1e-5)
-    if outputs == 1:
-        np.testing.assert_allclose(make_head(layers, "none")(x), raw[:, 0].numpy(), atol=1e-4)
 
 
 def test_large_values_do_not_overflow() -> None:
@@ -355,28 +334,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_head(folder / "Qwen2.5-Math-PRM-7B.Q8_0.head.gguf", make_head(random_layers([256, 2])))
     (folder / "damaged.gguf").write_bytes(b"GGUF nonsense")
     reward = folder / "told.gguf"
-    with_metadata(plain, reward, {"kind": "token", "tag": "?", "good": "1", "bad": "2"})
+    facts = {"reward.kind": "token", "reward.tag": "?", "reward.good": "1", "reward.bad": "2"}
+    gguf_kit.with_metadata(plain, reward, {key: kv_text(key, value) for key, value in facts.items()})
     gguf_tools.pack(reward, folder / "told.tb.gguf")
     save_head(folder / "small.gguf", make_head([(np.ones((1, 64)), None)]))
     return folder
-
-
-def with_metadata(source: Path, target: Path, facts: dict[str, str]) -> None:
-    """A copy of a model that says what it is."""
-    reader = gguf.GGUFReader(source)
-    with gguf_kit.writer(target, "qwen3") as writer:
-        for key, field in reader.fields.items():
-            if key.startswith("GGUF.") or key == "general.architecture":
-                continue
-            kind = field.types[0]
-            if kind == gguf.GGUFValueType.ARRAY:
-                writer.add_array(key, field.contents())
-            else:
-                writer.add_key_value(key, field.contents(), kind)
-        for key, value in facts.items():
-            writer.add_string(f"reward.{key}", value)
-        for tensor in reader.tensors:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
 
 
 STEPS = [["the first is it\n", "the last is it\n"]]

@@ -26,7 +26,7 @@ from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.scoring.reward_heads import Head, load_head
 from tilebeam.text_state import Feature, width
-from tilebeam.training import fitting, quality
+from tilebeam.training import fitting, head_report
 from tilebeam.training.collection import FEATURES, Collection, CollectionSetting
 from tilebeam.training.fit_options import FitOptions, features_of
 from tilebeam.training.head_report import report_of_fit, write
@@ -83,10 +83,6 @@ def test_a_planted_direction_is_found(feature: str, tmp_path: Path) -> None:
     for name in ("log-probability", "shortness"):
         assert 0.3 < rows[name]["all"] < 0.7
     assert found.facts["calibration_error"] < 0.1
-    best = found.facts["budgets"][-1]
-    assert best["budget"] == 4
-    assert best["best by head"] > best["majority"]
-    assert best["weighted by head"] >= best["majority"]
     files = write(found, tmp_path / "m1.5b")
     assert {f.name for f in files} >= {"m1.5b.report.md", "m1.5b.report.json"}
     assert "| the head | 0.9" in (tmp_path / "m1.5b.report.md").read_text() or rows["the head"]["all"] > 0.9995
@@ -201,9 +197,9 @@ def test_auroc_counts_pairs() -> None:
 
 def test_calibration() -> None:
     scores = np.array([0.05, 0.05, 0.95, 0.95, 1.0])
-    table = quality.reliability(scores, np.array([0, 0, 1, 0, 1.0]))
+    table = head_report.reliability(scores, np.array([0, 0, 1, 0, 1.0]))
     assert [row["count"] for row in table] == [2, 3]
-    assert math.isclose(quality.calibration_error(table), (2 * 0.05 + 3 * abs(2.9 / 3 - 2 / 3)) / 5)
+    assert math.isclose(head_report.calibration_error(table), (2 * 0.05 + 3 * abs(2.9 / 3 - 2 / 3)) / 5)
 
 
 def test_names_of_features() -> None:
@@ -316,7 +312,6 @@ def test_a_head_is_tested_on_other_problems(folder: Path, tmp_path: Path) -> Non
     states = np.fromfile(tmp_path / "h.states", np.float16).reshape(len(samples.rows), -1)
     scores = head(fitting.inputs(states, samples.ends, head.features))
     assert found["auroc"]["the head"]["all"] == pytest.approx(ranking.auroc(scores, samples.correct >= 0.5))
-    assert [(g["budget"], g["first"]) for g in found["gains"]] == [(2, name) for name, _ in quality.GAINS]
     assert (tmp_path / "t.report.md").exists()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tilebeam.evaluation import ranking
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.scoring.reward_heads import Head
-from tilebeam.training import quality
 from tilebeam.training.fitting import FOLDS, Fitted, Samples
 
 
@@ -55,19 +54,6 @@ class HeadReport:
         yield "| ---: | ---: | ---: |"
         for row in f["reliability"]:
             yield f"| {row['score']:.2f} | {row['count']} | {100 * row['right']:.0f} % |"
-        if f["budgets"]:
-            yield from ("", "Problems solved, in percent, in the mean over draws of so many samples:", "")
-            yield "| | " + " | ".join(str(row["budget"]) for row in f["budgets"]) + " |"
-            yield "| --- |" + " ---: |" * len(f["budgets"])
-            for name in quality.METHODS:
-                yield f"| {name} | " + " | ".join(f"{100 * row[name]:.1f}" for row in f["budgets"]) + " |"
-        for gain in f["gains"]:
-            low, high = 100 * gain["low"], 100 * gain["high"]
-            yield ""
-            yield (
-                f"Of {gain['budget']} samples {gain['first']} solves {100 * gain['value']:+.1f} points more than "
-                f"{gain['second']} ({low:+.1f} to {high:+.1f}, paired bootstrap over problems)."
-            )
 
 
 def report_of_fit(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> HeadReport:
@@ -101,17 +87,14 @@ def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int,
         "shortness": -np.array([r["tokens"] for r in held.records], np.float64),
     }
     early, owner = rated[~ends], held.owner[~ends]
-    table = quality.reliability(scores, right)
-    problems = [
-        [held.records[i] | {"score": float(scores[i])} for i in group] for group in held.grouped() if len(group) > 1
-    ]
+    table = reliability(scores, right)
     return HeadReport(
         about
         | {
             "features": list(head.features),
             "layers": head.shape,
             "seed": seed,
-            "problems": len(held.grouped()),
+            "problems": len(np.unique(held.problem)),
             "samples": len(right),
             "right": float(right.mean()),
             "cut": float(1 - whole.mean()),
@@ -122,11 +105,27 @@ def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int,
                 "within": ranking.auroc_within(early, right[owner] >= 0.5, held.problem[owner]),
             },
             "reliability": table,
-            "calibration_error": quality.calibration_error(table),
-            "budgets": quality.budgets(problems),
-            "gains": quality.gains(problems, seed),
+            "calibration_error": calibration_error(table),
         }
     )
+
+
+def reliability(
+    scores: npt.NDArray[np.float64], right: npt.NDArray[np.float64], bins: int = 10
+) -> list[dict[str, float]]:
+    """Sort samples by their score into bins of equal width: how many, their mean score, and the share that is right."""
+    place = np.minimum((scores * bins).astype(int), bins - 1)
+    return [
+        {"count": int(n), "score": float(scores[place == b].mean()), "right": float(right[place == b].mean())}
+        for b in range(bins)
+        if (n := (place == b).sum())
+    ]
+
+
+def calibration_error(table: Sequence[dict[str, float]]) -> float:
+    """Compute the expected calibration error: the mean distance of score and share right, over all samples."""
+    total = sum(row["count"] for row in table)
+    return sum(row["count"] * abs(row["score"] - row["right"]) for row in table) / total if total else float("nan")
 
 
 def write(found: HeadReport, stem: Path) -> list[Path]:
