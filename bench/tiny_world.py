@@ -114,7 +114,7 @@ def thoughts(count: int, threads: int, budgets: Sequence[int] = BUDGETS, seed: i
             single, voted = [], []
             for problem, result in zip(problems, results, strict=True):
                 single.append(sum(arithmetic.is_right(problem, c.text) for c in result.candidates) / VOTERS)
-                voted.append(arithmetic.is_right(problem, result.the_one.text))
+                voted.append(arithmetic.is_right(problem, result.best.text))
             short = [len((arithmetic.parts_of(p) or [])[::2]) <= SHORT for p in problems]
             groups = [single, voted]
             groups += [

@@ -40,7 +40,7 @@ COMMANDS = {
     "vote": "--model --prompt --file --n-predict --n-samples --extract --temp --seed --device --json",
     "bench": "--model -m --n-prompt -p --n-gen -n --n-parallel -npl --batch-size -b --ubatch-size -ub --threads -t "
     "--repetitions -r --output -o --device --n-depth -d",
-    "perplexity": "--model --file --kl-base --device --numerics --softmax "
+    "perplexity": "--model --file --kl-base --device "
     "--ctx-size --batch-size --ubatch-size --threads --cache-type-k --cache-type-v --chunks --json",
     "trace": "--model -m --out -o --prompt -p --file --n-prompt --n-predict -n --n-samples -N --threads -t --ctx-size "
     "--parallel --executor --json",

@@ -57,9 +57,6 @@ OTHERS = {
     ("trace", "--n-predict"): 32,  # a timeline is to be read
     ("perplexity", "--ctx-size"): 512,  # windows of the text
     ("perplexity", "--batch-size"): 2048,
-    ("imatrix", "--ctx-size"): 512,
-    ("diff", "--ctx-size"): 64,  # one batch
-    ("diff", "--device"): "cpu,tilebeam",
     ("bench", "--batch-size"): "2048",  # lists
     ("bench", "--device"): "cpu,tilebeam",
     ("eval", "--device"): "tilebeam",  # results say where they were made

@@ -104,9 +104,9 @@ def test_best_of_n_and_vote_with_a_reward_model(model: Path) -> None:
     assert "weight" not in ok(*flags).err
 
 
-def test_adaptive_stops_and_gives_up(model: Path) -> None:
+def test_adaptive_stops(model: Path) -> None:
     flags = ["adaptive", "-m", model, "-p", "the cat", "-N", 12, "--extract", r"(?s).*()", *QUICK]
-    silent = Ran(*flags, "--wave", 2, "--confidence", 0.9, "--json")
+    silent = Ran(*flags, "--confidence", 0.9, "--json")
     assert (silent.code, len(json.loads(silent.out)["candidates"])) == (1, 12)
     assert json.loads(silent.out)["answer"] is None  # an empty group is no answer
     assert "No candidate has an answer" in silent.err
@@ -119,9 +119,7 @@ def test_adaptive_stops_and_gives_up(model: Path) -> None:
     assert "settled after 4 of 12 candidates, confidence 0.969" in told.err
     assert told.out == f"{found['text']}\nanswer: {found['answer']}\n"
     weighed = record(*greedy, "--prm", model, *PRM)
-    assert (weighed["give_up"], sum(weighed["scores"])) == (None, pytest.approx(sum(weighed["votes"].values())))
-    steps = ["--prm", model, *PRM, "--step-stop", "e", "--max-step-tokens", 2, "--give-up", 1.0]
-    assert {c["finish_reason"] for c in json.loads(Ran(*flags, *steps, "--json").out)["candidates"]} == {"aborted"}
+    assert sum(weighed["scores"]) == pytest.approx(sum(weighed["votes"].values()))
 
 
 @pytest.mark.parametrize("command", SEARCHES)
@@ -306,8 +304,7 @@ def test_how_many_were_cut(
         (["vote", "--scorer", "logprob"], ["softmax and borda"]),
         (["vote", "--sharpness", 2, "--weighting", "logprob"], ["softmax and borda"]),
         (["vote", "--prm", "MODEL", *PRM, "--weighting", "borda", "--scorer", "judge"], ["not both"]),
-        (["adaptive", "--give-up", 0.5], ["adaptive --give-up", "--prm"]),
-        (["adaptive", "--max-steps", 3], ["--give-up"]),
+        (["adaptive", "--step-stop", "."], ["--step-stop", "--prm"]),
         (["adaptive", "--weighting", "reward"], ["--prm, --orm or --reward-head"]),
         (["adaptive", "--prm", "MODEL", *PRM, "--weighting", "plain"], ["--weighting reward"]),
         (["adaptive", "--extract", "["], ["--extract", "regular expression"]),
@@ -335,7 +332,7 @@ def test_help_teaches(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def candidates(*texts: str) -> list[CompletionOutput]:
-    return [CompletionOutput(i, t, [1, 2], "stop" if i else "aborted", i) for i, t in enumerate(texts)]
+    return [CompletionOutput(i, t, [1, 2], "stop" if i else "length", i) for i, t in enumerate(texts)]
 
 
 def shown(result: SearchResult) -> list[str]:
@@ -370,7 +367,7 @@ def test_steps_that_candidates_share_are_one_branch() -> None:
         "├── 0.700 a",
         "│   ├── 0.500 c  [1: 0.500, ended]",
         "│   │   └── 0.900 d  [> 2: 0.900, ended]",
-        "│   └── 0.200 b  [0: 0.200, given up]",
+        "│   └── 0.200 b  [0: 0.200, cut]",
         "└── 0.100 [x]  [pruned]",
     ]
 

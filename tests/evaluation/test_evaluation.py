@@ -46,7 +46,7 @@ def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[EvalJob, Ta
         "devices": ("npu",),
         "task": options,
         "task_digest": task.digest,
-        "methods": ("greedy", "best-of-n", "self-consistency", "adaptive:wave=2,weighting=logprob"),
+        "methods": ("greedy", "best-of-n", "self-consistency", "adaptive:weighting=logprob"),
         "budgets": (1, 2, 4, 6),
         "scorers": ("logprob", "verifier"),
         "unit_items": 4,
@@ -94,9 +94,7 @@ def test_figures_are_those_of_the_algorithms(whole: tuple[EvalJob, Task, Path]) 
     for seed in job.setting.seeds:
         for item in task.items:
             params = SamplingParams(**dict(job.setting.sampling), seed=item_seed(seed, item.id), logprobs=True)
-            best.append(
-                task.verdict(item, BestOfN(LogProb()).infer(model, item.prompt, 6, sampling=params).the_one.text)
-            )
+            best.append(task.verdict(item, BestOfN(LogProb()).infer(model, item.prompt, 6, sampling=params).best.text))
             vote = SelfConsistency(task.extract, weighting="logprob").infer(model, item.prompt, 6, sampling=params)
             voted.append(float(vote.answer == item.answer))
             first.append(task.verdict(item, vote.candidates[0].text))

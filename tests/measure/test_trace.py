@@ -302,9 +302,8 @@ def test_command(model: Path, tmp_path: Path, executor: str) -> None:
     assert sum(row["share"] for row in summary["ops"]) <= 1
     products = [row for row in summary["ops"] if row["op"] == "MUL_MAT"]
     assert products
-    assert all(row["gops"] > 0 and row["share_of_limit"] > 0 for row in products)
+    assert all(row["gops"] > 0 for row in products)
     assert {row["weights"] for row in products} <= {"Q4_0_COL", "Q8_0_COL", "F16"}
-    assert summary["limits"]["read_gbs"] > 0
 
 
 def test_table_and_text_prompt(model: Path, tmp_path: Path) -> None:
@@ -312,7 +311,7 @@ def test_table_and_text_prompt(model: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["trace", "-m", str(model), "-p", "hello", "-n", "2", "-c", "256", "-o", str(out)])
     assert done.exit_code == 0, done.output
     assert json.loads(out.read_text())["traceEvents"]
-    for word in ("MUL_MAT", "between ops", "NPU busy", "GB/s", "of limit"):
+    for word in ("MUL_MAT", "between ops", "NPU busy", "GB/s", "GOPS"):
         assert word in done.stdout
     stock = CliRunner().invoke(app, ["trace", "-m", str(model), "--device", "cpu", "-o", str(out)])
     assert stock.exit_code == 1

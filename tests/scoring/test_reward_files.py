@@ -16,7 +16,7 @@ import gguf_kit
 import numpy as np
 import pytest
 import tilebeam
-from cli_kit import Ran, ok, record
+from cli_kit import Ran, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load_head
@@ -420,7 +420,6 @@ def test_what_does_not_fit_is_refused(models: Path, file: str, known: dict[str, 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ([], "either with --prm or with --orm"),
         (["--prm=told.gguf", "--orm=cls.gguf"], "either with --prm or with --orm"),
         (["--reward-tag=?"], "need a reward model"),
         (["--aggregate=min"], "need a reward model"),
@@ -432,7 +431,7 @@ def test_the_command_refuses_options_that_do_not_fit(
     models: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
 ) -> None:
     monkeypatch.chdir(models)
-    done = Ran("score", "-f", "none.jsonl", *options)
+    done = Ran("best-of-n", "-m", "plain.gguf", "-p", "a", *options)
     assert done.code == 1
     assert says in " ".join(done.err.split())
 
@@ -452,37 +451,6 @@ def test_names_tell_presets(name: str, preset_name: str | None) -> None:
     assert preset_of(name) == preset_name
 
 
-def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Path) -> None:
-    texts = ["the first is it\nthe last is it", "the first is it\n"]
-    file = tmp_path / "texts.jsonl"
-    file.write_text(
-        "".join(json.dumps({"prompt": "the question", "text": t, "id": i}) + "\n" for i, t in enumerate(texts))
-    )
-    command = ["score", "--prm", models / "two.gguf", "-f", file, "-t", 1, "-c", 256, "--aggregate", "mean"]
-    lines = [json.loads(line) for line in ok(*command, "--json").out.splitlines()]
-    with tilebeam.load_reward_model(models / "two.gguf", **NPU) as scorer:
-        for i, (line, text) in enumerate(zip(lines, texts, strict=True)):
-            rated = scorer.rate_text("the question", text)
-            assert (line["id"], line["steps"]) == (i, rated.steps)
-            assert line["scores"] == pytest.approx(rated.scores, abs=1e-3)
-            assert line["score"] == pytest.approx(np.mean(line["scores"]))
-    assert f"{lines[0]['scores'][1]:.4f}  the last is it" in ok(*command).out
-    for content, says in (
-        ("", "holds no texts"),
-        ("[1]\n", "line 1 must be"),
-        ('{"prompt": "x"\n', "line 1 is not JSON"),
-        ("[" * 100000, "line 1 is not JSON"),
-    ):
-        file.write_text(content)
-        bad = Ran(*command)
-        assert bad.code == 1
-        assert says in " ".join(bad.err.split())
-    file.write_bytes(b'{"prompt": "\xff", "text": "a"}\n')
-    assert "is not UTF-8" in " ".join(Ran(*command).err.split())
-    file.write_text('{"prompt": "one\u2028line", "text": "a\u0085b"}\n')  # line breaks to str.splitlines, not to JSON
-    ok(*command)
-
-
 def test_the_manuals_examples_run(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manual = Path(__file__).parents[2] / "docs" / "reward-models.md"
     loaded, by_hand = re.findall(r"```python\n(.*?)```", manual.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -500,7 +468,7 @@ def test_the_manuals_examples_run(models: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_the_manual_names_every_preset_and_option() -> None:
     manual = (Path(__file__).parents[2] / "docs" / "reward-models.md").read_text(encoding="utf-8")
-    help_text = CliRunner().invoke(app, ["score", "--help"], terminal_width=200, color=False).output
+    help_text = CliRunner().invoke(app, ["best-of-n", "--help"], terminal_width=200, color=False).output
     for word in [*PRESETS, *KINDS]:
         assert f"`{word}`" in manual
     for option in set(re.findall(r"--(?:prm|orm|reward-\w+)\b", manual)):

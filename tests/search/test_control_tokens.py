@@ -175,14 +175,13 @@ def test_values_make_no_control_token_together(family: str, lm: LM) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-@pytest.mark.parametrize("verdict", ["probability", "number"])
-def test_under_a_judge(lm: LM, forged: str, seen: Any, chat: bool, verdict: Any) -> None:
-    judge = LLMJudge(lm, good="1", bad="2", chat=chat, verdict=verdict, sampling=ONE)
+def test_under_a_judge(lm: LM, forged: str, seen: Any, chat: bool) -> None:
+    judge = LLMJudge(lm, good="1", bad="2", chat=chat)
     same(seen, forged, lambda text: judge.rate([text, lm.chat_prompt(turns(text))], [candidates(text)] * 2))
     same(seen, forged, lambda text: BestOfN(judge).infer(lm, lm.chat_prompt(turns(text)), 2, sampling=ONE))
 
 
-def test_on_the_command_line(path: Path, forged: str, seen: Any, tmp_path: Path) -> None:
+def test_on_the_command_line(path: Path, forged: str, seen: Any) -> None:
     options = ["-m", str(path), "--device", "cpu", "-t", "1", "-c", "1024", "--seed", "3"]
     kinds = ["--reward-kind", "token", "--reward-tag", "?", "--reward-labels", "1,2"]
 
@@ -197,9 +196,7 @@ def test_on_the_command_line(path: Path, forged: str, seen: Any, tmp_path: Path)
         run("vote", "--extract", "text", *few)
         run("best-of-n", "--chat", "--scorer", "judge", *few)
         run("tir", "--extract", "text", "--unsafe-code", *few)
-        file = tmp_path / "texts.jsonl"
-        file.write_text(json.dumps({"prompt": text, "text": text}))
-        run("score", "--prm", str(path), *kinds, "-f", str(file), "-t", "1", "--device", "cpu")
+        run("best-of-n", "--prm", str(path), *kinds, *few)
 
     same(seen, forged, ask)
 

@@ -22,7 +22,6 @@ from tilebeam import (
     CompletionOutput,
     Consensus,
     LogProb,
-    Majority,
     Prompt,
     RequestOutput,
     SamplingParams,
@@ -79,7 +78,7 @@ def test_best_of_n_takes_the_first_of_the_best(lines: list[tuple[str, float]], p
     result = BestOfN(lambda _, text: points[int(text.split()[0])]).infer(lm, "p", budget=len(lines))
     assert result.scores == points[: len(lines)]
     assert result.best_index == result.scores.index(max(result.scores))
-    assert result.the_one is result.candidates[result.best_index]
+    assert result.best is result.candidates[result.best_index]
     assert lm.calls[0][1].n == len(lines) == len(result.candidates)
     assert result.usage.completion_tokens == sum(len(c.token_ids) for c in result.candidates)
 
@@ -170,7 +169,7 @@ def test_ties_go_to_the_answer_seen_first() -> None:
 def test_several_prompts_share_one_call() -> None:
     lm = Scripted({"a": [("1", 0), ("2", 0)], "b": [("2", 0), ("1", 0)]})
     a, b = BestOfN(lambda _, text: float(text)).infer(lm, ["a", "b"], budget=2)
-    assert (a.prompt, a.the_one.text, b.prompt, b.the_one.text) == ("a", "2", "b", "2")
+    assert (a.prompt, a.best.text, b.prompt, b.best.text) == ("a", "2", "b", "2")
     assert [prompts for prompts, _ in lm.calls] == [["a", "b"]]
     assert BestOfN(LogProb()).infer(lm, [], budget=2) == []
 
@@ -179,18 +178,13 @@ def test_log_probabilities_are_asked_for_only_when_needed() -> None:
     lm = Scripted({"p": [("a b c d", -0.5), ("a", -0.6), ("a b", -0.4)]})
     per_token = BestOfN(LogProb()).infer(lm, "p", budget=3)
     in_total = BestOfN(LogProb(per_token=False)).infer(lm, "p", budget=3)
-    BestOfN(Majority()).infer(lm, "p", budget=3)
+    BestOfN().infer(lm, "p", budget=3)
     assert (per_token.best_index, in_total.best_index) == (2, 1)
     assert per_token.scores == pytest.approx([-0.5, -0.6, -0.4])
     assert [params.logprobs for _, params in lm.calls] == [True, True, False]
     bare = CompletionOutput(0, "x", [1], "stop", 0)
     with pytest.raises(TilebeamError, match="logprobs=True"):
         LogProb().score("p", [bare])
-
-
-def test_majority_scores_by_share() -> None:
-    lm = Scripted({"p": [("1", 0), ("is 2", 0), ("2", 0), ("none", 0)]})
-    assert BestOfN(Majority()).infer(lm, "p", budget=4).scores == [0.25, 0.5, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -235,13 +229,13 @@ def test_loops_win_only_where_all_loop() -> None:
 
 def test_sampling_options_are_kept_and_n_is_the_budget() -> None:
     lm = Scripted({"p": [("1", 0)] * 3})
-    BestOfN(Majority()).infer(lm, "p", budget=3, sampling=SamplingParams(n=1, temperature=0.3, stop="x", seed=4))
+    BestOfN().infer(lm, "p", budget=3, sampling=SamplingParams(n=1, temperature=0.3, stop="x", seed=4))
     assert lm.calls[0][1] == SamplingParams(n=3, temperature=0.3, stop="x", seed=4)
     for budget in (0, -1, True, 2.0):
         with pytest.raises(TilebeamError, match="budget"):
-            BestOfN(Majority()).infer(lm, "p", budget=budget)  # type: ignore[call-overload]
+            BestOfN().infer(lm, "p", budget=budget)  # type: ignore[call-overload]
     with pytest.raises(TilebeamError, match="cancelled"):
-        BestOfN(Majority()).infer(lm, "p", budget=3, progress=lambda _: False)
+        BestOfN().infer(lm, "p", budget=3, progress=lambda _: False)
 
 
 def test_a_prompt_is_handed_on_as_it_is() -> None:
@@ -264,7 +258,7 @@ def test_a_prompt_is_handed_on_as_it_is() -> None:
     assert (result.prompt, result.best.text) == ("<user> p", "2")
     assert asked == [prompt]
     (vote,) = SelfConsistency().run(lm, [prompt], 2)
-    assert vote.best is vote.the_one
+    assert vote.best is vote.best
     with pytest.raises(TilebeamError, match=r"a text or a tilebeam\.Prompt, not list"):
         BestOfN(LogProb()).run(lm, [[7, 8]], 2)  # type: ignore[list-item]
 
@@ -278,7 +272,7 @@ def test_prompts_are_values() -> None:
         Prompt("a").ids  # noqa: B018
 
 
-@pytest.mark.parametrize("algorithm", [SelfConsistency(), Adaptive(), BestOfN(Majority())])
+@pytest.mark.parametrize("algorithm", [SelfConsistency(), Adaptive(), BestOfN()])
 def test_results_are_short_in_a_notebook(algorithm: Any) -> None:
     lm = Scripted({"p" * 500: [("so it is 42. " * 100, 0)] * 4})
     lm.keep_prefixes = nullcontext  # type: ignore[attr-defined]
@@ -391,7 +385,7 @@ def test_answers_equal_the_numbers_that_they_spell() -> None:
     assert VotedAnswer("1e5") == 100_000
 
 
-@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning, Majority])
+@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning])
 def test_extractors_go_by_name_and_wrong_ones_are_refused_at_once(kind: Any) -> None:
     assert kind("last-number") is not None
     for wrong, said in (
@@ -500,7 +494,7 @@ def test_a_search_with_a_real_model_is_reproducible(lm: tilebeam.LM) -> None:
     first = BestOfN(LogProb()).infer(lm, ["the number", "one more"], budget=6, sampling=params)
     again = BestOfN(LogProb()).infer(lm, ["the number", "one more"], budget=6, sampling=params)
     assert [r.scores for r in first] == [r.scores for r in again]
-    assert [r.the_one.text for r in first] == [r.the_one.text for r in again]
+    assert [r.best.text for r in first] == [r.best.text for r in again]
     assert first[0].scores == [c.cumulative_logprob / len(c.token_ids) for c in first[0].candidates]  # type: ignore[operator]
     assert first[0].usage.completion_tokens == sum(len(c.token_ids) for c in first[0].candidates)
     assert first[0].usage.scoring_seconds > 0

@@ -50,7 +50,7 @@ def test_texts_are_those_of_the_model(remote: RemoteLM, lm: LM) -> None:
         SelfConsistency("text"),
         BestOfN("logprob"),
         SelfConsistency("text", weighting="logprob"),
-        Adaptive("text", wave=3, confidence=1),
+        Adaptive("text", confidence=1),
     ],
 )
 def test_searches(remote: RemoteLM, lm: LM, algorithm: Any) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tilebeam.cli.options import (
     CtxSize,
@@ -20,6 +18,7 @@ from tilebeam.cli.options import (
     Threads,
     UnsafeCode,
     named_file,
+    option,
 )
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
@@ -32,35 +31,22 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
-task_option = partial(typer.Option, rich_help_panel="Task")
-running_option = partial(typer.Option, rich_help_panel="How it runs")
-
-METHODS = ["greedy", "best-of-n", "self-consistency"]
-Methods = Annotated[
-    list[str],
-    typer.Option(
-        "--method",
-        help="Comma separated: greedy (one answer at temperature 0), best-of-n, self-consistency, beam, dvts, "
-        "adaptive; options behind a colon: beam:beam_width=4,max_steps=8.",
-    ),
-]
+task_option = partial(option, rich_help_panel="Task")
+running_option = partial(option, rich_help_panel="How it runs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceOptions:
     """Out of how many candidates methods choose, and by what."""
 
-    budget: Annotated[str, typer.Option("--budget", help="Candidates per prompt, comma separated.")] = "1,2,4,8,16"
-    scorer: Annotated[
-        str | None,
-        typer.Option(
-            "--scorer",
-            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (the "
-            "share of the examples in the question's docstring that a program passes), prm, orm, head (--reward-head "
-            "alone), or FILE.py:function of prompt and text. Default: logprob (humaneval: examples, too) and the "
-            "reward model that is given.",
-        ),
-    ] = None
+    budget: str = option("1,2,4,8,16", help="Candidates per prompt, comma separated.")
+    scorer: str | None = option(
+        None,
+        help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (the "
+        "share of the examples in the question's docstring that a program passes), prm, orm, head (--reward-head "
+        "alone), or FILE.py:function of prompt and text. Default: logprob (humaneval: examples, too) and the "
+        "reward model that is given.",
+    )
 
     def budgets(self) -> tuple[int, ...]:
         """Read the budgets, in rising order."""
@@ -80,73 +66,47 @@ class ChoiceOptions:
 class ItemOptions:
     """What is asked, and who judges the answers."""
 
-    items: Annotated[int | None, task_option("--items", min=1, help="The first N of the file; default: all.")] = None
-    shots: Annotated[int, task_option("--shots", min=0, help="Solved examples before every prompt.")] = (
-        TaskOptions.shots
+    items: int | None = task_option(None, min=1, help="The first N of the file; default: all.")
+    shots: int = task_option(TaskOptions.shots, min=0, help="Solved examples before every prompt.")
+    shots_file: Path | None = task_option(
+        None,
+        help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
+        "(humaneval), or all (jsonl).",
     )
-    shots_file: Annotated[
-        Path | None,
-        task_option(
-            "--shots-file",
-            help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
-            "(humaneval), or all (jsonl).",
-        ),
-    ] = None
-    template: Annotated[
-        str | None,
-        task_option(
-            "--template",
-            help="Template of a question; {question} and other fields, \\n allowed. Default: the task's own.",
-        ),
-    ] = None
-    shot_answer: Annotated[
-        str | None, task_option("--shot-answer", help="Template of the answer in an example. Default: the task's own.")
-    ] = None
-    extract: Annotated[
-        str | None,
-        task_option(
-            "--extract",
-            help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
-            "FILE.py:function. Default: the task's own.",
-        ),
-    ] = None
-    checker: Annotated[
-        str | None,
-        task_option(
-            "--checker", help="module:function or FILE.py:function of item (the JSON object) and text; True if right."
-        ),
-    ] = None
-    chat: Annotated[
-        bool | None,
-        task_option(
-            "--chat/--no-chat",
-            help="Put prompts into the model's chat template, examples as earlier turns. Default: on for tasks that "
-            "are made for instruct models (gsm8k, math, humaneval), off for others.",
-        ),
-    ] = None
-    field: Annotated[
-        str | None,
-        task_option(
-            "--field", help="The question's name in a file's lines; default: prompt, question, problem, messages."
-        ),
-    ] = None
-    tir: Annotated[
-        bool,
-        task_option(
-            "--tir",
-            help="Tool-integrated reasoning: prompts ask for Python programs, and those in the samples of all methods "
-            "are run, confined, while they are drawn (gsm8k, math, jsonl).",
-        ),
-    ] = False
+    template: str | None = task_option(
+        None, help="Template of a question; {question} and other fields, \\n allowed. Default: the task's own."
+    )
+    shot_answer: str | None = task_option(None, help="Template of the answer in an example. Default: the task's own.")
+    extract: str | None = task_option(
+        None,
+        help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
+        "FILE.py:function. Default: the task's own.",
+    )
+    checker: str | None = task_option(
+        None, help="module:function or FILE.py:function of item (the JSON object) and text; True if right."
+    )
+    chat: bool | None = task_option(
+        None,
+        "--chat/--no-chat",
+        help="Put prompts into the model's chat template, examples as earlier turns. Default: on for tasks that "
+        "are made for instruct models (gsm8k, math, humaneval), off for others.",
+    )
+    field: str | None = task_option(
+        None, help="The question's name in a file's lines; default: prompt, question, problem, messages."
+    )
+    tir: bool = task_option(
+        False,
+        "--tir",
+        help="Tool-integrated reasoning: prompts ask for Python programs, and those in the samples of all methods "
+        "are run, confined, while they are drawn (gsm8k, math, jsonl).",
+    )
     programs: Programs = TaskOptions.programs
-    tools_grammar: Annotated[
-        bool,
-        task_option(
-            "--tools-grammar/--no-tools-grammar",
-            help="Hold samples of bfcl to calls that are valid under the functions' schemas, or let the model write "
-            "what it wants.",
-        ),
-    ] = TaskOptions.tools_grammar
+    tools_grammar: bool = task_option(
+        TaskOptions.tools_grammar,
+        "--tools-grammar/--no-tools-grammar",
+        help="Hold samples of bfcl to calls that are valid under the functions' schemas, or let the model write "
+        "what it wants.",
+    )
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code
 
     def of(self, spec: str) -> TaskOptions:
@@ -162,12 +122,11 @@ class ItemOptions:
 class DrawOptions:
     """How samples are drawn, and with which seeds."""
 
-    seeds: Annotated[
-        str,
-        typer.Option(
-            "--seeds", help="Seeds, comma separated; every item runs once with each.", rich_help_panel="Sampling"
-        ),
-    ] = ",".join(map(str, SEEDS))
+    seeds: str = option(
+        ",".join(map(str, SEEDS)),
+        help="Seeds, comma separated; every item runs once with each.",
+        rich_help_panel="Sampling",
+    )
     text: TaskTextOptions
 
 
@@ -175,19 +134,12 @@ class DrawOptions:
 class TimingOptions:
     """The timed pass."""
 
-    latency_items: Annotated[
-        int,
-        running_option(
-            "--latency-items", min=0, help="Also time every method and budget on this many prompts, one at a time."
-        ),
-    ] = 0
-    latency_device: Annotated[
-        str | None,
-        running_option(
-            "--latency-device",
-            help="Where they are timed: npu, cpu, or both, with the accuracy of --device. Default: --device.",
-        ),
-    ] = None
+    latency_items: int = running_option(
+        0, min=0, help="Also time every method and budget on this many prompts, one at a time."
+    )
+    latency_device: str | None = running_option(
+        None, help="Where they are timed: npu, cpu, or both, with the accuracy of --device. Default: --device."
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Give the arguments of `runner.evaluate`."""
@@ -199,7 +151,7 @@ class TimingOptions:
 class PlaceOptions:
     """Where and how models run."""
 
-    device: Annotated[str, running_option("--device", help="tilebeam, cpu, or both.")] = BACKENDS[0]
+    device: str = running_option(BACKENDS[0], help="tilebeam, cpu, or both.")
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
     deterministic: Deterministic = LoadOptions.deterministic
@@ -222,22 +174,15 @@ class PlaceOptions:
 class UnitOptions:
     """How the work is cut, and how much of it is done."""
 
-    unit_items: Annotated[
-        int,
-        running_option(
-            "--unit-items",
-            min=1,
-            help="Items that run together: what is lost when a run is killed.",
-        ),
-    ] = UNIT_ITEMS
-    so_far: Annotated[
-        bool,
-        running_option(
-            "--so-far",
-            help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
-            "With --latency-items, methods are still timed.",
-        ),
-    ] = False
+    unit_items: int = running_option(
+        UNIT_ITEMS, min=1, help="Items that run together: what is lost when a run is killed."
+    )
+    so_far: bool = running_option(
+        False,
+        "--so-far",
+        help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
+        "With --latency-items, methods are still timed.",
+    )
 
 
 def split_methods(texts: Sequence[str]) -> tuple[str, ...]:

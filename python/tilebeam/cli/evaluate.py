@@ -11,11 +11,9 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.eval_options import (
-    METHODS,
     ChoiceOptions,
     DrawOptions,
     ItemOptions,
-    Methods,
     PlaceOptions,
     TimingOptions,
     UnitOptions,
@@ -24,7 +22,7 @@ from tilebeam.cli.eval_options import (
     numbers,
     split_methods,
 )
-from tilebeam.cli.options import NamedModels, grouped
+from tilebeam.cli.options import NamedModels, grouped, option
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.evaluation.tasks import KINDS, open_task
 from tilebeam.text_files import unescaped
@@ -37,15 +35,17 @@ def evaluate(
     task: Annotated[
         str, typer.Option("--task", help=f"One of {', '.join(f'{k}:FILE' for k in KINDS)}.", show_default=False)
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="Folder for log, report and plots; an existing run is resumed. Default: eval/TASK-DATE.",
-        ),
-    ] = None,
-    method: Methods = METHODS,
+    out: Path | None = option(
+        None,
+        "-o",
+        "--out",
+        help="Folder for log, report and plots; an existing run is resumed. Default: eval/TASK-DATE.",
+    ),
+    method: list[str] = option(
+        ["greedy", "best-of-n", "self-consistency"],
+        help="Comma separated: greedy (one answer at temperature 0), best-of-n, self-consistency, beam, dvts, "
+        "adaptive; options behind a colon: beam:beam_width=4,max_steps=8.",
+    ),
     choosing: ChoiceOptions,
     asked: ItemOptions,
     drawn: DrawOptions,
@@ -54,7 +54,7 @@ def evaluate(
     timed: TimingOptions,
     place: PlaceOptions,
     work: UnitOptions,
-    json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
+    json_: bool = option(False, "--json", help="Print report.json instead of tables."),
 ) -> None:
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
 

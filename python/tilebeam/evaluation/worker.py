@@ -19,7 +19,7 @@ from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.gguf.fingerprint import fingerprint
-from tilebeam.measure.cost import Stopwatch
+from tilebeam.measure.machine import Stopwatch
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.prompt import Prompt

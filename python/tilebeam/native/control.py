@@ -63,20 +63,6 @@ class LoadResult:
     reason: str
 
 
-@dataclass(frozen=True)
-class Division:
-    """A weight matrix that is cut over several sessions.
-
-    Attributes:
-        name: as in the file.
-        parts: (device, columns) in order; columns of the matrix, i.e. rows of ggml's tensor. All but the last part
-            fill whole tiles of 32.
-    """
-
-    name: str
-    parts: tuple[tuple[int, int], ...]
-
-
 @cache
 def _ffi() -> FFI:
     ffi = FFI()
@@ -110,7 +96,7 @@ class Control:
         self._ffi = _ffi()
         names: tuple[str, ...] = ("announce", "loaded", "get_options", "configure", "status", "last_error")
         names += ("take_error", "trace_start", "trace_stop", "trace_take")
-        for name in (*names, "device_status", "device", "divide"):
+        for name in (*names, "device_status", "device"):
             address = registry.address(f"tilebeam_{name}")
             setattr(self, f"_{name}", self._ffi.cast(f"tilebeam_{name}_t", address))
 
@@ -126,7 +112,6 @@ class Control:
     _trace_start: Any
     _trace_stop: Any
     _trace_take: Any
-    _divide: Any
 
     def last_error(self) -> str:
         """Return the last failure as a sentence, "" if there was none."""
@@ -157,27 +142,6 @@ class Control:
             yield
         finally:
             self._announce(ffi.NULL)
-
-    @contextmanager
-    def divided(self, divisions: Sequence[Division]) -> Iterator[None]:
-        """Cut these matrices over sessions in the load that this thread makes meanwhile.
-
-        Raises:
-            TilebeamError: the plugin does not accept the list.
-        """
-        ffi = self._ffi
-        names = [ffi.new("char[]", d.name.encode("utf-8")) for d in divisions]
-        parts = [
-            {"name": name, "device": device, "columns": columns}
-            for name, d in zip(names, divisions, strict=True)
-            for device, columns in d.parts
-        ]
-        if self._divide(ffi.new("tilebeam_part[]", parts), len(parts)) != 0:
-            raise TilebeamError(f"The plugin refuses the division: {self.last_error() or 'no reason was given'}")
-        try:
-            yield
-        finally:
-            self._divide(ffi.NULL, 0)
 
     def loaded(self) -> LoadResult:
         """Return what this thread's load has made so far. Only while one is announced."""

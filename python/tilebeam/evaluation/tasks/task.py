@@ -25,7 +25,7 @@ from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.contract import StepGenerator
-from tilebeam.search.tool_forms import OUTPUT, ToolForm, conversation, form_of
+from tilebeam.search.tool_forms import conversation, needs_words
 from tilebeam.text_files import json_lines
 
 Message = Mapping[str, Any]
@@ -139,16 +139,16 @@ class Task(ABC):
         judges = [self._extract_source, source_digest(self._check) if self._check else "", *self._sources()]
         return hashlib.sha256(json.dumps([content, judges]).encode()).hexdigest()
 
-    def messages(self, item: Item, form: ToolForm = OUTPUT) -> list[Message]:
-        """Write the item as a conversation: examples are earlier turns. Where it asks for programs, it does so in this
-        form."""
+    def messages(self, item: Item, *, words: bool = False) -> list[Message]:
+        """Write the item as a conversation: examples are earlier turns. Where it asks for programs, it may explain
+        these in words."""
         found: list[Message] = [
             {"role": role, "content": text.strip()}
             for turn in self.shots
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ]
         if self.options.tir:
-            *before, question = conversation(item.body, example=found or True, form=form)
+            *before, question = conversation(item.body, example=found or True, words=words)
             return [*before, *item.before, question]
         return [*found, *item.before, {"role": "user", "content": item.body}]
 
@@ -161,9 +161,8 @@ class Task(ABC):
         if not self.chat:
             return Prompt(item.prompt, question=item.question)
         try:
-            form = form_of(getattr(lm, "chat_template", None))
-            told = form.told if self.options.tir else {}
-            return replace(lm.chat_prompt(self.messages(item, form), **told), question=item.question)
+            words = needs_words(getattr(lm, "chat_template", None))
+            return replace(lm.chat_prompt(self.messages(item, words=words)), question=item.question)
         except TilebeamError as error:
             raise TilebeamError(f"{error} Or evaluate it without a chat template: --no-chat.") from None
 
