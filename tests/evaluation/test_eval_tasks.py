@@ -103,7 +103,7 @@ def test_turns_before_a_question_stay_before_it(tmp_path: Path) -> None:
         ({"template": "{nothing}"}, "does not fit"),
         ({"extract": "("}, "regular expression"),
         ({"checker": "just_a_name"}, "names no function"),
-        ({"checker": "no_such_module:f"}, "PYTHONPATH"),
+        ({"checker": "no_such_file.py:f"}, "cannot be imported: no_such_file.py does not exist"),
         ({"shots": 2}, "--shots-file"),
     ],
 )

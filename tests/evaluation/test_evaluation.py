@@ -414,12 +414,6 @@ def test_settings_that_make_no_sense(tmp_path: Path) -> None:
     ]
 
 
-def test_items_and_seeds_draw_apart() -> None:
-    seeds = {item_seed(s, str(i)) for s in (1, 2, 3) for i in range(2000)}
-    assert len(seeds) == 6000
-    assert all(0 <= s < 2**32 - 1 for s in seeds)
-
-
 def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"a" * 3000)

@@ -17,16 +17,12 @@ import engine_kit
 import numpy as np
 import pytest
 import tilebeam
-from tilebeam import LM, Prompt, SamplingParams, TilebeamError
+from tilebeam import LM, SamplingParams, TilebeamError
 
 from bench.lib.synth import preset, write_model
 
 installed = importlib.util.find_spec("lm_eval") is not None
 needs_harness = pytest.mark.skipif(not installed, reason="lm-evaluation-harness is not installed")
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -106,26 +102,6 @@ def test_generations_end_as_the_task_says(model: Any, lm: LM) -> None:
         model.generate_until([asked("the", {"num_beams": 4})])
     with pytest.raises(TilebeamError, match="do not fit the context of 512"):
         model.generate_until([asked("the", {"max_gen_toks": 512})])
-
-
-@needs_harness
-def test_a_message_to_be_continued_is_left_open(lm: LM) -> None:
-    from tilebeam.evaluation.harness import TilebeamModel
-
-    class Chats(LM):
-        """The same model with a chat template."""
-
-        def __init__(self) -> None: ...
-
-        def __del__(self) -> None: ...
-
-        def chat_prompt(self, messages: Any, **options: Any) -> Prompt:
-            return lm.chat_prompt(messages, template=CHAT, **options)
-
-    model = TilebeamModel(Chats())
-    history = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is"}]
-    assert model.apply_chat_template(history[:1]) == "<user>2 + 2?<assistant>"
-    assert model.apply_chat_template(history, add_generation_prompt=False) == "<user>2 + 2?<assistant>It is"
 
 
 @needs_harness

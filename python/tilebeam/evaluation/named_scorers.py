@@ -9,8 +9,7 @@ examples         the share of the examples in a question's docstring that a prog
 behavior         the same, then how many other programs give the same values
 prm, orm         the reward model that the options name
 head             the reward head on the generator's own hidden states
-module:function, FILE.py:function
-                 a function of prompt and text that returns a score; searches by steps ask it after every step
+FILE.py:function a function of prompt and text that returns a score; searches by steps ask it after every step
 """
 
 from __future__ import annotations
