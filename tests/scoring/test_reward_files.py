@@ -59,7 +59,6 @@ def test_heads_come_back_from_their_files(tmp_path: Path) -> None:
     head = make_head(layers, label=0, preset="trl")
     save_head(tmp_path / "h.gguf", head)
     assert same(load_head(tmp_path / "h.gguf"), head)
-    assert load_head(tmp_path / "h.gguf", "softmax", 1).label == 1
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 

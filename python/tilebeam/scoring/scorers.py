@@ -7,7 +7,6 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from tilebeam.checks import checked_integer
@@ -57,10 +56,6 @@ class Scorer(ABC):
         wanted: dict[str, bool | str] = {"logprobs": True} if self.needs_logprobs else {}
         wanted |= {"statistics": True} if self.needs_statistics else {}
         return wanted | ({"hidden": True, "hidden_steps": self.hidden_steps} if self.needs_hidden else {})
-
-    def session(self) -> AbstractContextManager[None]:
-        """Enclose drawing candidates and rating them: what it needs of them in the model is kept meanwhile."""
-        return nullcontext()
 
     @abstractmethod
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
