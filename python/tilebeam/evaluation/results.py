@@ -195,9 +195,9 @@ def _sampled(
             values = np.full((len(table), len(table[0])), np.nan)
             if table[0][0]["samples"][0]["correct"] is not None:
                 values = np.array([[estimate(item["samples"], k) for item in items] for items in table])
-            oracle_too = oracle and k > 1  # a single sample is nobody's choice
+            bound = oracle and k > 1  # a single sample is nobody's choice
             found = stats.share(values), tokens * k, scored * k if reads else 0.0, values
-            yield Accuracy(model, device, series, k, figure, oracle_too, *found)
+            yield Accuracy(model, device, series, k, figure, bound, *found)
 
 
 def _estimators(
