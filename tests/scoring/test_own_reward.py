@@ -66,17 +66,6 @@ def by_hand(lm: LM, head: Head, prompt: list[int], tokens: list[int]) -> float:
     return float(head(state.features(head.features)[None])[0])
 
 
-def test_the_head_file_keeps_all(lm: LM, tmp_path: Path) -> None:
-    head = head_of(lm)
-    save_head(tmp_path / "h.gguf", head)
-    again = load_head(tmp_path / "h.gguf")
-    assert (again.features, again.maker, again.output, again.n_embd) == (FEATURES, head.maker, "sigmoid", lm.n_embd)
-    assert again.layer == lm.info.hidden_layer
-    for (w, b), (v, c) in zip(head.layers, again.layers, strict=True):
-        assert np.array_equal(w, v)
-        assert np.array_equal(b, c)
-
-
 class Decoded:
     """Batches of a model and the tokens in them."""
 
@@ -170,14 +159,6 @@ def test_searches_over_whole_candidates(lm: LM, aggregate: Any, monkeypatch: pyt
         assert math.isclose(score, wanted, abs_tol=1e-3)
     vote = tilebeam.SelfConsistency(lambda text: text[-1:], weighting="reward", scorer=scorer)
     assert vote.infer(lm, PROMPT, 6, sampling=PARAMS).scores == pytest.approx(best.scores, abs=1e-4)
-
-
-def test_results_are_json(lm: LM) -> None:
-    for result in (
-        tilebeam.BestOfN(OwnReward(lm, head_of(lm))).infer(lm, PROMPT, 2, sampling=PARAMS),
-        search(lm, "beam", OwnReward(lm, head_of(lm)))[0],
-    ):
-        assert "hidden" not in json.dumps(result.as_dict())
 
 
 def test_heads_of_other_models_are_refused(lm: LM) -> None:

@@ -59,7 +59,7 @@ class Accuracy:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
-        plain: dict[str, Any] = ranking.without_nan(self.share.as_dict())
+        plain: dict[str, Any] = ranking.without_nan(asdict(self.share))
         return {name: getattr(self, name) for name in names} | plain
 
 
@@ -84,10 +84,6 @@ class Latency:
     prompts: int
     tokens: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Ranking:
@@ -105,11 +101,6 @@ class Ranking:
     cut: float
     rows: dict[str, dict[str, Any]]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON."""
-        plain: dict[str, Any] = ranking.without_nan(asdict(self))
-        return plain
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -125,7 +116,7 @@ class Comparison:
             name: {k: getattr(row, k) for k in ("model", "device", "series", "budget", "figure")}
             for name, row in (("first", self.first), ("second", self.second))
         }
-        return sides | self.difference.as_dict()
+        return sides | asdict(self.difference)
 
 
 @dataclass(frozen=True)
@@ -204,19 +195,9 @@ def _sampled(
             values = np.full((len(table), len(table[0])), np.nan)
             if table[0][0]["samples"][0]["correct"] is not None:
                 values = np.array([[estimate(item["samples"], k) for item in items] for items in table])
-            yield Accuracy(
-                model,
-                device,
-                series,
-                k,
-                figure,
-                # A single sample is nobody's choice.
-                oracle and k > 1,
-                stats.share(values),
-                tokens * k,
-                scored * k if reads else 0.0,
-                values,
-            )
+            bound = oracle and k > 1  # a single sample is nobody's choice
+            found = stats.share(values), tokens * k, scored * k if reads else 0.0, values
+            yield Accuracy(model, device, series, k, figure, bound, *found)
 
 
 def _estimators(
@@ -359,22 +340,12 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
     ]
     runs = _grouped(named, lambda r: (r["model"], r["device"], r["series"], r["budget"]))
     found = []
-    for (model, device, series, budget), group in sorted(runs.items()):
+    for names, group in sorted(runs.items()):
         seconds = [run["seconds"] for run in group]
-        cpu = [run["cpu_seconds"] for run in group]
-        found.append(
-            Latency(
-                model,
-                device,
-                series,
-                budget,
-                stats.mean(seconds),
-                py_statistics.median(seconds),
-                stats.mean(cpu),
-                len(seconds),
-                py_statistics.fmean(run["tokens"] for run in group),
-            )
-        )
+        wall = stats.mean(seconds), py_statistics.median(seconds)
+        cpu = stats.mean([run["cpu_seconds"] for run in group])
+        tokens = py_statistics.fmean(run["tokens"] for run in group)
+        found.append(Latency(*names, *wall, cpu, len(group), tokens))
     return found
 
 
