@@ -29,12 +29,11 @@ from tilebeam.cli import (
     serve,
     trace,
 )
-from tilebeam.cli.commands import Command, Group, prepared
+from tilebeam.cli.commands import Command, prepared
 from tilebeam.gguf.help_text import App
 
 app = App(
     Command,
-    Group,
     name="tilebeam",
     help="Test-time scaling for GGUF models on local hardware. Start with: tilebeam doctor",
     no_args_is_help=True,

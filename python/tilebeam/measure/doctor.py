@@ -89,7 +89,6 @@ def examine(model: str | os.PathLike[str] | None = None) -> DoctorReport:
     report.attempt("environment", "Correct the name of the variable, or unset it.", _environment)
     report.attempt("native files", reinstall, _native)
     report.attempt("limits", reinstall, _limits)
-    report.attempt("tile layout", reinstall, _layout)
     report.attempt("versions", fit, _versions)
     report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
     report.attempt("one build", reinstall, _builds)
@@ -125,8 +124,11 @@ def _versions(report: DoctorReport) -> str:
             found[name] = None
     report.facts["versions"] = found
     report.facts["abi"] = {"match": False}  # until the plugin has been loaded
+    from tilebeam import _ext as ggml_ext
     from tilebeam.native.plugin import ggml
 
+    report.facts["layout_version"] = ggml_ext.LAYOUT_VERSION
+    report.facts["tiled_types"] = [t.label for t in ggml_ext.Type if ggml_ext.is_tiled(t)]
     lib = ggml()  # refuses another llama-cpp-python
     found["ggml"] = lib.ggml_version().decode()
     found["ggml_commit"] = lib.ggml_commit().decode()
@@ -198,15 +200,6 @@ def _native(report: DoctorReport) -> str:
     if missing:
         raise TilebeamError("; ".join(missing))
     return f"{', '.join(_NATIVE)} in {Path(str(found[_NATIVE[0]])).parent}"
-
-
-def _layout(report: DoctorReport) -> str:
-    from tilebeam import _ext as ggml_ext
-
-    report.facts["layout_version"] = ggml_ext.LAYOUT_VERSION
-    types = [t.label for t in ggml_ext.Type if ggml_ext.is_tiled(t)]
-    report.facts["tiled_types"] = types
-    return f"version {ggml_ext.LAYOUT_VERSION}: {', '.join(types)}"
 
 
 def _plugin(report: DoctorReport) -> str:
