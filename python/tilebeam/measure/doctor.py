@@ -5,6 +5,7 @@ Each check stands alone: a broken one is reported, the others still run. A model
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -288,29 +289,24 @@ def _executor(report: DoctorReport, kind: str) -> str:
         times = ffi.new("int64_t[]", _NOOPS)
         if lib.tb_session_time_noop(session, _NOOPS, times, result) != 0:
             raise TilebeamError(_words(ffi, result))
-        microseconds = sorted(t / 1000 for t in times)[_NOOPS // 2]
-        isa = ffi.string(lib.tb_session_isa(session)).decode()
-        pid = int(lib.tb_session_pid(session))
-        threads = int(lib.tb_session_n_threads(session))
-        guards = _guards(int(lib.tb_session_guards(session)))
         count = ffi.new("tb_session_counters *")
         lib.tb_session_count(session, count)
+        fact = {
+            "isa": ffi.string(lib.tb_session_isa(session)).decode(),
+            "noop_microseconds": sorted(t / 1000 for t in times)[_NOOPS // 2],
+            "pid": int(lib.tb_session_pid(session)),
+            "threads": int(lib.tb_session_n_threads(session)),
+            "guards": _guards(int(lib.tb_session_guards(session))),
+            "requests": count.requests,
+            "answers_while_spinning": count.spun,
+        }
     finally:
         lib.tb_session_stop(session)
-    fact = {
-        "isa": isa,
-        "noop_microseconds": microseconds,
-        "own_process": pid != os.getpid(),
-        "pid": pid,
-        "threads": threads,
-        "guards": guards,
-        "requests": count.requests,
-        "answers_while_spinning": count.spun,
-    }
+    own = fact["own_process"] = fact["pid"] != os.getpid()
     report.facts.setdefault("executors", {})[kind] = fact
-    where = f"{program} (pid {pid}; {_shut_in(guards)})" if fact["own_process"] else "threads of this process"
+    where = f"{program} (pid {fact['pid']}; {_shut_in(fact['guards'])})" if own else "threads of this process"
     return (
-        f"{where}, kernel set {isa}, answers in {microseconds:.1f} us "
+        f"{where}, kernel set {fact['isa']}, answers in {fact['noop_microseconds']:.1f} us "
         f"({count.spun} of {count.requests} while spinning for it)"
     )
 
@@ -360,15 +356,7 @@ def _kernels(report: DoctorReport) -> str:
     report.facts["kernel_set_in_use"] = os.environ.get("TILEBEAM_ISA") or isas[0]
     report.facts["nmse_limit"] = selftest.NMSE_LIMIT
     report.facts["kernels"] = [
-        {
-            "isa": r.isa,
-            "op": r.op,
-            "kernel": r.kernel,
-            "nmse": r.nmse if r.nmse != float("inf") else None,
-            "ok": r.ok,
-            "why": r.why,
-        }
-        for r in results
+        asdict(r) | {"ok": r.ok, "nmse": r.nmse if math.isfinite(r.nmse) else None} for r in results
     ]
     bad = [r for r in results if not r.ok]
     if bad:
