@@ -17,7 +17,6 @@ import typer
 
 from tilebeam.cli import (
     bench,
-    cached_models,
     chat,
     doctor,
     evaluate,
@@ -75,7 +74,6 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "trace": trace.trace,
     },
     "Models and files": {
-        "models": cached_models.models,
         "doctor": doctor.doctor,
         "reward-head": reward_head.reward_head,
     },
