@@ -33,7 +33,6 @@ from .scoring.code_examples import CodeExamples as CodeExamples
 from .scoring.llm_judge import LLMJudge as LLMJudge
 from .scoring.load_reward import load_reward_model as load_reward_model
 from .scoring.own_reward import OwnReward as OwnReward
-from .scoring.p_true import PTrue as PTrue
 from .scoring.reward_formats import RewardFormat as RewardFormat
 from .scoring.reward_heads import Head as Head
 from .scoring.reward_heads import classifier_of as classifier_of
@@ -44,7 +43,6 @@ from .scoring.reward_model import StepScorer as StepScorer
 from .scoring.reward_model import TokenReward as TokenReward
 from .scoring.scorers import Consensus as Consensus
 from .scoring.scorers import LogProb as LogProb
-from .scoring.scorers import Majority as Majority
 from .scoring.scorers import Rating as Rating
 from .scoring.scorers import Scorer as Scorer
 from .scoring.scorers import SelfCertainty as SelfCertainty

@@ -135,11 +135,10 @@ def test_pages(command: str, model: Path, tmp_path: Path) -> None:
     Ran(*flags).fails_with("No such file or directory", "no")
 
 
-@pytest.mark.parametrize("verdict", ["probability", "number"])
-def test_judges(verdict: str, model: Path, tmp_path: Path) -> None:
+def test_judges(model: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.txt"
     template.write_text("{prompt}{answer} good? ")
-    judge = ["--judge-verdict", verdict, "--judge-template", template]
+    judge = ["--judge-template", template]
     best = record("best-of-n", "-m", model, "-p", "the cat", "-N", 3, "--scorer", "judge", *judge, *QUICK)
     assert best["usage"]["scored_tokens"] > 0
     assert all(0 <= s <= 1 for s in best["scores"])
@@ -169,8 +168,6 @@ def _refuse(*, unsafe: bool) -> None:
 
 def test_other_scorers_and_weights(model: Path) -> None:
     flags = ["-m", model, "-p", "the cat", "-N", 4, *QUICK]
-    majority = record("best-of-n", *flags, "--scorer", "majority", "--extract", "text", "--temp", 0)
-    assert majority["scores"] == [1.0] * 4
     total = record("best-of-n", *flags, "--scorer", "logprob-sum")
     assert total["scores"] == pytest.approx([c["cumulative_logprob"] for c in total["candidates"]])
     vote = record("vote", *flags, "--weighting", "logprob", "--extract", "text")
@@ -293,8 +290,7 @@ def test_how_many_were_cut(
         (["best-of-n", "--prm", "MODEL", *PRM, "--scorer", "judge"], ["not both"]),
         (["best-of-n", "--reward-tag", "?"], ["need a reward model", "--prm"]),
         (["best-of-n", "--aggregate", "min"], ["need a reward model", "--prm"]),
-        (["best-of-n", "--extract", "text"], ["--scorer majority"]),
-        (["best-of-n", "--judge-verdict", "number"], ["--scorer judge"]),
+        (["best-of-n", "--judge-template", "a.txt"], ["--scorer judge"]),
         (["best-of-n", "--step-stop", "."], ["--step-stop", "--prm"]),
         (["best-of-n", "--scorer", "judge", "--judge-template", "no.txt"], ["no.txt"]),
         (["vote", "--weighting", "reward"], ["--prm, --orm or --reward-head"]),

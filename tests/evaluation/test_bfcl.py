@@ -67,7 +67,6 @@ def written(folder: Path, *lines: dict[str, Any], answers: bool = True) -> Path:
         ({"days": 2}, False),  # the city is missing
         ({"city": "NYC", "days": 2}, True),
         ({"city": "NYC", "days": 2.0}, False),
-        ({"city": "NYC", "days": True}, False),
         ({"city": "NYC", "days": "2"}, False),
         ({"city": "NYC", "hours": 2}, False),  # unexpected
         ({"city": "NYC", "share": 1}, True),
@@ -94,9 +93,7 @@ def test_arguments_are_right_where_the_authors_accept_them(tmp_path: Path, argum
     "text",
     [
         "",
-        "no call",
         "[]",
-        "{}",
         "3",
         '[{"name": "now", "arguments": {}}]',
         '[{"name": "weather.at"}]',

@@ -15,7 +15,7 @@ from tilebeam import SamplingParams, TilebeamError, load
 from tilebeam.cli.main import app
 from tilebeam.evaluation import estimators as statistics
 from tilebeam.evaluation import plots, runner
-from tilebeam.evaluation.config import ModelFile, Setting, units
+from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.eval_report import EvalReport
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
@@ -162,9 +162,3 @@ def test_the_command_is_greedy_unless_told_otherwise(tmp_path: Path, monkeypatch
     assert report["setting"]["methods"] == list(ALL)
     assert report["accuracy"][0]["series"] == "greedy"
     assert report["accuracy"][0]["value"] == pytest.approx(np.mean([r["correct"] for r in greedy]))
-
-
-def test_units_of_items_and_models_without_greedy_are_those_of_before(tmp_path: Path) -> None:
-    with_, without = (list(units(job_of(tmp_path, *m)[0].setting, 10)) for m in (ALL, ALL[1:]))
-    assert [u for u in with_ if u.method != "greedy"] == without
-    assert [u.series for u in with_[:3]] == ["greedy"] * 3

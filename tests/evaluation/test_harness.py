@@ -17,16 +17,12 @@ import engine_kit
 import numpy as np
 import pytest
 import tilebeam
-from tilebeam import LM, Prompt, SamplingParams, TilebeamError
+from tilebeam import LM, SamplingParams, TilebeamError
 
 from bench.lib.synth import preset, write_model
 
 installed = importlib.util.find_spec("lm_eval") is not None
 needs_harness = pytest.mark.skipif(not installed, reason="lm-evaluation-harness is not installed")
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +67,6 @@ def test_loglikelihoods_are_the_librarys(model: Any, lm: LM) -> None:
 
 
 @needs_harness
-def test_texts_are_cut_as_by_the_harness(lm: LM) -> None:
-    """Where no token covers the border; there the harness scores a text that nobody wrote."""
-    from lm_eval.api.model import TemplateLM
-
-    class Own(TemplateLM):  # type: ignore[misc, name-defined]
-        tok_encode = staticmethod(lm.tokenize)
-
-    encode = Own._encode_pair
-    for context in ("the people", "the number \n", "Question: how many?\nAnswer:", "it was 12"):
-        for continuation in (" was", "of the people", "\nin", " 3 of it"):
-            _, wanted = encode(Own, context, continuation)
-            (found,) = lm.loglikelihood(context, [continuation])
-            assert found.token_ids == wanted, (context, continuation)
-
-
-@needs_harness
 def test_rolling_windows_score_every_token_once(model: Any, lm: LM) -> None:
     texts = ["the number of the people", "it was the number of the people in the world " * 40]
     found = model.loglikelihood_rolling([asked(t) for t in texts], disable_tqdm=True)
@@ -122,26 +102,6 @@ def test_generations_end_as_the_task_says(model: Any, lm: LM) -> None:
         model.generate_until([asked("the", {"num_beams": 4})])
     with pytest.raises(TilebeamError, match="do not fit the context of 512"):
         model.generate_until([asked("the", {"max_gen_toks": 512})])
-
-
-@needs_harness
-def test_a_message_to_be_continued_is_left_open(lm: LM) -> None:
-    from tilebeam.evaluation.harness import TilebeamModel
-
-    class Chats(LM):
-        """The same model with a chat template."""
-
-        def __init__(self) -> None: ...
-
-        def __del__(self) -> None: ...
-
-        def chat_prompt(self, messages: Any, **options: Any) -> Prompt:
-            return lm.chat_prompt(messages, template=CHAT, **options)
-
-    model = TilebeamModel(Chats())
-    history = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is"}]
-    assert model.apply_chat_template(history[:1]) == "<user>2 + 2?<assistant>"
-    assert model.apply_chat_template(history, add_generation_prompt=False) == "<user>2 + 2?<assistant>It is"
 
 
 @needs_harness

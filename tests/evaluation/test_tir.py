@@ -50,13 +50,6 @@ def test_what_cannot_run_programs_says_so(spec: str) -> None:
         setting.parsed_methods()
 
 
-def test_a_setting_without_it_is_what_it_was(spec: str) -> None:
-    models = (ModelFile("m", "m.gguf", "0"),)
-    plain = Setting(models, ("cpu",), TaskOptions(spec), "d", ("best-of-n",), (1,))
-    assert "tir" not in plain.as_dict()["task"]
-    assert replace(plain, task=TaskOptions(spec, tir=True)).digest != plain.digest
-
-
 class _Writes:
     """A model that writes a program and believes its output."""
 

@@ -55,7 +55,7 @@ def searches(lm: tilebeam.LM) -> None:
     print(vote.answer, vote.votes, vote.text, vote.answer == 42)
     both = tilebeam.BestOfN(Shortest()).infer(lm, ["a", "b"], budget=4, sampling=SamplingParams(seed=1))
     print([result.best.text for result in both], tilebeam.BestOfN("logprob"), tilebeam.BestOfN(tilebeam.CodeExamples()))
-    judge = tilebeam.LLMJudge(lm, verdict="number", chat=True)
+    judge = tilebeam.LLMJudge(lm, chat=True)
     print(tilebeam.Adaptive("boxed").infer(lm, talk, 8).confidence, tilebeam.BestOfN(judge).infer(lm, talk, 4).scores)
     for i, found in tilebeam.Adaptive().completed(lm, [talk, "a"], 8, max_tokens=9):
         print(i, found.votes)

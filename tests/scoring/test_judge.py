@@ -1,10 +1,9 @@
-"""LLMJudge over a real (random) model: verdicts are what its logits say, numbers what it writes."""
+"""LLMJudge over a real (random) model: verdicts are what its logits say; and scorers of what decoding leaves behind."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,10 @@ from tilebeam import (
     LLMJudge,
     Prompt,
     Rating,
-    Reading,
-    RequestOutput,
     SamplingParams,
     SelfConsistency,
+    TailEntropy,
     TilebeamError,
-    Usage,
 )
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.search import algorithms as methods
@@ -100,10 +97,7 @@ def test_judges_by_name(lm: tilebeam.LM) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"verdict": "maybe"}, "verdict must be"),
         ({"template": "no place"}, "answer"),
-        ({"low": 3, "high": 3}, "low must be less"),
-        ({"samples": 0}, "samples must be"),
         ({"good": "1", "bad": ["1", "1"]}, "begin with the same token"),
         ({"good": [""], "bad": "1"}, "spellings of both"),
     ],
@@ -113,45 +107,18 @@ def test_judges_that_cannot_be(lm: tilebeam.LM, options: dict[str, Any], words: 
         LLMJudge(lm, **options)
 
 
-@dataclass
-class Writes:
-    """A model that writes given replies, in turn."""
-
-    replies: list[str]
-    asked: list[tuple[str, SamplingParams]] = field(default_factory=list)
-
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[RequestOutput]:
-        results = []
-        for prompt in prompts:
-            self.asked.append((prompt.text, sampling))
-            outputs = [CompletionOutput(i, self.replies.pop(0), [1, 2], "stop", i) for i in range(sampling.n)]
-            usage = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=2 * sampling.n, recomputed_tokens=1)
-            results.append(RequestOutput(prompt.text, [1], outputs, usage, 0))
-        return results
-
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> Prompt:
-        return Prompt(f"<{messages[0]['content']}>")
-
-    def filled_prompt(self, template: str, values: dict[str, str]) -> Prompt:
-        return Prompt(template.format_map(values))
-
-    def read(self, *_: object) -> list[Reading]:
-        raise AssertionError
-
-
-def test_numbers_are_scaled_and_what_is_none_does_not_count() -> None:
-    model = Writes(["10", "it is 3/10, so 5", "none", "7.5 or 99", "0", "-3"])
-    judge = LLMJudge(model, verdict="number", chat=True, template="{answer} {low}-{high}")  # type: ignore[arg-type]
-    (rating,) = judge.rate(["p"], [candidates("a", "b", "c", "d", "e", "f")])
-    assert rating.scores == [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]
-    assert [p for p, _ in model.asked] == [f"<{x} 0-10>" for x in "abcdef"]
-    assert {s.temperature for _, s in model.asked} == {0.0}
-    assert rating.usage == Usage(scored_tokens=6 * (10 - 4 + 1 + 2), full_scoring_tokens=6 * 12)
-
-
-def test_several_numbers_are_averaged() -> None:
-    model = Writes(["1", "2", "no", "5", "4", "3"])
-    judge = LLMJudge(model, verdict="number", low=1, high=5, samples=3)  # type: ignore[arg-type]
-    assert judge.score("p", candidates("a", "b")) == [pytest.approx((0 + 0.25) / 2), pytest.approx(0.75)]
-    assert {(s.n, s.temperature, s.seed) for _, s in model.asked} == {(3, 0.7, 0)}
-    assert "from 1 (wrong) to 5" in model.asked[0][0]
+def test_certainty_rates_texts_and_weighs_votes(lm: tilebeam.LM) -> None:
+    sampling = SamplingParams(seed=3, max_tokens=6)
+    best = BestOfN("self-certainty").infer(lm, "so", 4, sampling=sampling)
+    drawn = lm.generate("so", SamplingParams(n=4, seed=3, max_tokens=6, statistics=True))[0].outputs
+    expected = [float(np.mean(c.certainties or [])) for c in drawn]
+    assert best.scores == pytest.approx(expected, abs=1e-4)
+    assert "certainties" not in best.as_dict()["candidates"][0]
+    vote = SelfConsistency("text", weighting="borda", scorer="self-certainty").infer(lm, "so", 4, sampling=sampling)
+    assert vote.scores == [1 + sum(other < own for other in expected) for own in expected]
+    for name in ("self-certainty", "tail-entropy"):
+        with pytest.raises(TilebeamError, match="statistics=True"):
+            named_scorer(name).score("so", [CompletionOutput(0, "a", [1], "stop", 0)])
+    tail = TailEntropy(window=2).score("so", drawn)
+    assert tail == pytest.approx([-float(np.mean((c.entropies or [])[-2:])) for c in drawn])
+    assert TailEntropy().score("so", [CompletionOutput(0, "", [], "length", 0, entropies=[])]) == [0]

@@ -172,14 +172,6 @@ def test_searches_over_whole_candidates(lm: LM, aggregate: Any, monkeypatch: pyt
     assert vote.infer(lm, PROMPT, 6, sampling=PARAMS).scores == pytest.approx(best.scores, abs=1e-4)
 
 
-def test_results_are_json(lm: LM) -> None:
-    for result in (
-        tilebeam.BestOfN(OwnReward(lm, head_of(lm))).infer(lm, PROMPT, 2, sampling=PARAMS),
-        search(lm, "beam", OwnReward(lm, head_of(lm)))[0],
-    ):
-        assert "hidden" not in json.dumps(result.as_dict())
-
-
 def test_heads_of_other_models_are_refused(lm: LM) -> None:
     head = head_of(lm)
     for maker in ({"name": "another model"}, {"shape": "3 layers, 64 elements, 512 tokens"}):

@@ -31,7 +31,7 @@ from tilebeam import (
 )
 from tilebeam import gguf as gguf_tools
 from tilebeam.native.llama import log_router
-from tilebeam.scoring.reward_formats import PRESETS, Layout
+from tilebeam.scoring.reward_formats import Layout
 from tilebeam.scoring.reward_heads import classifier_of, make_head
 
 from bench.lib.synth import preset, write_model
@@ -328,30 +328,6 @@ def test_texts_longer_than_what_is_free_are_read(models: Path) -> None:
             np.testing.assert_allclose(scores, by_hand(scorer, QUESTION, steps), atol=1e-4)
 
 
-def test_the_same_calls_give_the_same_scores(models: Path) -> None:
-    texts = [[f"{w} step is {i}\n" for i, w in enumerate(WORDS[k : k + 4])] for k in range(5)]
-    runs = []
-    for _ in range(2):
-        with tilebeam.load(models / "q8.gguf", "npu", n_ctx=512, n_seq_max=4, threads=2) as model:
-            got = []
-            for scorer in scorers(model).values():
-                with scorer.session():
-                    for n in range(1, 5):
-                        got.append(scorer.score_steps([QUESTION] * 5, [t[:n] for t in texts]))
-            runs.append(got)
-    assert runs[0] == runs[1]
-
-
-def test_npu_and_cpu_rate_alike(models: Path) -> None:
-    texts = [[f"{w} step is {i}\n" for i, w in enumerate(WORDS[k : k + 4])] for k in range(5)]
-    rated = []
-    for device in ("cpu", "npu"):
-        with tilebeam.load(models / "q8.gguf", device, n_ctx=1024, n_seq_max=4, threads=2) as model:
-            rated.append([s.score_steps([QUESTION] * 5, texts) for s in scorers(model).values()])
-    np.testing.assert_allclose(rated[0], rated[1], atol=0.02)
-    assert np.ptp(rated[0]) > 0.2  # scores that differ
-
-
 def test_aggregates_and_outcomes(lm: LM) -> None:
     text = "the first step\nthe second step\nthe last"
     candidate = CompletionOutput(0, text, [], "stop", 0)
@@ -368,16 +344,6 @@ def test_aggregates_and_outcomes(lm: LM) -> None:
     # A text without steps is rated, too: its score need not be lower than others'.
     (empty,) = whole.score(QUESTION, [CompletionOutput(0, "", [], "stop", 0)])
     assert empty == pytest.approx(by_hand(whole, QUESTION, [""])[0], abs=1e-4)
-
-
-def test_many_candidates_share_their_prompts_cells(lm: LM) -> None:
-    scorer = scorers(lm, outcome=True)["two-label"]
-    long = " ".join([QUESTION] * 5)
-    candidates = [CompletionOutput(i, f"{chr(65 + i)} is it", [], "stop", 0) for i in range(12)]
-    (rating,) = scorer.rate([long], [candidates])
-    assert len(set(rating.scores)) == 12
-    head = len(scorer._layout.head(long))
-    assert rating.usage.scored_tokens == head + rating.usage.full_scoring_tokens - 12 * head
 
 
 def test_each_prompt_pays_for_its_own_texts(lm: LM) -> None:
@@ -449,29 +415,32 @@ def test_steps_without_tokens_are_rated_where_they_stand(lm: LM) -> None:
         list(_Empty(lm, RewardFormat(strip="\n"))._texts("", ("\n",), False))
 
 
-def test_a_solution_that_is_too_long_is_refused_where_it_becomes_so(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solution_that_is_too_long_is_refused_where_it_becomes_so(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What comes behind is not looked at, and memory grows with the steps, not with their square."""
-    for outcome in (False, True):
-        scorer = scorers(lm, outcome=outcome)["token"]
-        asked: list[str] = []
-        step = scorer._layout.step
-        monkeypatch.setattr(
-            scorer._layout, "step", lambda text, first, s=step, a=asked: a.append(text) or s(text, first)
-        )
-        with pytest.raises(TilebeamError, match="larger n_ctx"):
-            scorer.score_steps([QUESTION], [["the of number two "] * lm.n_ctx])
-        assert len(asked) < lm.n_ctx / 2
-    with pytest.raises(TilebeamError, match=rf"{lm.n_ctx + 1} steps"):
-        scorers(lm)["value-head"].score_steps([QUESTION], [[""] * (lm.n_ctx + 1)])
+    with tilebeam.load(models / "qwen2.gguf", "cpu", n_ctx=512, n_seq_max=2, **EXACT) as lm:
+        for outcome in (False, True):
+            scorer = scorers(lm, outcome=outcome)["token"]
+            asked: list[str] = []
+            step = scorer._layout.step
+            monkeypatch.setattr(
+                scorer._layout, "step", lambda text, first, s=step, a=asked: a.append(text) or s(text, first)
+            )
+            with pytest.raises(TilebeamError, match="larger n_ctx"):
+                scorer.score_steps([QUESTION], [["the of number two "] * lm.n_ctx])
+            assert len(asked) < lm.n_ctx / 2
+        with pytest.raises(TilebeamError, match=rf"{lm.n_ctx + 1} steps"):
+            scorers(lm)["value-head"].score_steps([QUESTION], [[""] * (lm.n_ctx + 1)])
 
-    def peak(steps: int) -> int:
-        tracemalloc.start()
-        assert len(next(_Empty(lm, RewardFormat(tag="?"))._texts("", ("",) * steps, False))[1]) == steps
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return found
+        def peak(steps: int) -> int:
+            tracemalloc.start()
+            assert len(next(_Empty(lm, RewardFormat(tag="?"))._texts("", ("",) * steps, False))[1]) == steps
+            found = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            return found
 
-    assert peak(1600) < 1 << 20
+        assert peak(400) < 1 << 18
 
 
 class _Empty(RewardModel):
@@ -546,15 +515,6 @@ def test_a_plain_prompt_is_taken_as_the_model_takes_it() -> None:
 def test_formats_without_their_placeholder_are_refused(form: dict[str, str]) -> None:
     with pytest.raises(TilebeamError, match="once"):
         RewardFormat(**form)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_complete(name: str) -> None:
-    known = PRESETS[name]
-    assert known.format.tag
-    assert known.about
-    tokens = Layout(Letters(False), known.format).head("Q")  # type: ignore[arg-type]
-    assert "Q" in shown(tokens)
 
 
 def test_a_solution_cannot_spell_the_tag(lm: LM) -> None:

@@ -175,9 +175,8 @@ def test_values_make_no_control_token_together(family: str, lm: LM) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-@pytest.mark.parametrize("verdict", ["probability", "number"])
-def test_under_a_judge(lm: LM, forged: str, seen: Any, chat: bool, verdict: Any) -> None:
-    judge = LLMJudge(lm, good="1", bad="2", chat=chat, verdict=verdict, sampling=ONE)
+def test_under_a_judge(lm: LM, forged: str, seen: Any, chat: bool) -> None:
+    judge = LLMJudge(lm, good="1", bad="2", chat=chat)
     same(seen, forged, lambda text: judge.rate([text, lm.chat_prompt(turns(text))], [candidates(text)] * 2))
     same(seen, forged, lambda text: BestOfN(judge).infer(lm, lm.chat_prompt(turns(text)), 2, sampling=ONE))
 

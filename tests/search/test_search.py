@@ -23,7 +23,6 @@ from tilebeam import (
     CompletionOutput,
     Consensus,
     LogProb,
-    Majority,
     Prompt,
     RequestOutput,
     SamplingParams,
@@ -180,18 +179,13 @@ def test_log_probabilities_are_asked_for_only_when_needed() -> None:
     lm = Scripted({"p": [("a b c d", -0.5), ("a", -0.6), ("a b", -0.4)]})
     per_token = BestOfN(LogProb()).infer(lm, "p", budget=3)
     in_total = BestOfN(LogProb(per_token=False)).infer(lm, "p", budget=3)
-    BestOfN(Majority()).infer(lm, "p", budget=3)
+    BestOfN().infer(lm, "p", budget=3)
     assert (per_token.best_index, in_total.best_index) == (2, 1)
     assert per_token.scores == pytest.approx([-0.5, -0.6, -0.4])
     assert [params.logprobs for _, params in lm.calls] == [True, True, False]
     bare = CompletionOutput(0, "x", [1], "stop", 0)
     with pytest.raises(TilebeamError, match="logprobs=True"):
         LogProb().score("p", [bare])
-
-
-def test_majority_scores_by_share() -> None:
-    lm = Scripted({"p": [("1", 0), ("is 2", 0), ("2", 0), ("none", 0)]})
-    assert BestOfN(Majority()).infer(lm, "p", budget=4).scores == [0.25, 0.5, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -236,13 +230,13 @@ def test_loops_win_only_where_all_loop() -> None:
 
 def test_sampling_options_are_kept_and_n_is_the_budget() -> None:
     lm = Scripted({"p": [("1", 0)] * 3})
-    BestOfN(Majority()).infer(lm, "p", budget=3, sampling=SamplingParams(n=1, temperature=0.3, stop="x", seed=4))
+    BestOfN().infer(lm, "p", budget=3, sampling=SamplingParams(n=1, temperature=0.3, stop="x", seed=4))
     assert lm.calls[0][1] == SamplingParams(n=3, temperature=0.3, stop="x", seed=4)
     for budget in (0, -1, True, 2.0):
         with pytest.raises(TilebeamError, match="budget"):
-            BestOfN(Majority()).infer(lm, "p", budget=budget)  # type: ignore[call-overload]
+            BestOfN().infer(lm, "p", budget=budget)  # type: ignore[call-overload]
     with pytest.raises(TilebeamError, match="cancelled"):
-        BestOfN(Majority()).infer(lm, "p", budget=3, progress=lambda _: False)
+        BestOfN().infer(lm, "p", budget=3, progress=lambda _: False)
 
 
 def test_a_prompt_is_handed_on_as_it_is() -> None:
@@ -279,7 +273,7 @@ def test_prompts_are_values() -> None:
         Prompt("a").ids  # noqa: B018
 
 
-@pytest.mark.parametrize("algorithm", [SelfConsistency(), Adaptive(), BestOfN(Majority())])
+@pytest.mark.parametrize("algorithm", [SelfConsistency(), Adaptive(), BestOfN()])
 def test_results_are_short_in_a_notebook(algorithm: Any) -> None:
     lm = Scripted({"p" * 500: [("so it is 42. " * 100, 0)] * 4})
     lm.keep_prefixes = nullcontext  # type: ignore[attr-defined]
@@ -392,7 +386,7 @@ def test_answers_equal_the_numbers_that_they_spell() -> None:
     assert VotedAnswer("1e5") == 100_000
 
 
-@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning, Majority])
+@pytest.mark.parametrize("kind", [SelfConsistency, Adaptive, ToolReasoning])
 def test_extractors_go_by_name_and_wrong_ones_are_refused_at_once(kind: Any) -> None:
     assert kind("last-number") is not None
     for wrong, said in (

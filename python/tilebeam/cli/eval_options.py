@@ -82,9 +82,7 @@ class ItemOptions:
         help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
         "FILE.py:function. Default: the task's own.",
     )
-    checker: str | None = task_option(
-        None, help="module:function or FILE.py:function of item (the JSON object) and text; True if right."
-    )
+    checker: str | None = task_option(None, help="FILE.py:function of item (the JSON object) and text; True if right.")
     chat: bool | None = task_option(
         None,
         "--chat/--no-chat",

@@ -1,9 +1,9 @@
-"""`tilebeam reward train` and `test`: a reward head on a model's own hidden states."""
+"""`tilebeam reward train`: a reward head on a model's own hidden states."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.scoring.reward_heads import Head
     from tilebeam.training.collection import Collection, CollectionSetting
-    from tilebeam.training.head_report import HeadReport
 
 _task = partial(option, rich_help_panel="Task")
 _fit_option = partial(option, rich_help_panel="Fit")
@@ -38,7 +37,7 @@ _fit_option = partial(option, rich_help_panel="Fit")
 app = App(
     Command,
     name="reward",
-    help="Train a reward head on a model's own hidden states, and test one.",
+    help="Train a reward head on a model's own hidden states.",
     no_args_is_help=True,
 )
 
@@ -136,57 +135,19 @@ def train(
     check_target(out)
     options = FitOptions(features_of(features), problems.seed)
     with _collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
-        found, head = _fit(lm, collection, records, options, about)
+        facts, head = _fit(lm, collection, records, options, about)
     from tilebeam.scoring.reward_heads import save_head
 
     save_head(out, head)
-    _finish(found, out.with_suffix(""), [out], json_)
-
-
-@grouped
-def rate(
-    *,
-    model: ModelOptions,
-    head: Annotated[Path, typer.Option("--reward-head", help="The head: what tilebeam reward train wrote.")],
-    problems: SampleOptions,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where the report goes (.report.md, .json).")],
-    json_: Json = False,
-) -> None:
-    """Test a reward head on other problems: how well it tells right from wrong, and what it brings at each budget.
-
-    Draws samples of the problems as train does, keeps them with their hidden states, and goes on after a kill. Another
-    head, or the same one trained on more, is tested on the samples that exist.
-
-    Example: tilebeam reward test -m model.gguf --reward-head head.gguf --task gsm8k:test.jsonl --items 200 --samples 16
-    -o test/gsm8k
-    """
-    from tilebeam.scoring.own_reward import OwnReward
-    from tilebeam.scoring.reward_heads import load_head
-
-    loaded = load_head(head)
-    collected = _collected(model, problems, out, loaded.layer, lambda lm: OwnReward(lm, loaded))
-    with collected as (_, collection, records, about):
-        from tilebeam.training.fitting import gathered, inputs
-        from tilebeam.training.head_report import report
-
-        held = gathered(records, [0] * len(records))
-        scores = loaded(inputs(collection.states(), held.rows, loaded.features))
-        about["rated"] = f"Rated by {head.name}."
-        found = report(loaded, scores, held, problems.seed, about)
-    _finish(found, out, [], json_)
+    _finish(facts, out, json_)
 
 
 app.command("train")(prepared(train))
-app.command("test")(prepared(rate))
 
 
 @contextmanager
 def _collected(
-    model: ModelOptions,
-    problems: SampleOptions,
-    beside: Path,
-    layer: int | None,
-    check: Callable[[LM], object] = lambda _: None,
+    model: ModelOptions, problems: SampleOptions, beside: Path, layer: int | None
 ) -> Iterator[tuple[LM, Collection, list[Record], dict[str, Any]]]:
     """Collect samples; yields the model, all samples, the records of the problems that were asked for, and facts for
     the report.
@@ -194,14 +155,12 @@ def _collected(
     Args:
         beside: where samples are kept, unless the options say.
         layer: behind which hidden states are taken.
-        check: raises what is wrong before anything is sampled.
     """
     from tilebeam.training.collection import Collection
 
     described, task = problems.open()
     setting, stem = problems.setting(model, described, task, layer), problems.data or beside
     with model.load(model.parallel, hidden_layer=layer) as lm, Collection(stem, setting, lm.n_embd) as collection:
-        check(lm)
         try:
             _collect(lm, task, collection)
         except KeyboardInterrupt:
@@ -226,11 +185,11 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
 
 def _fit(
     lm: LM, collection: Collection, records: list[Record], options: FitOptions, about: dict[str, Any]
-) -> tuple[HeadReport, Head]:
-    """Fit a head; return the report and the head."""
+) -> tuple[dict[str, Any], Head]:
+    """Fit a head; return the facts of the report and the head."""
     from tilebeam.scoring.own_reward import OwnReward, maker_of
     from tilebeam.training.fitting import fit, samples_of
-    from tilebeam.training.head_report import report_of_fit
+    from tilebeam.training.head_report import report
 
     samples = samples_of(records, options.seed)
     with console.bar("fit") as bar:
@@ -244,18 +203,18 @@ def _fit(
         )
     fitted = replace(fitted, head=replace(fitted.head, layer=lm.info.hidden_layer))
     OwnReward(lm, fitted.head)  # it fits
-    return report_of_fit(fitted, samples, options.seed, about), fitted.head
+    return report(fitted, samples, options.seed, about), fitted.head
 
 
-def _finish(found: HeadReport, stem: Path, written: list[Path], as_json: bool) -> None:
-    """Write the report and show it."""
-    from tilebeam.training.head_report import write
+def _finish(facts: dict[str, Any], head: Path, as_json: bool) -> None:
+    """Write the report beside the head, and show it."""
+    from tilebeam.training.head_report import markdown, write
 
-    files = [*written, *write(found, stem)]
+    files = [head, *write(facts, head.with_suffix(""))]
     if as_json:
-        print(json.dumps(found.plain(), indent=2))
+        print(json.dumps(facts, indent=2))
     else:
-        screen, text = console.out(), "\n".join(found.markdown())
+        screen, text = console.out(), "\n".join(markdown(facts))
         if screen.is_terminal:
             screen.print(Markdown(text))
         else:

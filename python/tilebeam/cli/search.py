@@ -29,7 +29,7 @@ from tilebeam.cli.read_prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target, whole_file
-from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, VERDICT, ScorerName, Verdict, VoteScorer
+from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, ScorerName, VoteScorer
 from tilebeam.search.search_defaults import (
     BEAM_WIDTH,
     BUDGET,
@@ -80,9 +80,8 @@ class JudgeOptions:
 
     judge_model: Path | None = _judge(None, help="GGUF file; default: the model itself.")
     judge_template: Path | None = _judge(
-        None, help="File with its question, holding {answer}, and {prompt}, {low}, {high} as wanted."
+        None, help="File with its question, holding {answer}, and {prompt} if it is to see it."
     )
-    judge_verdict: Verdict = _judge(VERDICT, help="The probability of Yes against No, or a number it writes.")
     judge_chat: bool | None = _judge(
         None, "--judge-chat/--no-judge-chat", help="Use its chat template; default: if it has one."
     )
@@ -161,13 +160,11 @@ def best_of_n(
         metavar="NAME",
         help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
         "own mean log-probability; logprob-sum: of the whole text; self-certainty: how sure the model was of its "
-        "tokens; tail-entropy: of the last 64; p-true: how probable it finds that the answer is right, by one "
-        "question read behind each; majority: the share of candidates with the same answer; examples: the share of "
-        "the examples in the docstring of the Python function that is asked for which the program passes; "
+        "tokens; tail-entropy: of the last 64; examples: the share of the examples in the docstring of the Python "
+        "function that is asked for which the program passes; "
         "behavior: the same, then how many programs give the same values; judge: a model is asked. Instead of a "
         "scorer: --prm, --orm or --reward-head.",
     ),
-    extract: str | None = option(None, help="For --scorer majority: see tilebeam vote.", show_default=EXTRACTOR),
     unsafe_code: UnsafeCode = False,
 ) -> None:
     """Draw N candidates for each prompt, rate them, choose the best.
@@ -178,21 +175,15 @@ def best_of_n(
     """
     from tilebeam.sandbox import need_confinement
     from tilebeam.scoring.scorer_names import named_scorer
-    from tilebeam.scoring.scorers import Majority
 
     rates = options.reward.read()
     whole.check(rates, judged=scorer == "judge")
     if rates is not None and scorer is not None:
         raise TilebeamError("Give a reward model or --scorer, not both.")
-    if extract is not None and scorer != "majority":
-        raise TilebeamError("--extract matters only for --scorer majority.")
     if scorer in RUN_PROGRAMS:
         need_confinement(unsafe=unsafe_code)
-    find = _extractor(extract or EXTRACTOR)
 
     def named(lm: LM) -> Scorer:
-        if scorer == "majority":
-            return Majority(find)
         return named_scorer(scorer or "consensus", lm, unsafe_code=unsafe_code)
 
     chosen = whole.judge if scorer == "judge" else named
@@ -418,7 +409,6 @@ def _judge_of(judge: JudgeOptions, lm: LM, model: ModelOptions, chat: bool, stac
         chat = lm.chat_template is not None
     return LLMJudge(
         lm,
-        verdict=judge.judge_verdict,
         template=read_text(judge.judge_template) if judge.judge_template else None,
         chat=chat if judge.judge_chat is None else judge.judge_chat,
     )

@@ -204,7 +204,7 @@ def _without_folder(text: str) -> str:
     kind, colon, rest = text.partition(":")
     if kind in KINDS and colon:
         return f"{kind}:{Path(rest).name}"
-    if text.endswith((".jsonl", ".jsonl.gz")) or (is_function_name(text) and ".py:" in text):
+    if text.endswith((".jsonl", ".jsonl.gz")) or is_function_name(text):
         return Path(text).name
     return text
 

@@ -18,7 +18,6 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -222,10 +221,6 @@ class Share:
     seeds: int
     seed_std: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 def wilson(share: float, n: float, z: float = Z95) -> tuple[float, float]:
     """Compute Wilson's score interval of a share of n independent items (Wilson 1927); n need not be whole."""
@@ -301,10 +296,6 @@ class Difference:
     low: float
     high: float
     p: float
-
-    def as_dict(self) -> dict[str, float]:
-        """Return a dictionary for JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def paired_bootstrap(first: npt.ArrayLike, second: npt.ArrayLike, *, seed: int = 0, draws: int = 10_000) -> Difference:

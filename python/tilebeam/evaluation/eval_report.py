@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,9 @@ class EvalReport:
             "digest": self.setting.digest,
             "setting": self.setting.as_dict(),
             "accuracy": [r.as_dict() for r in self.rows],
-            "rankings": [r.as_dict() for r in self.rankings],
+            "rankings": [ranking.without_nan(asdict(r)) for r in self.rankings],
             "comparisons": [c.as_dict() for c in self.comparisons],
-            "latency": [m.as_dict() for m in self.latencies],
+            "latency": [asdict(m) for m in self.latencies],
             "points": [p.as_dict() for p in self.points],
             "notes": self.notes,
         }

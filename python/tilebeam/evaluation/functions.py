@@ -1,9 +1,8 @@
-"""Functions named on the command line: "module:function" or "FILE.py:function", and what their source was."""
+"""Functions named on the command line, "FILE.py:function", and what their source was."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import sys
@@ -16,34 +15,31 @@ from tilebeam.errors import TilebeamError
 
 
 def is_function_name(spec: str) -> bool:
-    """Tell whether a text names a function rather than something else: "a.b:c" or "x/y.py:c"."""
-    module, colon, name = spec.rpartition(":")
-    if not colon or not name.isidentifier():
-        return False
-    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+    """Tell whether a text names a function rather than something else: "x/y.py:f"."""
+    file, _, name = spec.rpartition(":")
+    return file.endswith(".py") and name.isidentifier()
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
-    """Load the function of that name. Importing its module runs the module's code.
+    """Load the function of that name. Importing its file runs the file's code.
 
     Args:
-        spec: "module:function" (the module is on Python's path), or "FILE.py:function".
+        spec: "FILE.py:function".
         option: how the user said it, for errors.
 
     Raises:
-        TilebeamError: the module or file cannot be imported, or has no such function.
+        TilebeamError: the file cannot be imported, or has no such function.
     """
     if not is_function_name(spec):
-        raise TilebeamError(f'{option} {spec!r} names no function: write "module:function" or "FILE.py:function".')
-    place, _, name = spec.rpartition(":")
+        raise TilebeamError(f'{option} {spec!r} names no function: write "FILE.py:function".')
+    file, _, name = spec.rpartition(":")
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # the module's own code may raise anything
-        hint = "" if place.endswith(".py") else " Is its folder on PYTHONPATH?"
-        raise TilebeamError(f"{option} {spec!r}: {place} cannot be imported: {error}.{hint}") from error
+        module = _from_file(Path(file))
+    except Exception as error:  # the file's own code may raise anything
+        raise TilebeamError(f"{option} {spec!r}: {file} cannot be imported: {error}.") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise TilebeamError(f"{option} {spec!r}: {place} has no function {name}.")
+        raise TilebeamError(f"{option} {spec!r}: {file} has no function {name}.")
     return function  # type: ignore[no-any-return]
 
 

@@ -4,14 +4,12 @@ logprob          the model's own log-probability per token
 logprob-sum      of the whole text
 self-certainty   how sure the model was of its tokens
 tail-entropy     how sure it was of the last ones
-p-true           the model's own verdict, read behind each text
 verifier         the task's own checker, which knows the answer: an upper bound for real scorers
 examples         the share of the examples in a question's docstring that a program passes
 behavior         the same, then how many other programs give the same values
 prm, orm         the reward model that the options name
 head             the reward head on the generator's own hidden states
-module:function, FILE.py:function
-                 a function of prompt and text that returns a score; searches by steps ask it after every step
+FILE.py:function a function of prompt and text that returns a score; searches by steps ask it after every step
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, STEP_STOP
 OWN = "head"
 REWARDS = ("prm", "orm", OWN)
 VERIFIER = "verifier"
-P_TRUE = "p-true"
 
 
 class FunctionScorer(StepScorer):
@@ -73,15 +70,13 @@ def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) ->
         reward: "prm", "orm" or "head" if options name a reward model.
         unsafe_code: programs may run where they cannot be confined.
     """
-    if name == "majority":
-        raise TilebeamError("--scorer majority is not supported: use --method self-consistency.")
     if name == "consensus":
         raise TilebeamError("--scorer consensus is not supported: its scores depend on which texts are compared.")
     if name in REWARDS:
         if name != reward:
             option = "reward-head" if name == OWN else name
             raise TilebeamError(f"--scorer {name} needs a reward model: --{option} FILE.")
-    elif name not in (VERIFIER, P_TRUE) and not is_function_name(name):
+    elif name != VERIFIER and not is_function_name(name):
         named_scorer(name)
         if name in RUN_PROGRAMS:
             need_confinement(unsafe=unsafe_code)
@@ -98,16 +93,16 @@ def rates_steps(name: str) -> bool:
 
 
 def is_weight(name: str) -> bool:
-    """Tell whether a scorer can weigh votes: log-probabilities per token (as exp), reward models, functions, the
-    model's own verdicts and certainty (as they are). Votes that the verifier weights would be its own verdict."""
-    return rates_steps(name) or name in ("logprob", "self-certainty", P_TRUE)
+    """Tell whether a scorer can weigh votes: log-probabilities per token (as exp), reward models, functions and
+    self-certainty (as they are). Votes that the verifier weights would be its own verdict."""
+    return rates_steps(name) or name in ("logprob", "self-certainty")
 
 
 def needs(names: Sequence[str]) -> dict[str, bool | str]:
     """Return the fields of `SamplingParams` with which samples are drawn for scorers that are no reward models."""
     wanted: dict[str, bool | str] = {}
     for name in names:
-        if not rates_steps(name) and name not in (VERIFIER, P_TRUE):
+        if not rates_steps(name) and name != VERIFIER:
             wanted |= named_scorer(name).needs()
     return wanted
 

@@ -59,7 +59,7 @@ class Accuracy:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
-        plain: dict[str, Any] = ranking.without_nan(self.share.as_dict())
+        plain: dict[str, Any] = ranking.without_nan(asdict(self.share))
         return {name: getattr(self, name) for name in names} | plain
 
 
@@ -84,10 +84,6 @@ class Latency:
     prompts: int
     tokens: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Ranking:
@@ -105,11 +101,6 @@ class Ranking:
     cut: float
     rows: dict[str, dict[str, Any]]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON."""
-        plain: dict[str, Any] = ranking.without_nan(asdict(self))
-        return plain
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -125,7 +116,7 @@ class Comparison:
             name: {k: getattr(row, k) for k in ("model", "device", "series", "budget", "figure")}
             for name, row in (("first", self.first), ("second", self.second))
         }
-        return sides | self.difference.as_dict()
+        return sides | asdict(self.difference)
 
 
 @dataclass(frozen=True)

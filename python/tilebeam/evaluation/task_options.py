@@ -20,10 +20,9 @@ class TaskOptions:
         template: of one question; "{question}" and "{prompt}" are its text, other fields of an item by their names.
             None: the task's own.
         shot_answer: what follows the template in an example; None: the task's own.
-        extract: last-number, text, line, a regular expression, or a function (module:function, FILE.py:function).
+        extract: last-number, text, line, a regular expression, or a function (FILE.py:function).
             None: the task's own.
-        checker: function of item and text (module:function, FILE.py:function); None: the item's
-            answer, or the task's own judge.
+        checker: function of item and text (FILE.py:function); None: the item's answer, or the task's own judge.
         chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
         tir: prompts ask for programs, and those that samples write are run while they are drawn, by all methods.
         programs: a text's answer is what its program prints, where it holds one; see `tilebeam.ProgramAnswer`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +25,6 @@ from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usag
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.load_reward import RewardSpec
-from tilebeam.scoring.p_true import PTrue
 from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search import algorithms as methods
@@ -129,10 +128,9 @@ class Workbench:
         wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
         params = [self._sampling(unit.seed, item, n=unit.budget, **wanted) for item in items]
         prompts = [self._prompt(lm, item) for item in items]
-        with lm.keep_prefixes() if scoring.P_TRUE in names else nullcontext():
-            outputs = self._source(lm).generate(prompts, params, progress=progress)
-            check_complete(outputs)
-            scores = {name: self._scores(name, unit, items, prompts, outputs) for name in names}
+        outputs = self._source(lm).generate(prompts, params, progress=progress)
+        check_complete(outputs)
+        scores = {name: self._scores(name, unit, items, prompts, outputs) for name in names}
         records = []
         for i, (item, output) in enumerate(zip(items, outputs, strict=True)):
             answers = merged([self.task.extract(c.text) for c in output.outputs], self.task.equal)
@@ -272,8 +270,6 @@ class Workbench:
     def _scorer(self, name: str, model: str, device: str) -> Scorer:
         if name in scoring.REWARDS:
             return self._reward(model, device)
-        if name == scoring.P_TRUE:
-            return PTrue(self._lm(model, device))
         return scoring.modelless_scorer(
             name,
             lambda prompt, text: self.task.verdict(self._items[prompt], text),

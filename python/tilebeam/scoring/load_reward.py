@@ -189,23 +189,26 @@ class _Plan:
 
 
 def _plan(spec: RewardSpec) -> _Plan:
+    from tilebeam.scoring.reward_heads import load_head
+
     assert spec.path is not None
     path = Path(spec.path)
     facts = _facts(path)
     if isinstance(spec.head, tuple):
         raise TilebeamError("A reward model has one head: several are for the generators' own hidden states.")
     usual = path.with_name(f"{path.stem}.head.gguf")
-    beside = Path(spec.head) if spec.head is not None else usual if usual.is_file() else None
-    name = spec.preset or facts.get("preset") or preset_of(f"{facts.get('name', '')} {path.name}") or _preset_in(beside)
+    loaded = load_head(spec.head or usual) if spec.head or usual.is_file() else None
+    name = spec.preset or facts.get("preset") or preset_of(f"{facts.get('name', '')} {path.name}")
+    name = name or (loaded.preset if loaded else None)
     chosen = preset(name) if name else Preset("token", RewardFormat(), "plain text")
-    kind = spec.kind or facts.get("kind") or (chosen.kind if name else _kind(spec, path, facts, beside))
+    kind = spec.kind or facts.get("kind") or (chosen.kind if name else _kind(spec, path, facts, loaded))
     if kind not in KINDS:
         raise TilebeamError(f"Unknown kind of reward model {kind!r}: choose from {', '.join(KINDS)}.")
     chosen = replace(chosen, kind=cast(Kind, kind), **_labels(spec, facts))
     chosen = replace(chosen, format=_tagged(chosen.format, spec, facts))
     if kind == "token" and not chosen.format.tag:
         raise TilebeamError("A reward model that answers with tokens needs a tag or a preset.")
-    head = _head(path, kind, chosen, beside)
+    head = _head(path, kind, chosen, loaded)
     if not spec.outcome and chosen.outcome:
         raise TilebeamError(
             f"The preset {name} is for outcome reward models: load the model with outcome=True (--orm on the command "
@@ -218,23 +221,12 @@ def _plan(spec: RewardSpec) -> _Plan:
     return _Plan(path, chosen, head, outcome, "last" if spec.outcome else spec.aggregate, about)
 
 
-def _preset_in(head: Path | None) -> str | None:
-    """Read which preset a head's file names."""
-    if head is None:
-        return None
-    from tilebeam.scoring.reward_heads import load_head
-
-    return load_head(head).preset
-
-
-def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Path | None) -> Kind:
+def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Head | None) -> Kind:
     """Find the kind of a model that says neither kind nor preset."""
-    from tilebeam.scoring.reward_heads import load_head
-
     if facts["classifier"]:
         return "classifier"
     if head is not None:
-        return "two-label" if load_head(head).output == "softmax" else "value-head"
+        return "two-label" if head.output == "softmax" else "value-head"
     if spec.tag or facts.get("tag"):
         return "token"
     raise TilebeamError(
@@ -243,25 +235,24 @@ def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Path | None
     )
 
 
-def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | None:
-    """Load the head that a kind needs, None if it needs none."""
-    from tilebeam.scoring.reward_heads import classifier_of, load_head
+def _head(path: Path, kind: str, chosen: Preset, head: Head | None) -> Head | None:
+    """Return the head that a kind needs, None if it needs none."""
+    from tilebeam.scoring.reward_heads import classifier_of
 
     if kind == "token":
         return None
     if kind == "classifier":
         return classifier_of(path)
-    if beside is None:
+    if head is None:
         raise TilebeamError(
             f"A reward model of the kind {kind} needs its head's weights: name the head's file, or put it beside the "
             f"model as {path.stem}.head.gguf. `tilebeam reward-head` takes it out of the published files."
         )
     if kind == "two-label":
-        return load_head(beside, "softmax", chosen.label)
-    head = load_head(beside, chosen.output if chosen.output != "softmax" else None)
+        return replace(head, output="softmax", label=chosen.label)
     if head.output == "softmax":
-        raise TilebeamError(f"{beside} has {head.shape} values: that is a head over labels, of the kind two-label.")
-    return head
+        raise TilebeamError(f"{path}'s head has {head.shape} values: it is a head over labels, of the kind two-label.")
+    return replace(head, output=chosen.output if chosen.output in ("sigmoid", "none") else head.output)
 
 
 def _facts(path: Path) -> dict[str, Any]:

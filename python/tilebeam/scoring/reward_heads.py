@@ -147,11 +147,8 @@ def make_head(
     return Head(tuple(layers), cast(HeadOutput, chosen), 1 if label is None else label, preset)
 
 
-def load_head(path: str | os.PathLike[str], output: str | None = None, label: int | None = None) -> Head:
+def load_head(path: str | os.PathLike[str]) -> Head:
     """Read the head in a GGUF file, whose tensors are named 0.weight, 0.bias, 1.weight ..
-
-    Args:
-        output, label: instead of what the file says or the shape suggests.
 
     Raises:
         TilebeamError: the file is missing, is no head, or its layers do not fit each other.
@@ -176,9 +173,7 @@ def load_head(path: str | os.PathLike[str], output: str | None = None, label: in
     kinds = dict.fromkeys(("output", "preset", "features", "layer", "model.name", "model.shape"), str) | {"label": int}
     if wrong := [key for key, kind in kinds.items() if not isinstance(facts.get(key, kind()), kind)]:
         raise TilebeamError(f"{file} is not a reward head: {PREFIX}{wrong[0]} is {facts[wrong[0]]!r}.")
-    if output is None:
-        output, label = facts.get("output"), facts.get("label") if label is None else label
-    head = make_head(_in_order(arrays, file), output, label, facts.get("preset"))
+    head = make_head(_in_order(arrays, file), facts.get("output"), facts.get("label"), facts.get("preset"))
     where = facts.get("layer", FINAL)
     behind = _LAYER.fullmatch(where)
     if not behind and where != FINAL:

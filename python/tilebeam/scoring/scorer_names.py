@@ -9,8 +9,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.scoring.code_consensus import CodeConsensus
 from tilebeam.scoring.code_examples import CodeExamples
 from tilebeam.scoring.llm_judge import LLMJudge
-from tilebeam.scoring.p_true import PTrue
-from tilebeam.scoring.scorers import Consensus, LogProb, Majority, Scorer, SelfCertainty, TailEntropy
+from tilebeam.scoring.scorers import Consensus, LogProb, Scorer, SelfCertainty, TailEntropy
 from tilebeam.scoring.scoring_defaults import ScorerName
 
 if TYPE_CHECKING:
@@ -18,13 +17,12 @@ if TYPE_CHECKING:
 
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
-    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "self-certainty", "tail-entropy", "p-true"
-    (`PTrue`), "majority", "examples" (`CodeExamples`), "behavior" (`CodeConsensus`), or "judge": a model asked about
-    the candidates.
+    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "self-certainty", "tail-entropy", "examples"
+    (`CodeExamples`), "behavior" (`CodeConsensus`), or "judge": a model asked about the candidates.
 
     Args:
         name: the scorer's.
-        lm: the judge; for "p-true" the model that writes.
+        lm: the judge.
         unsafe_code: let "examples" and "behavior" run programs even where they cannot be confined.
 
     Raises:
@@ -36,11 +34,9 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
         "logprob-sum": lambda: LogProb(per_token=False),
         "self-certainty": SelfCertainty,
         "tail-entropy": TailEntropy,
-        "p-true": lambda: PTrue(_needed(lm, "p-true", "tilebeam.PTrue(lm)")),
-        "majority": Majority,
         "examples": lambda: CodeExamples(unsafe=unsafe_code),
         "behavior": lambda: CodeConsensus(unsafe=unsafe_code),
-        "judge": lambda: LLMJudge(_needed(lm, "A judge", "tilebeam.LLMJudge(lm)")),
+        "judge": lambda: _judge(lm),
     }
     for choice, make in known.items():
         if name == choice:
@@ -48,7 +44,7 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
     raise TilebeamError(f"Unknown scorer {name!r}: choose from {', '.join(known)}.")
 
 
-def _needed(lm: LM | None, whose: str, made_with: str) -> LM:
+def _judge(lm: LM | None) -> LLMJudge:
     if lm is None:
-        raise TilebeamError(f"{whose} needs a model: make it with {made_with}.")
-    return lm
+        raise TilebeamError("A judge needs a model: make it with tilebeam.LLMJudge(lm).")
+    return LLMJudge(lm)

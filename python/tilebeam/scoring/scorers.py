@@ -6,14 +6,9 @@ import math
 import re
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-from tilebeam.answers.extract import Extractor, equality_of, last_number
-from tilebeam.answers.extractors import as_extractor
-from tilebeam.answers.normalize import Equal, merged
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
@@ -61,10 +56,6 @@ class Scorer(ABC):
         wanted: dict[str, bool | str] = {"logprobs": True} if self.needs_logprobs else {}
         wanted |= {"statistics": True} if self.needs_statistics else {}
         return wanted | ({"hidden": True, "hidden_steps": self.hidden_steps} if self.needs_hidden else {})
-
-    def session(self) -> AbstractContextManager[None]:
-        """Enclose drawing candidates and rating them: what it needs of them in the model is kept meanwhile."""
-        return nullcontext()
 
     @abstractmethod
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
@@ -146,25 +137,6 @@ class Verifier(Scorer):
         name = getattr(self.check, "__name__", type(self.check).__name__)
         text = Prompt.of(prompt).text
         return [_number(self.check(text, c.text), f"The verifier {name}") for c in candidates]
-
-
-class Majority(Scorer):
-    """The share of candidates with the same answer; 0 for candidates without one.
-
-    Args:
-        extract: see `tilebeam.SelfConsistency`.
-        equal: whether two answers are the same; see `tilebeam.SelfConsistency`.
-    """
-
-    def __init__(self, extract: Extractor | str = last_number, *, equal: Equal | None = None) -> None:
-        self.extract = as_extractor(extract)
-        self.equal = equal or equality_of(self.extract)
-
-    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
-        """Return the votes for each candidate's answer, divided by the number of candidates."""
-        answers = merged([self.extract(c.text) for c in candidates], self.equal)
-        votes = Counter(a for a in answers if a is not None)
-        return [votes[a] / len(candidates) if a is not None else 0.0 for a in answers]
 
 
 # Words; scripts that put no spaces between words, by the character.

@@ -10,8 +10,6 @@ Kind = Literal["token", "value-head", "two-label", "classifier"]
 Aggregation = Literal["last", "min", "prod", "mean"]
 # What is made of the last layer of a reward model's head.
 HeadOutput = Literal["sigmoid", "softmax", "none"]
-# How a judge says what it thinks: by the probability of one word, or by a number that it writes.
-Verdict = Literal["probability", "number"]
 # Scorers that need no reward model, by name.
 ScorerName = Literal[
     "consensus",
@@ -19,17 +17,14 @@ ScorerName = Literal[
     "logprob-sum",
     "self-certainty",
     "tail-entropy",
-    "p-true",
-    "majority",
     "examples",
     "behavior",
     "judge",
 ]
-ASK_MODEL: tuple[ScorerName, ...] = ("p-true", "judge")  # those that need a loaded model
+ASK_MODEL: tuple[ScorerName, ...] = ("judge",)  # those that need a loaded model
 # Those whose scores weigh votes.
-VoteScorer = Literal["logprob", "self-certainty", "tail-entropy", "p-true", "judge"]
+VoteScorer = Literal["logprob", "self-certainty", "tail-entropy", "judge"]
 RUN_PROGRAMS: tuple[ScorerName, ...] = ("examples", "behavior")  # those that run what a model wrote
 
 AGGREGATION: Aggregation = "last"
-VERDICT: Verdict = "probability"
 STEP_STOP = "\n"  # what ends a step of a text

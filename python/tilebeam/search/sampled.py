@@ -6,7 +6,6 @@ import math
 import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
@@ -43,10 +42,6 @@ class _WholeSearch(Algorithm[Result]):
 
     def search(self, lm: Generator, call: SearchCall) -> list[Result]:
         """See `Algorithm.search`; of the model, only `generate` is asked."""
-        with self.scorer.session() if self.scorer is not None else nullcontext():
-            return self._search(lm, call)
-
-    def _search(self, lm: Generator, call: SearchCall) -> list[Result]:
         wanted: dict[str, Any] = {"logprobs": True} if self.needs_logprobs else {}
         wanted |= self.scorer.needs() if self.scorer is not None else {}
         params = [replace(p, n=call.budget, **wanted) for p in call.sampling]

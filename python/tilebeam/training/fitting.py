@@ -71,10 +71,6 @@ class Samples:
         """The share of each sample that is right, 0 to 1."""
         return np.array([r["correct"] for r in self.records], np.float64)
 
-    def grouped(self) -> list[list[int]]:
-        """Return numbers of the samples of each problem."""
-        return [np.flatnonzero(self.problem == p).tolist() for p in np.unique(self.problem)]
-
 
 def folds_of(records: Sequence[Record], seed: int) -> list[int]:
     """Assign each problem to a fold: in an order that the seed decides, problems that were solved now and then, always

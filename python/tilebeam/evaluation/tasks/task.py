@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,6 @@ from tilebeam.search.contract import StepGenerator
 from tilebeam.search.tool_forms import conversation, needs_words
 from tilebeam.text_files import json_lines
 
-Checker = Callable[[Mapping[str, Any], str], "float | bool"]
 Message = Mapping[str, Any]
 
 
