@@ -10,7 +10,6 @@
 #   make format            let ruff and clang-format rewrite
 #   make test-versions     every release of llama-cpp-python that Tilebeam is made for (an hour; compiles each of them once)
 #   make test-replicas     `tilebeam serve --ray` with two replicas on a local Ray (installs Ray Serve; two minutes)
-#   make test-clients      the server and the harness adapter with other people's clients, in build/clients (five minutes)
 #   make wheel             dist/*.tar.gz, and dist/*.whl for x86-64 and aarch64, with plugins for all releases of llama-cpp-python
 #   make docs              the documentation as a site in build/docs/site; fails on a broken link
 #   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
@@ -38,9 +37,6 @@ BENCH_ARGS ?=
 DATA ?=
 REAL_ARGS ?=
 
-# Tests that say more where the extra clients is installed.
-CLIENT_TESTS := $(addprefix tests/,$(addprefix server/test_,frameworks.py tools.py echo.py fuzz.py other_libraries.py messages.py ollama.py) evaluation/test_harness.py)
-
 # For the Hexagon build and its emulator, the fuzz target, and the aarch64 kernels. Without them those tests are skipped
 # and say which package they miss.
 EXTRAS := clang-19 lld-19 llvm-19 libclang-rt-19-dev libc++-19-dev qemu-user g++-aarch64-linux-gnu
@@ -66,7 +62,7 @@ patiently = log=$$(mktemp); ( $(watch) ) & watch=$$!; ok=1; ( $(2) ) >"$$log" 2>
 # An optional dependency group of pyproject.toml, as arguments of pip.
 extra = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
 
-.PHONY: help demo model test test-quick test-versions test-replicas test-clients lint format docs wheel bench real clean check setup extras
+.PHONY: help demo model test test-quick test-versions test-replicas lint format docs wheel bench real clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -167,17 +163,6 @@ test-replicas: $(VENV)/.tilebeam
 	@$(call quietly,$(PIP) install $(call extra,replicas))
 	@echo "== several replicas behind one address"
 	@$(BIN)/pytest tests/server/test_replicas.py $(PYTEST_ARGS)
-
-# An environment of their own on top of .venv: they bring other versions of what Tilebeam uses. One after the other,
-# because pip finds no set of versions that suits all of them.
-test-clients: $(VENV)/.tilebeam
-	@echo "== installing clients into build/clients: $(call extra,clients)"
-	@$(PYTHON) -m venv build/clients
-	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-	  > "$$(build/clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tilebeam-venv.pth"
-	@$(call quietly,for p in $(call extra,clients); do build/clients/bin/python -m pip --disable-pip-version-check install "$$p" || exit 1; done)
-	@echo "== the tests of clients"
-	@build/clients/bin/python -m pytest $(CLIENT_TESTS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.tilebeam $(VENV)/.lint
 	@echo "== ruff, mypy, clang-format"

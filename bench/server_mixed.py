@@ -57,7 +57,6 @@ _STORM = {
     "own constant": 30.0,
     "forced": 12.0,
     "embeddings": 6.0,
-    "echo": 8.0,
     "rerank": 6.0,
     "search": 8.0,
 }

@@ -72,7 +72,6 @@ class Questions:
             _ranks(post("/v1/rerank", {"query": self._texts[0], "documents": self._texts})) if offer.ranks else {}
         )
         self._prompts = [self._tokens(rng, 8, 48) for _ in range(_POOL)]
-        self._echoes = [_prompt_logprobs(post(COMPLETIONS, self._echo(i))) for i in range(_POOL)]
         self._said = [_drawn(post(COMPLETIONS, self._forced(i))) for i in range(_POOL)]
 
     def kinds(self) -> Mapping[str, Callable[[np.random.Generator], Asked]]:
@@ -82,7 +81,6 @@ class Questions:
             "own constant": self.own_constant,
             "forced": self.forced,
             "embeddings": self.embeddings,
-            "echo": self.echo,
         }
         if self._offer.ranks:
             found["rerank"] = self.rerank
@@ -110,8 +108,8 @@ class Questions:
     def own_constant(self, rng: np.random.Generator) -> Asked:
         """Ask for a text that nobody else may get, of one or several samples."""
         pattern = _pattern(rng, self._longest)
-        body = {"prompt": self._tokens(rng, 8, 64), "guided_regex": pattern, "n": int(rng.choice([1, 1, 1, 3]))}
-        body |= {"max_tokens": 4 * self._longest, "seed": _seed(rng)}
+        body = {"prompt": self._tokens(rng, 8, 64), "structured_outputs": {"regex": pattern}}
+        body |= {"n": int(rng.choice([1, 1, 1, 3])), "max_tokens": 4 * self._longest, "seed": _seed(rng)}
 
         def wrong(answer: Any) -> str | None:
             texts = [choice["text"] for choice in answer["choices"]]
@@ -123,7 +121,7 @@ class Questions:
         """Ask for a search whose candidates the model's own reward head rates; it tells all of them."""
         pattern = _pattern(rng, self._longest // 2)
         wanted = {"method": "best-of-n", "budget": 4, "scorer": "reward", "candidates": True}
-        body = {"prompt": _words(rng, 12), "guided_regex": pattern, "search": wanted}
+        body = {"prompt": _words(rng, 12), "structured_outputs": {"regex": pattern}, "search": wanted}
         body |= {"max_tokens": 4 * self._longest, "seed": _seed(rng)}
 
         def wrong(answer: Any) -> str | None:
@@ -152,13 +150,6 @@ class Questions:
     def _forced(self, i: int) -> Json:
         body = {"prompt": self._prompts[i], "logit_bias": {str(self._prompts[i][0]): 100}, "temperature": 0}
         return body | {"max_tokens": 24, "ignore_eos": True, "logprobs": 0}
-
-    def echo(self, rng: np.random.Generator) -> Asked:
-        i = int(rng.integers(_POOL))
-        return Asked(COMPLETIONS, self._echo(i), lambda a: _moved(_prompt_logprobs(a), self._echoes[i]))
-
-    def _echo(self, i: int) -> Json:
-        return {"prompt": self._prompts[i], "echo": True, "logprobs": 0, "max_tokens": 0}
 
     def embeddings(self, rng: np.random.Generator) -> Asked:
         chosen = rng.permutation(_POOL)[: rng.integers(1, 6)].tolist()
@@ -212,10 +203,6 @@ def _vectors(answer: Any) -> npt.NDArray[np.float32]:
 
 def _ranks(answer: Any) -> dict[int, float]:
     return {row["index"]: row["relevance_score"] for row in answer["results"]}
-
-
-def _prompt_logprobs(answer: Any) -> list[float]:
-    return [float(x) for x in answer["choices"][0]["logprobs"]["token_logprobs"][1:]]
 
 
 def _drawn(answer: Any) -> tuple[list[str], list[float]]:

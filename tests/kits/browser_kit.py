@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -114,17 +113,6 @@ class Tab:
             code = {"key": key, "windowsVirtualKeyCode": _CODES.get(key, 0)}
             self.call("Input.dispatchKeyEvent", type="keyDown", **code, **({"text": text} if text else {}))
             self.call("Input.dispatchKeyEvent", type="keyUp", **code)
-
-    def move(self, x: float, y: float) -> None:
-        """The mouse."""
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def picture(self, file: Path) -> None:
-        """A picture of the whole page."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 6000), "scale": 1}
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
     def roles(self) -> list[tuple[str, str]]:
         """What a screen reader is told: role and name of each node that it sees."""

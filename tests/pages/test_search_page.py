@@ -146,16 +146,6 @@ def test_a_long_candidate_is_whole_and_stands_once() -> None:
     assert len(source) < 2.5 * len(long)
 
 
-def test_many_candidates_with_answers_of_their_own() -> None:
-    """A page takes time in proportion to what it shows."""
-    n = 5000
-    result = kit.vote(n)
-    result.answers = [f"{i}" for i in range(n)]
-    result.votes = {a: 1.0 for a in result.answers if a is not None}
-    result.answer, result.best_index = "0", 0
-    assert search_page("self-consistency", [result]).count('class="group"') == n
-
-
 def test_many_trees_and_rounds() -> None:
     """The same of trees and rounds: all beams are looked at a few times, not once for each tree."""
 

@@ -8,11 +8,6 @@ from pathlib import Path
 
 import pytest
 import tilebeam
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
 from gguf_kit import with_metadata
 from server_kit import CHAT, HI, TEXT, Running, running, until
 from tilebeam.chat import rendering
@@ -51,10 +46,3 @@ def test_a_template_that_does_not_end_holds_up_nobody_else(bad: Running, monkeyp
         error = chat.result().json()["error"]
         assert error["code"] == "no_chat_template"
         assert error["message"].startswith("The chat template of bad.gguf cannot be run: it does not come to an end")
-
-
-def test_templates_that_cannot_be_read(bad: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    for template, why in (("{{ " + "(" * 5000 + "1", "nested too deeply"), ("{{ 'x' * 10 ** 10 }}", "of memory")):
-        monkeypatch.setattr(bad.lm._templates, "own", template)
-        answer = bad.post(CHAT, {"messages": HI})
-        assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)

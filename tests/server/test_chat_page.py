@@ -8,14 +8,8 @@ from typing import Any
 
 import browser_kit
 import pytest
+from server_kit import CHAT, Running, idle, running, until
 from tilebeam import LM
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import CHAT, Running, idle, running, serving, until
-from tilebeam.server.model_host import LoadedModel
-from tilebeam.server.models import Entry
 
 # What the page asks the server is kept in `window.asked`.
 WATCH = """(() => { const real = window.fetch; window.asked = [];
@@ -188,8 +182,6 @@ def test_programs_run_in_answers_of_a_server_that_runs_them(tab: browser_kit.Tab
         ask(tab, "How many are 2 + 2?")
         assert tab.run("asked[0].search.method") == "tir"
         assert len(kept(tab)[1]["search"]["candidates"]) == 4
-        tab.open(f"{server.url}/search")
-        assert "tir" in tab.run("[...document.querySelectorAll('#method option')].map(o => o.value)")
         assert tab.problems == []
 
 
@@ -213,6 +205,21 @@ def test_four_answers_and_their_tally(tab: browser_kit.Tab, server: Running, jud
     tab.open(f"{server.url}/", width=400)
     assert tab.run("document.querySelector('.votes').textContent") == shown
     assert tab.problems == []
+
+
+def test_a_search_by_steps_and_its_page(tab: browser_kit.Tab, server: Running) -> None:
+    fresh(tab, server, answers="4", max_tokens="12", judge="beam")
+    ask(tab, "how many")
+    assert tab.run("asked[0].search.method") == "beam"
+    assert tab.run("document.querySelectorAll('.votes details').length") >= 1
+    assert "page" not in kept(tab)[1]["search"]
+    tab.run("window.open = (url) => { window.opened = url; }")
+    click(tab, ".details")
+    tab.follow("window.opened")
+    assert tab.run("document.title") == "Beam search - how many"
+    assert tab.run("document.querySelectorAll('.step').length") >= 1
+    assert tab.problems == []
+    assert {url.split("/")[2] for url in tab.requests if url.startswith("http")} == {server.url.split("/")[2]}
 
 
 def test_several_conversations(tab: browser_kit.Tab, server: Running) -> None:
@@ -301,17 +308,6 @@ def test_keys_and_errors(tab: browser_kit.Tab, lm: LM) -> None:
         assert tab.run("document.getElementById('wrong').textContent") == ""
         assert tab.run("asked.at(-1).model") == "other"
         assert "secret" not in tab.run("JSON.stringify(localStorage) + document.cookie")
-
-
-def test_choosing_a_model(tab: browser_kit.Tab, lm: LM) -> None:
-    loaded = LoadedModel(lm)
-    entries = [Entry((name,), lm.n_seq_max, lambda: loaded, loaded) for name in ("first", "second")]
-    with serving(entries) as server:
-        fresh(tab, server, model="second", max_tokens="4")
-        ask(tab, "how many")
-        assert server.metric('tilebeam_generated_tokens_total{model="second"}') == 4
-        tab.open(f"{server.url}/")
-        assert tab.run("document.getElementById('model').value") == "second"
 
 
 def test_phones_the_dark_and_the_keyboard(tab: browser_kit.Tab, server: Running) -> None:

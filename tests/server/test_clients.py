@@ -8,17 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import tilebeam
 from engine_kit import EXACT
+from server_kit import LONG, PROMPT, TEXT, Running, idle, running, texts, until
 from tilebeam import LM
 from tilebeam.engine.speculation import StepCosts
-
-openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import LONG, PROMPT, TEXT, Running, idle, running, texts, until  # noqa: E402
 
 
 def test_clients_share_batches(server: Running, client: Any) -> None:

@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import tilebeam
 from encoder_kit import ENCODERS, write_encoder
-from tilebeam import LM, TokenReward
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-import openai
 from server_kit import HI, Running, idle, running, until
+from tilebeam import LM, TokenReward
 from tilebeam.native.llama import Vocab
+from tilebeam.server import reading_routes as module
 from tilebeam.server.admission import ClientGone
-from tilebeam.server.model_host import LoadedModel
-from tilebeam.server.openai import embedding_routes as module
-from tilebeam.server.other.rerank import ranked
 
 TEXTS = ["the number of two", "how many", "question answer step result"]
 
@@ -64,28 +57,6 @@ def test_embeddings_with_openais_client(server: Running, client: openai.OpenAI, 
     until(lambda: idle(server))
 
 
-def test_embeddings_beside_generation(server: Running, client: openai.OpenAI, lm: LM) -> None:
-    """Both get their turn, and neither changes the other, but for the order of sums over cells that lie elsewhere."""
-    want_text = client.completions.create(model="tiny", prompt="the", max_tokens=40, seed=1).choices[0].text
-    want = lm.embed(TEXTS)
-    found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(client.embeddings.create(model="tiny", input=TEXTS)))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    text = client.completions.create(model="tiny", prompt="the", max_tokens=40, seed=1).choices[0].text
-    for thread in threads:
-        thread.join()
-    assert text == want_text
-    assert len(found) == 3
-    for f in found:
-        cosines = np.sum(np.array([d.embedding for d in f.data], np.float32) * want, axis=1)
-        assert cosines.min() > 0.9999, cosines
-    until(lambda: idle(server))
-
-
 def test_an_embedding_model_behind_the_server(embedder: Running) -> None:
     texts = ["the cat", "two and three"] * 20
     found = embedder.client().embeddings.create(model="tiny", input=texts)
@@ -99,7 +70,7 @@ def test_reranking(ranker: Running) -> None:
     documents = ["the cat sat on the mat", "two and three is five", "the old tree"]
     want = ranker.lm.rerank("the cat", documents)
     body = {"model": "tiny", "query": "the cat", "documents": [documents[0], {"text": documents[1]}, documents[2]]}
-    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+    for path in ("/v1/rerank", "/rerank"):
         told = ranker.post(path, body).json()
         assert [r["index"] for r in told["results"]] == np.argsort(-want).tolist()
         assert np.allclose([r["relevance_score"] for r in told["results"]], np.sort(want)[::-1], rtol=1e-6)
@@ -108,31 +79,6 @@ def test_reranking(ranker: Running) -> None:
     best = int(want.argmax())
     (result,) = told["results"]
     assert (result["index"], result["document"]) == (best, {"text": documents[best]})
-
-
-def test_reranking_in_the_form_of_text_embeddings_inference(ranker: Running) -> None:
-    texts = ["the cat sat on the mat", "two and three is five", "the old tree"]
-    plain = ranker.post("/v1/rerank", {"query": "the cat", "documents": texts}).json()["results"]
-    told = ranker.post("/rerank", {"query": "the cat", "texts": texts}).json()
-    assert told == [{"index": r["index"], "score": r["relevance_score"]} for r in plain]
-    told = ranker.post("/rerank", {"query": "the cat", "texts": texts, "return_text": True, "top_n": 2}).json()
-    assert [one["text"] for one in told] == [texts[r["index"]] for r in plain[:2]]
-    long = ranker.post("/rerank", {"query": "the cat", "texts": ["a", "the old tree " * 400]})
-    assert "texts[1], with the query, has" in long.text
-
-
-def test_scores_of_pairs_as_vllm_asks(ranker: Running) -> None:
-    texts = ["the cat sat on the mat", "the old tree"]
-    want = ranker.lm.rerank("the cat", texts)
-    told = ranker.post("/v1/score", {"model": "tiny", "text_1": "the cat", "text_2": texts}).json()
-    assert np.allclose([one["score"] for one in told["data"]], want, rtol=1e-6)
-    assert [one["index"] for one in told["data"]] == [0, 1]
-    assert told["usage"]["total_tokens"] == sum(map(len, ranker.lm.rerank_prompts("the cat", texts)))
-    told = ranker.post("/v1/score", {"text_1": ["the cat", "two"], "text_2": texts}).json()
-    pairs = [want[0], ranker.lm.rerank("two", texts[1:])[0]]
-    assert np.allclose([one["score"] for one in told["data"]], pairs, rtol=1e-6)
-    one = ranker.post("/v1/score", {"text_1": "the cat", "text_2": texts[1]}).json()
-    assert np.allclose([one["data"][0]["score"]], want[1], rtol=1e-6)
 
 
 def test_a_long_query_is_refused_before_documents_are_looked_at(
@@ -164,27 +110,11 @@ def test_a_client_that_leaves_ends_the_ranking(ranker: Running, monkeypatch: pyt
         return rank(prompts)
 
     monkeypatch.setattr(ranker.lm, "rank", leave)
-    asked = [("the cat", ["the old tree " * 40] * 60)]
+    asked = module.RerankRequest(query="the cat", documents=["the old tree " * 40] * 60)
     with pytest.raises(ClientGone):
-        ranked(LoadedModel(ranker.lm, None), asked, stopped, ("query", "documents"))
+        module.ranked(ranker.lm, asked, stopped)
     assert len(groups) == 1
     assert groups[0] < 60
-
-
-def test_embeddings_are_written_by_the_thread_that_reads(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer may be 100 MB: written on the event loop, everybody's streams would stand still."""
-    threads: list[str] = []
-    encoded = module._encoded
-
-    def watched(*given: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return encoded(*given)
-
-    monkeypatch.setattr(module, "_encoded", watched)
-    for form in ("float", "base64"):
-        assert server.post("/v1/embeddings", {"input": TEXTS, "encoding_format": form}).status_code == 200
-    assert threads
-    assert all(name.startswith("tilebeam-read") for name in threads)
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
@@ -221,14 +151,9 @@ def test_scores_by_the_reward_model(server: Running, reward: TokenReward) -> Non
         ("/v1/embeddings", {"input": "a", "truncate": True}, "unknown_parameter", "truncate"),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}, "no_rerank_model", "no rerank model"),
         ("/v1/rerank", {"query": "a", "documents": []}, "invalid_value", "documents"),
-        ("/v1/rerank", {"query": "a"}, None, "documents is required"),
-        ("/v1/rerank", {"query": "a", "texts": ["b"], "documents": ["b"]}, None, "not both"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"], "return_text": True}, None, "return_documents"),
+        ("/v1/rerank", {"query": "a"}, "missing_required_parameter", "documents"),
         ("/v1/score", {"prompt": "a", "texts": []}, "invalid_value", "texts"),
-        ("/v1/score", {"prompt": "a"}, None, "text_1 and text_2"),
-        ("/v1/score", {"prompt": "a", "texts": "b", "text_1": "a"}, None, "text_1 and text_2"),
-        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a"]}, None, "as many"),
-        ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "no_rerank_model", "no rerank model"),
+        ("/v1/score", {"prompt": "a"}, "missing_required_parameter", "texts"),
         ("/v1/score", {"prompt": "a", "texts": "two " * 2000}, "invalid_value", "context has 1024"),
     ],
 )

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
+import openai
 import pytest
+from server_kit import ANSWER, CHAT, HI, TEXT, Running, running
 from tilebeam import LM
-
-openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import ANSWER, CHAT, HI, TEXT, Running, running  # noqa: E402
 
 BANNED = {str(t): -100 for t in range(1024)}  # every token
 
@@ -30,12 +27,11 @@ def tool(parameters: Any) -> Any:
 DEEP: Any = json.loads('{"a":' * 400 + "1" + "}" * 400)
 DEEP_CALL = {"function": {"name": "f", "arguments": json.dumps(DEEP)}}
 RESULT = {"role": "tool", "content": "a"}
-LISTED = {"prompt": [[5] * 900] * 16, "n": 8, "echo": True, "logprobs": 20, "max_tokens": 0}
+LISTED = {"prompt": [[5]] * 16, "n": 8, "logprobs": 20, "max_tokens": 900}
 WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {}, 400, "missing_required_parameter", "prompt"),
     (TEXT, {"prompt": "a", "temprature": 1}, 400, "unknown_parameter", "temprature"),
-    (TEXT, {"prompt": "a", "suffix": "b"}, 400, "no_infill", "cannot fill gaps"),
-    (TEXT, {"prompt": "a", "suffix": "b", "echo": True}, 400, None, "neither with echo"),
+    (TEXT, {"prompt": "a", "echo": True}, 400, "unknown_parameter", "echo"),
     (TEXT, {"prompt": "a", "json_schema": {"not": {}}}, 400, "unsupported_schema", "json_schema cannot be turned"),
     (TEXT, {"prompt": "a", "json_schema": True, "grammar": "a"}, 400, None, "grammar and json_schema exclude"),
     (CHAT, {"messages": HI, "response_format": {"type": "text", "schema": {}}}, 400, "invalid_value", "json_object"),
@@ -47,57 +43,36 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (ANSWER, {"input": "a", "tool_choice": "required"}, 400, None, "goes with tools"),
     (ANSWER, {"input": "a", "model": "b"}, 404, "model_not_found", "'b'"),
     (ANSWER, {"input": "a " * 3000}, 400, "context_length_exceeded", "1024"),
-    (ANSWER, {"input": "a " * 3000, "stream": True}, 400, "context_length_exceeded", "1024"),
-    ("/infill", {"input_prefix": "a"}, 400, "missing_required_parameter", "input_suffix"),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, 400, "no_infill", "cannot fill gaps"),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b", "stream": True}, 400, None, "suffix of /v1/completions"),
     (TEXT, {"prompt": "a", "n": 0}, 400, "invalid_value", "n: "),
     (TEXT, {"prompt": "a", "n": "2"}, 400, "invalid_value", "n: "),
-    (TEXT, {"prompt": "a", "n": True}, 400, "invalid_value", "n: "),
     (TEXT, {"prompt": "a", "n": 129}, 400, "too_many_samples", "129"),
     (TEXT, {"prompt": ["a"] * 65, "n": 2}, 400, "too_many_samples", "130"),
-    (TEXT, {"prompt": "a", "guided_choice": ["a"] * 1025}, 400, "invalid_value", "at most 1024"),
+    (TEXT, {"prompt": "a", "structured_outputs": {"choice": ["a"] * 1025}}, 400, "invalid_value", "at most 1024"),
     ("/v1/embeddings", {"input": ["a"] * 2049}, 400, "invalid_value", "at most 2048"),
-    ("/v1/embeddings", {"input": [[5]] * 2049}, 400, "invalid_value", "at most 2048"),
     ("/v1/rerank", {"query": "a", "documents": ["a"] * 2049}, 400, "invalid_value", "at most 2048"),
     ("/v1/score", {"prompt": "a", "texts": ["a"] * 257}, 400, "invalid_value", "at most 256"),
     ("/v1/embeddings", {"input": {}}, 400, "invalid_value", "input: must be a text or a list"),
     ("/v1/score", {"prompt": "a", "texts": [5]}, 400, "invalid_value", "texts: must be a text or a list of texts"),
     (TEXT, {"prompt": "a", "temperature": -1}, 400, "invalid_value", "temperature"),
-    (TEXT, {"prompt": "a", "top_p": 0}, 400, "invalid_value", "top_p"),
-    (TEXT, {"prompt": "a", "presence_penalty": 3}, 400, "invalid_value", "presence_penalty"),
-    (TEXT, {"prompt": "a", "max_tokens": 2, "n_predict": 3}, 400, None, "differ"),
-    (TEXT, {"prompt": "a", "n_predict": -2}, 400, "invalid_value", "n_predict"),
-    (CHAT, {"messages": HI, "n_predict": 0}, 400, None, "at least one token"),
-    (TEXT, {"prompt": "a", "guided_choice": []}, 400, "invalid_value", "guided_choice"),
-    (TEXT, {"prompt": "a", "guided_choice": ["a", ""]}, 400, "invalid_value", "guided_choice"),
-    (TEXT, {"prompt": "a", "guided_choice": ["a\0"]}, 400, "invalid_value", "NUL"),
-    (TEXT, {"prompt": "a", "guided_regex": "(a"}, 400, "invalid_grammar", "guided_regex: invalid grammar: "),
-    (TEXT, {"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}, 400, None, "exclude each other"),
-    (TEXT, {"prompt": "a", "guided_json": "{"}, 400, "invalid_value", "is no JSON"),
-    (TEXT, {"prompt": "a", "guided_json": "[" * 9000}, 400, "invalid_value", "guided_json"),
-    (TEXT, {"prompt": "a", "guided_json": "5"}, 400, "invalid_value", "JSON schema"),
-    (TEXT, {"prompt": "a", "guided_json": {"not": {}}}, 400, "unsupported_schema", "'not'"),
+    (TEXT, {"prompt": "a", "structured_outputs": {"choice": []}}, 400, "invalid_value", "choice"),
+    (TEXT, {"prompt": "a", "structured_outputs": {"choice": ["a\0"]}}, 400, "invalid_value", "NUL"),
+    (TEXT, {"prompt": "a", "structured_outputs": {"regex": "(a"}}, 400, "invalid_grammar", "regex: invalid grammar: "),
+    (TEXT, {"prompt": "a", "structured_outputs": {"json": "[" * 9000}}, 400, "invalid_value", "json"),
+    (TEXT, {"prompt": "a", "structured_outputs": {"json": "5"}}, 400, "invalid_value", "JSON schema"),
     (TEXT, {"prompt": "a", "logit_bias": {str(t): 1 for t in range(4097)}}, 400, "invalid_value", "at most 4096"),
-    ("/tokenize", {}, 400, None, "content is required"),
-    ("/tokenize", {"content": "a", "prompt": "b"}, 400, None, "not both"),
-    ("/tokenize", {"content": "a", "modl": "b"}, 400, "unknown_parameter", "modl"),
+    ("/tokenize", {}, 400, "missing_required_parameter", "content"),
     ("/tokenize", {"content": ["a", 1024]}, 400, None, "token 1024 is not in the vocabulary"),
     ("/tokenize", {"content": [1.5]}, 400, "invalid_value", "content: must be a text or a list"),
     ("/detokenize", {"tokens": [-1]}, 400, "invalid_value", "tokens[0]"),
     ("/detokenize", {"tokens": [1, 2000]}, 400, None, "token 2000"),
     (TEXT, {"prompt": "a", "max_tokens": -2}, 400, "invalid_value", "max_tokens"),
     (CHAT, {"messages": HI, "max_tokens": 0}, 400, "invalid_value", "max_tokens"),
-    (TEXT, {"prompt": "a", "max_tokens": 0, "search": {"method": "vote"}}, 400, None, "no max_tokens 0"),
-    (TEXT, {"prompt": "a", "echo": True, "logprobs": 1, "search": {"method": "vote"}}, 400, None, "no echo with"),
+    (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "invalid_value", "max_tokens"),
     (TEXT, {"prompt": "a", "stop": ["x"] * 17}, 400, "invalid_value", "stop"),
-    (TEXT, {"prompt": "a", "stop": ""}, 400, "invalid_value", "empty"),
     (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "invalid_value", "token ids"),
     (TEXT, {"prompt": "a", "logit_bias": {"1": 101}}, 400, "invalid_value", "-100"),
     (TEXT, {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "invalid_value", "99999"),
     (TEXT, {"prompt": "a", "logprobs": 21}, 400, "invalid_value", "logprobs"),
-    (TEXT, {"prompt": "a", "best_of": 2, "n": 3}, 400, None, "best_of (2)"),
-    (TEXT, {"prompt": "a", "best_of": 2, "stream": True}, 400, None, "cannot be streamed"),
     (TEXT, {"prompt": "a", "stream_options": {}}, 400, None, "stream_options"),
     (TEXT, {"prompt": "a", "model": "gpt-9"}, 404, "model_not_found", "'tiny'"),
     (TEXT, {"prompt": "a " * 3000}, 400, "context_length_exceeded", "1024"),
@@ -105,20 +80,12 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {"prompt": "a", "min_tokens": 17}, 400, "invalid_value", "min_tokens: must be at most max_tokens, 16"),
     (TEXT, {"prompt": "a", "stop_token_ids": [10**6]}, 400, "invalid_value", "token 1000000 is not in the vocabulary"),
     (TEXT, {"prompt": [5, 2000]}, 400, None, "2000"),
-    (TEXT, {"prompt": [-1]}, 400, None, "-1"),
     (TEXT, {"prompt": [[]]}, 400, "invalid_value", "no tokens"),
     (TEXT, {"prompt": [1.5]}, 400, "invalid_value", "prompt: must be a text, a list of token ids"),
     (TEXT, {"prompt": "a", "stop": [5]}, 400, "invalid_value", "stop: must be a text or a list"),
     (TEXT, {"prompt": "a", "search": "beam"}, 400, "invalid_value", "search"),
     (TEXT, {"prompt": "a", "grammar": "root ::= ("}, 400, "invalid_value", "grammar"),
     (TEXT, {"prompt": "a", "grammar": "(" * 100}, 400, "invalid_grammar", "nested deeper"),
-    (
-        TEXT,
-        {"prompt": "a", "grammar": 'root ::= "é\\u4f60"', "logit_bias": {"5": 1, "x": 2}},
-        400,
-        "invalid_value",
-        "x",
-    ),
     (TEXT, {"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "invalid_value", "json_schema"),
     (
         TEXT,
@@ -127,36 +94,17 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
         "unsupported_schema",
         "cannot be turned into a grammar: #: type: 'nothing' is none of null",
     ),
-    (
-        TEXT,
-        {
-            "prompt": "a",
-            "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "https://x.example/s"}}},
-        },
-        400,
-        "unsupported_schema",
-        "'$ref' is not supported with",
-    ),
-    (
-        CHAT,
-        {
-            "messages": HI,
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"schema": {"properties": {"a": {"type": "integer", "multipleOf": 7.5}}}},
-            },
-        },
-        400,
-        "unsupported_schema",
-        "#/properties/a: the keyword 'multipleOf' is not supported",
-    ),
     (TEXT, {"prompt": "a", "grammar": 'root ::= "\\U0001F600"', "logit_bias": BANNED}, 400, "nothing_allowed", "allow"),
     (CHAT, {"messages": []}, 400, "invalid_value", "messages"),
+    (TEXT, {"prompt": "a", "store": True}, 400, "invalid_value", "store"),
+    (TEXT, {"prompt": "a", "skip_special_tokens": False}, 400, "invalid_value", "skip_special_tokens"),
+    (CHAT, {"messages": HI, "continue_final_message": True}, 400, None, "must be the assistant's"),
+    (CHAT, {"messages": HI, "add_generation_prompt": False}, 400, None, "is false with continue_final_message"),
+    (CHAT, {"messages": HI, "search": {"method": "best-of-n", "scorer": "examples"}}, 400, "invalid_search", "one of"),
     (CHAT, {"messages": [{"role": "robot", "content": "hi"}]}, 400, "invalid_value", "messages[0].role"),
     (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "missing_required_parameter", "tools[0].function"),
     (CHAT, {"messages": HI, "tools": [{"type": "web_search"}]}, 400, "invalid_value", "tools[0].type"),
     (CHAT, {"messages": HI, "tools": TOOLS * 2}, 400, "invalid_value", "two functions are named 'f'"),
-    (CHAT, {"messages": HI, "tools": TOOLS * 129}, 400, "invalid_value", "tools"),
     (
         CHAT,
         {"messages": HI, "tools": [{"type": "function", "function": {"name": "a b"}}]},
@@ -177,7 +125,7 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": HI, "tool_choice": "required"}, 400, None, "goes with tools"),
     (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": "some"}, 400, "invalid_value", "tool_choice"),
     (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": CHOSEN}, 400, None, "no function 'g'"),
-    (CHAT, {"messages": HI, "tools": TOOLS, "guided_regex": "a"}, 400, None, "guided_regex with tools"),
+    (CHAT, {"messages": HI, "tools": TOOLS, "grammar": "a"}, 400, None, "grammar with tools"),
     (CHAT, {"messages": HI, "tools": TOOLS, "search": {"method": "tir"}}, 400, None, "tir with tools"),
     (
         CHAT,
@@ -190,7 +138,6 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": [*HI, {"role": "assistant"}]}, 400, "invalid_value", "content is required"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [BROKEN]}]}, 400, "invalid_value", "is no JSON"),
     (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b<|c"}]}, 400, "invalid_value", "messages[0].name"),
-    (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b\0"}]}, 400, "invalid_value", "messages[0].name"),
     (CHAT, {"messages": [*HI, RESULT | {"tool_call_id": "</s>"}]}, 400, "invalid_value", "messages[1].tool_call_id"),
     (CHAT, {"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, 400, "invalid_value", "role tool"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, 400, None, "logprobs: true"),
@@ -204,7 +151,6 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     ),
     (CHAT, {"messages": HI, "search": {"method": "magic"}}, 400, "invalid_search", "magic"),
     (CHAT, {"messages": HI, "search": {"method": "beam", "beam_with": 4}}, 400, "invalid_search", "beam_with"),
-    (CHAT, {"messages": HI, "search": {"method": "beam", "beam_width": 0}}, 400, "invalid_search", "beam_width"),
     (
         CHAT,
         {"messages": HI, "search": {"method": "beam", "beam_width": 3, "budget": 4}},
@@ -213,10 +159,9 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
         "multiple",
     ),
     (CHAT, {"messages": HI, "search": {"method": "vote", "extract": "(a+)+$"}}, 400, None, "last-number"),
-    (CHAT, {"messages": HI, "search": {"method": "vote", "extract": 5}}, 400, None, "last-number"),
     (CHAT, {"messages": HI, "search": {"method": "vote", "equal": "x"}}, 400, None, "equal"),
     (CHAT, {"messages": HI, "search": {"method": "best-of-n", "scorer": "oracle"}}, 400, "invalid_search", "oracle"),
-    (CHAT, {"messages": HI, "search": {"method": "beam"}, "n": 2}, 400, None, "no n or best_of"),
+    (CHAT, {"messages": HI, "search": {"method": "beam"}, "n": 2}, 400, None, "no n; set its budget"),
     (CHAT, {"messages": HI, "search": {"method": "no"}, "stream": True}, 400, "invalid_search", "Unknown search"),
     (CHAT, {"messages": HI, "search": {"method": "beam", "budget": 256}}, 400, "too_many_samples", "256"),
 ]
@@ -279,6 +224,18 @@ def test_what_is_no_request(server: Running) -> None:
     assert (
         "access-control-allow-origin" not in httpx.get(f"{url}/health", headers={"origin": "http://a.example"}).headers
     )
+
+
+def test_json_without_its_content_type(server: Running) -> None:
+    def sent(**headers: str) -> httpx.Response:
+        return httpx.post(f"{server.url}{TEXT}", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+
+    for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+        assert sent(**headers).status_code == 200
+        # A web page would be spared asking for permission.
+        assert sent(origin="http://a.example", **headers).status_code == 400
+        assert sent(**headers | {"sec-fetch-site": "cross-site"}).status_code == 400
+    assert sent(**{"content-type": "text/plain"}).status_code == 400
 
 
 def test_the_openai_client_knows_the_errors(client: Any) -> None:

@@ -3,31 +3,26 @@ that the manual names."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from server_kit import HI, PATIENCE, Running, idle, running, until
 from tilebeam import LM, TokenReward
 
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import HI, PATIENCE, Running, idle, running, until  # noqa: E402
-
 POSTS = ("completions", "chat/completions", "responses", "embeddings", "rerank", "score")
-PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template", "/infill")
-PATHS += ("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show")
+PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template")
+PATHS += ("/v1/messages", "/v1/messages/count_tokens")
 # What a request may end with besides an answer, and what 503 may say (docs/server.md).
 NAMED = {400, 404, 413, 429, 503}
 GONE = {"npu_failed", "model_restarting", "model_failed", "model_load_failed", "shutting_down", "replica_lost"}
 QUICK = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 # A request of few tokens: the fuzz is for what is sent, not for what is decoded.
-SHORT = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n_predict": 2, "n": 1, "best_of": 1}
+SHORT = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 1}
 
 WORDS = st.sampled_from(["the number", "", "a\0b", "é\U0001f600", "</s>", "{", "user", "tiny", "x" * 300, "{}", "[1]"])
 NUMBERS = st.one_of(
@@ -46,7 +41,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "role": st.sampled_from(["user", "assistant", "system", "tool"]),
     "search": st.sampled_from([None, {"method": "vote", "budget": 2}, {"method": "beam"}, {"method": "best-of-n"}]),
     "grammar": st.sampled_from([None, 'root ::= "a"', "root ::= [a-z]+", "root ::= (", ""]),
-    "guided_regex": st.sampled_from(["[ab]{1,3}", "(", "a|b"]),
+    "regex": st.sampled_from(["[ab]{1,3}", "(", "a|b"]),
     "messages": st.sampled_from([HI, [*HI, {"role": "assistant", "tool_calls": [CALL]}, RESULT], [*HI, *HI]]),
     "tools": st.sampled_from([None, [], [TOOL], [TOOL, TOOL]]),
     "pattern": st.sampled_from(["a", "(?=", "[0-9]"]),
@@ -125,11 +120,7 @@ def test_every_answer_is_a_named_one(hasty: Running, where: str) -> None:
             if answer.status_code != 200:
                 assert answer.status_code in NAMED, (answer.status_code, answer.text, body)
                 error = answer.json()["error"]
-                if where.startswith("/api/"):
-                    assert isinstance(error, str), body
-                    assert error, body
-                else:
-                    assert error["message"], body
+                assert error["message"], body
                 assert answer.status_code != 503 or error["code"] in GONE, (error, body)
 
         fuzz()
@@ -137,39 +128,5 @@ def test_every_answer_is_a_named_one(hasty: Running, where: str) -> None:
     until(lambda: idle(hasty))
 
 
-@pytest.mark.parametrize("where", ["/props", "/tokenizer_info", "/v1/models"])
-def test_names_of_models_in_an_address(hasty: Running, where: str) -> None:
-    with httpx.Client(base_url=hasty.url, timeout=PATIENCE) as client:
-
-        @settings(QUICK, max_examples=25)
-        @given(WORDS | st.text(max_size=20))
-        def fuzz(name: str) -> None:
-            answer = client.get(where, params={"model": name})
-            assert answer.status_code == (200 if name == "tiny" or where == "/v1/models" else 404), answer.text
-            assert answer.status_code == 200 or answer.json()["error"]["code"] == "model_not_found"
-
-        fuzz()
-
-
 def _resolved(schema: Any, root: Any) -> Any:
     return root["components"]["schemas"][schema["$ref"].split("/")[-1]] if "$ref" in schema else schema
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed: pip install schemathesis"
-)
-def test_schemathesis_finds_no_failure(hasty: Running) -> None:
-    import schemathesis
-
-    for found in schemathesis.openapi.from_url(f"{hasty.url}/openapi.json").get_all_operations():
-        operation = found.ok()
-
-        @settings(QUICK, max_examples=15)
-        @given(case=operation.as_strategy())
-        def fuzz(case: Any) -> None:
-            options = case.as_transport_kwargs(base_url=hasty.url)
-            sent = {key: options.get(key) for key in ("json", "params")}
-            answer = httpx.request(options["method"], options["url"], timeout=PATIENCE, **sent)
-            assert answer.status_code < 500 or answer.json()["error"]["code"] in GONE, (answer.text, sent)
-
-        fuzz()

@@ -7,12 +7,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from tilebeam import LM
-
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
 from server_kit import PATIENCE, PROMPT, Running, running
+from tilebeam import LM
 from tilebeam.server import security
 
 BODY = json.dumps({"prompt": PROMPT, "max_tokens": 3}).encode()

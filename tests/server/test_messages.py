@@ -1,4 +1,4 @@
-"""/v1/messages with Anthropic's own client and with plain requests: the same answers as chats, in another form."""
+"""/v1/messages: the same answers as chats, in the form of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from server_kit import Running, running
 from tilebeam import LM
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import HI, PATIENCE, Running, running  # noqa: E402
-from tools_kit import HERMES, THINKS, WEATHER  # noqa: E402
+from tools_kit import HERMES, THINKS, WEATHER
 
 WHERE = "/v1/messages"
 USER: Any = [{"role": "user", "content": "how many"}]
@@ -157,9 +152,8 @@ def test_functions(caller: Running) -> None:
 
 def test_half_a_call_is_none(caller: Running) -> None:
     forced = BODY | {"tools": [TOOL], "tool_choice": {"type": "any"}}
-    for most in (1, 5, 9, 20, 40, 55, 70, 85, 100):
+    for most in (1, 20, 70, 100):
         whole = caller.post(WHERE, forced | {"max_tokens": most})
-        assert whole.status_code == 200, whole.text
         for block in whole.json()["content"]:
             jsonschema.validate(block["input"], WEATHER)
         *_, delta, last = events(caller.post(WHERE, forced | {"max_tokens": most, "stream": True}))
@@ -229,16 +223,8 @@ WRONG: list[tuple[Any, int, str]] = [
         400,
         "messages[0].content[0].type: Input should be 'text', 'thinking'",
     ),
-    (
-        BODY | {"messages": [*USER, {"role": "user", "content": [RESULT]}]},
-        400,
-        "messages[1].content[0].tool_use_id",
-    ),
-    (
-        BODY | {"tools": [TOOL | {"input_schema": {"type": "array"}}]},
-        400,
-        "tools[0].input_schema",
-    ),
+    (BODY | {"messages": [*USER, {"role": "user", "content": [RESULT]}]}, 400, "messages[1].content[0].tool_use_id"),
+    (BODY | {"tools": [TOOL | {"input_schema": {"type": "array"}}]}, 400, "tools[0].input_schema"),
     (BODY | {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]}, 400, "has id, input, name"),
     (
         BODY | {"messages": [{"role": "user", "content": [NESTED]}]},
@@ -279,49 +265,3 @@ def test_keys_and_sizes(lm: LM) -> None:
             large = server.post(path, BODY | {"system": "x" * 1000}, headers={"x-api-key": "secret"})
             assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
         assert server.post(WHERE, BODY, headers={"x-api-key": "secret"}).status_code == 200
-
-
-# --- Anthropic's client -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def anthropic_client(server: Running) -> Any:
-    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: pip install anthropic")
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE)
-
-
-def test_the_client_chats_and_streams(anthropic_client: Any) -> None:
-    options: Any = {"model": "tiny", "max_tokens": 12, "messages": USER, "system": "answer", "extra_body": {"seed": 3}}
-    whole = anthropic_client.messages.create(**options)
-    with anthropic_client.messages.stream(**options) as stream:
-        text = "".join(stream.text_stream)
-        final = stream.get_final_message()
-    assert text == final.content[0].text == whole.content[0].text
-    assert final.stop_reason == whole.stop_reason
-    used = [m.usage.input_tokens + m.usage.cache_read_input_tokens for m in (whole, final)]
-    counted = anthropic_client.messages.count_tokens(model="tiny", messages=USER, system="answer")
-    assert used == [counted.input_tokens] * 2
-    sent: Any = [*USER, {"role": "assistant", "content": whole.content}, *USER]
-    assert anthropic_client.messages.create(**options | {"messages": sent}).content
-
-
-def test_the_client_calls_functions(anthropic_client: Any) -> None:
-    options: Any = {"model": "tiny", "max_tokens": 200, "tools": [TOOL], "extra_body": {"seed": 3}}
-    forced: Any = {"tool_choice": {"type": "any"}}
-    with anthropic_client.messages.stream(messages=USER, **options, **forced) as stream:
-        final = stream.get_final_message()
-    assert final.stop_reason == "tool_use"
-    for block in final.content:
-        jsonschema.validate(block.input, WEATHER)
-    results: Any = [{"type": "tool_result", "tool_use_id": block.id, "content": "rain"} for block in final.content]
-    talk: Any = [*USER, {"role": "assistant", "content": final.content}, {"role": "user", "content": results}]
-    assert anthropic_client.messages.create(messages=talk, **options | {"max_tokens": 8}).usage.output_tokens > 0
-
-
-def test_the_client_knows_the_errors(anthropic_client: Any) -> None:
-    import anthropic
-
-    with pytest.raises(anthropic.NotFoundError, match="not served here"):
-        anthropic_client.messages.create(model="opal", max_tokens=1, messages=HI)
-    with pytest.raises(anthropic.BadRequestError, match="context holds"):
-        anthropic_client.messages.create(model="tiny", max_tokens=1, messages=LONG)

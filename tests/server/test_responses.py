@@ -10,11 +10,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
 from server_kit import ANSWER, Running
 from tilebeam import SamplingParams
 from tilebeam.chat.answer_parts import Text

@@ -9,12 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 import tilebeam
+from server_kit import CHAT, HI, running
 from tilebeam import LM, SamplingParams
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import CHAT, HI, Running, running
 from tools_kit import HERMES, TOOLS, WEATHER
 
 ASKED: Any = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "seed": 3, "max_tokens": 120}
@@ -58,19 +54,6 @@ def test_calls_vote(lm: LM, template: str) -> None:
 
         rated = server.post(CHAT, ASKED | {"search": {"method": "best-of-n", "scorer": "consensus", "budget": 4}})
         assert called(rated.json()["choices"][0]["message"])
-
-
-def test_what_cannot_be_says_so(server: Running) -> None:
-    for search, said in (
-        ({"method": "tir"}, "tir with tools"),
-        ({"method": "beam", "budget": 4, "beam_width": 2}, "by steps"),
-        ({"method": "vote", "extract": "(.*)"}, "one of last-number"),
-    ):
-        answer = server.post(CHAT, ASKED | {"search": search})
-        assert answer.status_code == 400
-        assert said in answer.json()["error"]["message"]
-    both = server.post(CHAT, ASKED | {"search": {"method": "vote"}, "response_format": {"type": "json_object"}})
-    assert "response_format with tools" in both.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("method", ["vote", "adaptive"])

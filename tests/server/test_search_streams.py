@@ -8,14 +8,10 @@ import threading
 from itertools import count
 from typing import Any
 
+import httpx
 import pytest
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import CHAT, MESSAGES, PATIENCE, PROMPT, TEXT, Running, idle, until  # noqa: E402
-from tilebeam.engine.engine import Engine  # noqa: E402
+from server_kit import CHAT, MESSAGES, PATIENCE, PROMPT, TEXT, Running, idle, until
+from tilebeam.engine.engine import Engine
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "vote": {"method": "vote", "budget": 6, "extract": "text"},
@@ -77,23 +73,14 @@ def test_events_then_the_answer(server: Running, name: str, candidates: bool) ->
 
 def test_several_prompts_of_a_completion(server: Running) -> None:
     search = {"method": "best-of-n", "budget": 3, "scorer": "logprob"}
-    body = {"prompt": [PROMPT, "so"], "max_tokens": 8, "seed": 3, "echo": True, "search": search}
+    body = {"prompt": [PROMPT, "so"], "max_tokens": 8, "seed": 3, "search": search}
     chunks = streamed(server, TEXT, body)
     whole = server.post(TEXT, body).json()["choices"]
     for i, choice in enumerate(whole):
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == i]
         assert "".join(c["text"] for c in own) == choice["text"]
-        assert own[0]["text"] == body["prompt"][i]
         assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
         assert len([c for c in own if c.get("search", {}).get("event") == "candidate"]) == 3
-
-
-def test_ordinary_clients_read_the_text(client: Any) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 8, "seed": 4}
-    asked["extra_body"] = {"search": {"method": "vote", "budget": 4, "extract": "text"}}
-    whole = client.chat.completions.create(**asked).choices[0].message.content
-    parts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)]
-    assert "".join(parts) == whole
 
 
 def test_candidates_come_while_others_decode(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +120,6 @@ def test_a_client_that_goes_away_ends_its_search(server: Running, name: str) -> 
         until(lambda: server.metric("tilebeam_samples_running") > 0)
     until(lambda: idle(server))
     assert server.metrics().get(done, 0) == before
-
-
-def test_what_is_wrong_is_said_before_the_stream(server: Running) -> None:
-    for search, code in (({"method": "no"}, "invalid_search"), ({"method": "beam", "max_steps": -1}, "invalid_search")):
-        answer = server.post(CHAT, {"messages": MESSAGES, "stream": True, "search": search})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == code
 
 
 def test_a_search_that_fails_ends_its_stream_with_an_error(server: Running) -> None:

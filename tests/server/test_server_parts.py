@@ -12,10 +12,8 @@ import pytest
 import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tilebeam import LM, SamplingParams, TilebeamError
-
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
 from tilebeam.chat.answer_parts import Text
 from tilebeam.chat.chat_template import ChatTemplates
 from tilebeam.engine.detokenizer import Detokenizer
@@ -31,10 +29,10 @@ from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.openai.completions import CompletionAnswer
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.other.message_requests import CountRequest
-from tilebeam.server.other.ollama import OllamaChat
 from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
+from tilebeam.server.writing import dumped, dumped_in_parts
 
 from bench.lib.synth import preset, write_model
 
@@ -72,7 +70,6 @@ DOORS: dict[str, Any] = {
     "/v1/chat/completions": ChatRequest.model_validate,
     "/v1/responses": lambda talk: ResponsesRequest.model_validate({"input": talk["messages"]}).chat(),
     "/v1/messages": lambda talk: CountRequest.model_validate(talk).chat(),
-    "/api/chat": lambda talk: OllamaChat.model_validate(talk | {"model": "m"}).chat(),
 }
 
 
@@ -170,10 +167,18 @@ def test_what_a_template_says_of_messages_is_told(lm: LM) -> None:
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", "messages")
 
 
-def test_contents_in_parts() -> None:
-    parts: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    body = ChatRequest.model_validate({"messages": [{"role": "developer", "content": parts}]})
-    assert body.messages[0].text == "ab"
+def test_a_conversation_has_a_limit() -> None:
+    with pytest.raises(ValidationError, match="at most 8192 items"):
+        ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}] * 8193})
+
+
+def test_a_conversation_of_thousands_of_messages_is_read_quickly(lm: LM) -> None:
+    """In time that grows with them, not with their square; with one that holds a control token, too."""
+    messages = [{"role": "user", "content": f"m{i}"} for i in range(2000)]
+    ids = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), "chatml").ids
+    messages[7]["content"] = "</s>"
+    others = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), "chatml").ids
+    assert ids.count(lm.eos) == others.count(lm.eos)
 
 
 # --- tokens of a text -------------------------------------------------------------------------------------------------
@@ -465,8 +470,15 @@ def test_who_is_meant(host: str, fine: bool) -> None:
     assert seen == [200 if fine else 403]
 
 
-def test_sampling_params_are_the_defaults_of_requests() -> None:
-    """The server's own defaults are the library's."""
-    from tilebeam.server.settings import Settings
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
-    assert Settings().sampling == SamplingParams()
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.integers(0, 6))
+def test_parts_of_an_answer_are_its_json(data: Any, depth: int) -> None:
+    assert dumped_in_parts(data, depth) == dumped(data)

@@ -1,19 +1,13 @@
-"""/tokenize, /detokenize, /apply-template and /props, llama-server's n_predict, and vLLM's guided texts."""
+"""/tokenize, /detokenize, /apply-template and /props, and texts held to vLLM's forms."""
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any
 
+import httpx
 import pytest
+from server_kit import PATIENCE, Running
 from tilebeam import LM
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import PATIENCE, PROMPT, Running  # noqa: E402
 
 TEXT = "the <s>number é"
 
@@ -77,47 +71,6 @@ def test_props(server: Running, lm: LM) -> None:
 
 def test_while_the_model_is_loaded_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.service.host, "state", "restarting")
-    for path in ("/props", "/tokenizer_info"):
-        answer = httpx.get(f"{server.url}{path}", timeout=PATIENCE)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_restarting")
-        assert int(answer.headers["retry-after"]) > 0
-
-
-def test_n_predict_is_max_tokens(client: Any, lm: LM) -> None:
-    def count(**fields: Any) -> int:
-        asked = {"ignore_eos": True} | fields
-        answer = client.completions.create(model="tiny", prompt=PROMPT, seed=1, extra_body=asked)
-        return int(answer.usage.completion_tokens)
-
-    assert count(n_predict=5) == 5
-    assert count(n_predict=5, max_tokens=5) == 5
-    assert count(n_predict=-1) == lm.n_ctx - len(lm.tokenize(PROMPT))
-
-
-def test_guided_texts(server: Running) -> None:
-    body: dict[str, Any] = {
-        "prompt": PROMPT,
-        "n": 4,
-        "temperature": 50,
-        "top_k": 0,
-        "top_p": 1,
-        "max_tokens": 64,
-        "seed": 1,
-    }
-
-    def texts(**fields: Any) -> list[str]:
-        choices = post(server, "/v1/completions", body | fields)["choices"]
-        assert all(choice["finish_reason"] == "stop" for choice in choices)
-        return [choice["text"] for choice in choices]
-
-    found = texts(guided_choice=["yes", 'no "x"', "[é]"])
-    assert set(found) <= {"yes", 'no "x"', "[é]"}
-    assert len(set(found)) > 1
-    assert all(re.fullmatch(r"[A-C]{2}-\d{1,3}|none", text) for text in texts(guided_regex=r"^[A-C]{2}-\d{1,3}$|none"))
-    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 18, "maximum": 21}}}
-    schema["required"] = ["age"]
-    for given in (schema, json.dumps(schema)):
-        assert all(18 <= json.loads(text)["age"] <= 21 for text in texts(guided_json=given))
-    chat = {"messages": [{"role": "user", "content": "hi"}], "guided_choice": ["one", "two"], "seed": 1}
-    answer = post(server, "/v1/chat/completions", chat)
-    assert answer["choices"][0]["message"]["content"] in ("one", "two")
+    answer = httpx.get(f"{server.url}/props", timeout=PATIENCE)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_restarting")
+    assert int(answer.headers["retry-after"]) > 0

@@ -1,8 +1,7 @@
-"""Functions that a model may or must call, with OpenAI's own client and with instructor; templates that know tools."""
+"""Functions that a model may or must call, with OpenAI's own client; templates that know tools."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -11,25 +10,20 @@ from typing import Any
 
 import jsonschema
 import pytest
+from server_kit import CHAT, HI, running
 from tilebeam import LM
-from tilebeam.outputs import CompletionOutput, Delta, Usage
-
-pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from server_kit import HI, Running, running
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.tools import ToolUse, tool_use, tools_of
+from tilebeam.outputs import CompletionOutput, Delta, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Ended, SampleEvents, Started
 from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
-from tools_kit import HERMES, LLAMA, MISTRAL, NAMED, TOOLS, WEATHER
+from tools_kit import HERMES, NAMED, TOOLS, WEATHER
 
 
-@pytest.fixture(scope="module", params=["chatml", HERMES, MISTRAL, LLAMA], ids=["json", "hermes", "mistral", "llama"])
+@pytest.fixture(scope="module", params=["chatml", HERMES], ids=["json", "hermes"])
 def caller(request: pytest.FixtureRequest, lm: LM) -> Iterator[Any]:
     """A client of a server whose template is of each family."""
     with running(lm, chat_template=request.param) as server:
@@ -92,7 +86,7 @@ def test_a_call_that_is_cut_says_so(caller: Any) -> None:
 
 
 def test_half_a_call_is_no_text(caller: Any) -> None:
-    for most in (1, 2, 5, 9, 20, 40, 70, 90, 100, 110, 130, 170):
+    for most in (1, 5, 20, 70, 110, 170):
         options = {"tool_choice": "required", "max_tokens": most}
         choice = ask(caller, **options).choices[0]
         assert not choice.message.content
@@ -165,23 +159,22 @@ def test_a_request_may_allow_one_call(lm: LM) -> None:
         assert sum("id" in c for chunk in chunks for c in chunk["delta"].get("tool_calls", [])) == count
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("instructor") is None, reason="instructor is not installed: pip install instructor"
-)
-def test_instructor_in_its_default_mode(server: Running) -> None:
-    import instructor
-    from pydantic import BaseModel, Field
+# --- clients and users of the library ---------------------------------------------------------------------------------
 
-    class Place(BaseModel):
-        country: str = Field(pattern="^(CH|AT)$")
+CITY = {"type": "object", "properties": {"days": {"type": "integer"}}, "additionalProperties": False}
+ONE: Any = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
 
-    class Forecast(BaseModel):
-        place: Place
-        degrees: int = Field(ge=-20, le=40)
 
-    client = instructor.from_openai(server.client())
-    found = client.chat.completions.create(
-        model="tiny", messages=HI, response_model=Forecast, max_retries=0, max_tokens=300, seed=1
-    )
-    assert found.place.country in ("CH", "AT")
-    assert -20 <= found.degrees <= 40
+@pytest.mark.parametrize("template", ["chatml", HERMES], ids=["json", "hermes"])
+@pytest.mark.parametrize("choice", ["auto", "required", ONE[0] | {"function": {"name": "weather"}}, "none"], ids=str)
+def test_a_client_and_a_user_get_the_same(lm: LM, template: str, choice: Any) -> None:
+    body: Any = {"messages": HI, "tools": ONE, "tool_choice": choice, "seed": 4, "max_tokens": 90, "n": 2}
+    with running(lm, chat_template=template) as server:
+        choices = server.post(CHAT, body).json()["choices"]
+    options = {name: value for name, value in body.items() if name != "messages"}
+    for told, answer in zip(choices, lm.chat(HI, template=template, **options).outputs, strict=True):
+        message = told["message"]
+        assert (message["content"] or "", told["finish_reason"]) == (answer.text, answer.finish_reason)
+        assert message.get("reasoning_content") == answer.reasoning
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+        assert calls == [(call.name, call.arguments) for call in answer.tool_calls]

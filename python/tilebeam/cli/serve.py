@@ -30,7 +30,7 @@ from tilebeam.cli.options import (
 )
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import LoadOptions, default_threads
+from tilebeam.model.load_options import LoadOptions
 from tilebeam.ray_cluster import package
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.logs import LogFormat
@@ -304,10 +304,10 @@ def serve(
     cluster: ClusterOptions,
     logs: LogOptions,
 ) -> None:
-    """Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, with searches as an extension, and a page.
+    """Serve models over HTTP: the APIs of OpenAI and Anthropic, with searches as an extension, and a page.
 
     Requests of all clients share batches. Of several models (-m repeated) each is loaded when a request names it.
-    /docs lists the paths. It answers on this machine only, unless --host says otherwise; then give it an --api-key.
+    It answers on this machine only, unless --host says otherwise; then give it an --api-key.
 
     Example: tilebeam serve -m model.gguf --port 8080 & curl localhost:8080/v1/completions -d '{"prompt":
     "The capital of France is", "max_tokens": 8}'
@@ -358,17 +358,14 @@ def _serve_on_cluster(address: str, served: Sequence[ServedModel], settings: Set
     if settings.port == 0:
         raise TilebeamError("--port 0: Ray Serve cannot choose a port; give one.")
     package("ray.serve", "--ray", "replicas")
-    from tilebeam.server.replicas.ray_serve import Size, serve_replicas
-
-    load = served[0].load
-    size = Size(replicas, cpus=load["threads"] or default_threads(), slots=load["n_seq_max"], cells=load["n_ctx"])
+    from tilebeam.server.replicas.ray_serve import serve_replicas
 
     def ready(url: str) -> None:
         names = ", ".join(one.names[0] for one in served)
         console.err().print(f"replicas: {replicas}; models: {names}", style="dim", highlight=False)
         _say_address(url)
 
-    serve_replicas(served, settings, size, address, ready=ready)
+    serve_replicas(served, settings, replicas, address, ready=ready)
 
 
 def _check_several(paths: Sequence[str], own: Mapping[str, Any]) -> None:

@@ -19,7 +19,6 @@ from tilebeam.engine.reading import Reader
 from tilebeam.engine.turns import Turns
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
-from tilebeam.model.filling import gap_prompt
 from tilebeam.model.load_options import Backend
 from tilebeam.native.llama import Context, Model, errors_in, log_router
 from tilebeam.outputs import EngineFigures
@@ -212,24 +211,6 @@ class Core:
         """Tell whether a token is no text: BOS, the marks of chat templates .."""
         with self._dispatcher.using():
             return self._model.vocab.is_control(token)
-
-    def infill_prompt(
-        self, before: str | Sequence[int], behind: str, *, extra: Sequence[tuple[str, str]] = (), leave: int = 1
-    ) -> list[int]:
-        """Make the prompt that has the model write what stands between two texts.
-
-        Args:
-            before: a text, or token ids.
-            behind: a text. Control tokens spelled out in texts are text.
-            extra: names and texts of other files, which the model reads first; of them the last ones that the context
-                has room for.
-            leave: tokens of the context that they leave for the answer.
-
-        Raises:
-            TilebeamError: the model was not made for it: its file names no tokens for the parts.
-        """
-        with self._dispatcher.using():
-            return gap_prompt(self._model.vocab, before, behind, extra, self.n_ctx - leave)
 
     def filled_prompt(self, template: str, values: Mapping[str, str]) -> Prompt:
         """Make a prompt of a template: of "Read this: {document}" and {"document": ".."}.

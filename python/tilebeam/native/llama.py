@@ -124,15 +124,6 @@ class Vocab:
         self.adds_bos: bool = C.llama_vocab_get_add_bos(pointer)
         self.adds_eos: bool = C.llama_vocab_get_add_eos(pointer)
         self.adds_sep: bool = C.llama_vocab_get_add_sep(pointer)
-        # What stands before the parts of a text with a gap: beginning, end and middle; -1: there is no such token.
-        self.fim: tuple[int, int, int] = (
-            C.llama_vocab_fim_pre(pointer),
-            C.llama_vocab_fim_suf(pointer),
-            C.llama_vocab_fim_mid(pointer),
-        )
-        # What stands before the name of a repository, and before that of each of its files.
-        self.fim_repository: int = C.llama_vocab_fim_rep(pointer)
-        self.fim_file: int = C.llama_vocab_fim_sep(pointer)
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
 

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from tilebeam.pages.ask import AskOptions
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from tilebeam.pages.document import document, policy
 from tilebeam.pages.fields import EXTRACTORS, field, key_field, model_field, number_input, select
 from tilebeam.pages.markup import Html, join, tag
+from tilebeam.pages.methods import method_title
 
-_ANSWERS = (1, 4, 8, 16)
-_RULES = policy("chat", more="connect-src 'self'")
+_ANSWERS = (1, 4, 8, 16, 32, 64)
+# It talks to its own server only, and opens the page of a search, which inherits these rules.
+_RULES = policy("chat", "search", more="connect-src 'self'")
 
 
-def chat_page(options: AskOptions) -> str:
+@dataclass(frozen=True)
+class PageOptions:
+    """What a server offers.
+
+    Attributes:
+        name: of the model, "" where only those with a key may know it.
+        models: to choose from; none: there is one, or only those with a key may know them.
+        key: whether requests need an API key.
+        methods: of search that it can run besides a vote and the best of several.
+        extractors: of answers.
+        most: candidates of a request.
+    """
+
+    name: str
+    models: list[str]
+    key: bool
+    methods: Sequence[str]
+    extractors: Sequence[str]
+    most: int
+
+
+def chat_page(options: PageOptions) -> str:
     """Write an HTML file, to be served with `chat_policy`."""
     brand = f"Tilebeam · {options.name}" if options.name else "Tilebeam"
     body = join(
-        tag("header", tag("h1", brand, class_="brand"), tag("a", "Search", href="/search")),
+        tag("header", tag("h1", brand, class_="brand")),
         tag("noscript", tag("p", "This page needs JavaScript. Programs ask /v1/chat/completions.")),
         tag("div", _history(), _conversation(options), class_="chat"),
     )
@@ -43,7 +68,7 @@ def _history() -> Html:
     )
 
 
-def _conversation(options: AskOptions) -> Html:
+def _conversation(options: PageOptions) -> Html:
     return tag(
         "main",
         tag("div", id="log", role="log", aria_live="off", aria_label="Conversation"),
@@ -61,7 +86,7 @@ def _conversation(options: AskOptions) -> Html:
     )
 
 
-def _controls(options: AskOptions) -> list[object]:
+def _controls(options: PageOptions) -> list[object]:
     budgets = {str(n): str(n) for n in _ANSWERS if n <= options.most}
     return [
         field("answers", "Answers", select("answers", budgets)),
@@ -71,10 +96,9 @@ def _controls(options: AskOptions) -> list[object]:
     ]
 
 
-def _settings(options: AskOptions) -> Html:
+def _settings(options: PageOptions) -> Html:
     judges = {"": "a vote on the last number if the question has one, else the best text"}
-    if "tir" in options.methods:
-        judges["tir"] = "vote, programs run"
+    judges |= {method: method_title(method) for method in options.methods}
     judges |= {f"vote {e}": f"vote: an answer is {EXTRACTORS.get(e, e)}" for e in options.extractors}
     judges["best-of-n"] = "the best text"
     return tag(

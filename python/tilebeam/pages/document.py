@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 from tilebeam.pages.markup import Html, tag, text
 
-Script = Literal["search", "ask", "chat"]
+Script = Literal["search", "chat"]
 
 # The files of each script, in order; parts/rich.js calls the libraries.
 _RICH = ("vendor/marked.js", "vendor/purify.js", "vendor/temml.js", "parts/rich.js")
 _SCRIPTS: dict[Script, tuple[str, ...]] = {
     "search": (*_RICH, "parts/search.js"),
-    "ask": (*_RICH, "parts/client.js", "parts/ask.js"),
     "chat": (*_RICH, "parts/client.js", "parts/conversations.js", "parts/turn.js", "parts/chat.js"),
 }
 

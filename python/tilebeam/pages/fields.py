@@ -13,9 +13,9 @@ EXTRACTORS = {
 }
 
 
-def field(name: str, label: str, control: Html, methods: str | None = None, hidden: bool = False) -> Html:
-    """Make a control with its label; one of some methods is shown with them only."""
-    return tag("div", tag("label", label, for_=name), control, class_="field", data_methods=methods, hidden=hidden)
+def field(name: str, label: str, control: Html, hidden: bool = False) -> Html:
+    """Make a control with its label."""
+    return tag("div", tag("label", label, for_=name), control, class_="field", hidden=hidden)
 
 
 def select(name: str, choices: dict[str, str]) -> Html:

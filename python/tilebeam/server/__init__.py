@@ -1,27 +1,27 @@
-"""`tilebeam serve`: an HTTP server that speaks the APIs of OpenAI, Anthropic and Ollama, on FastAPI and uvicorn (extra
+"""`tilebeam serve`: an HTTP server that speaks the APIs of OpenAI and Anthropic, on FastAPI and uvicorn (extra
 `server`).
 
 Requests of all clients that ask for a model share its batches:
 
     app                        routes and middleware            -> models, and the modules with routes of their own
-    models                     which models there are           -> service, load_queue (how many are loaded), metrics
+    models                     which models there are           -> service, model_host (what is loaded), metrics
     service                    from a checked body to an answer -> model_host, admission (who is let in), answering
-    plan                       a request between body and answer; requests, prompts, grammar, errors: what bodies ask
+    plan                       a request between body and answer; requests, grammar, errors: what bodies ask
     answering, search_answers  work with the model, and what comes of it as answer_events
     writing, event_stream      how answers are written and sent; the forms are in these two:
-    openai/                    completions, chat_completions, responses, embedding_routes
-    other/                     messages (Anthropic's), ollama, infill, tokens, rerank, scores
-    chat_forms                 chats in another form than chat_completions: responses, messages, ollama
-    pages                      the page to ask on, and the pages of searches; other/api_page is /docs
+    openai/                    completions, chat_completions, responses
+    other/                     messages (Anthropic's), tokens (llama-server's)
+    reading_routes             embeddings, relevance, scores of given texts
+    chat_forms                 chats in another form than chat_completions: responses, messages
+    pages                      the page to ask on, and the pages of searches
     security, metrics, logs    keys and limits, Prometheus, a line for each request
     settings, main             options, the process
     served_model               what is loaded: the model and its reward model
 
 Several processes behind one address (the extra `replicas`), in replicas/:
 
-    ray_serve                  runs both on Ray Serve           -> ingress, replica
+    ray_serve                  replicas on Ray Serve, each the application with models of its own
     ingress                    from a request to a replica      -> routing (which one)
-    replica                    the application, with a model of its own
 
 This module imports none of the packages of the extra.
 """

@@ -12,33 +12,19 @@ from typing import Any, NamedTuple
 
 from tilebeam.chat.answer_parts import Part, Text
 from tilebeam.chat.answer_reader import AnswerReader
-from tilebeam.outputs import CompletionOutput, Delta, FinishReason, Usage
+from tilebeam.outputs import CompletionOutput, Delta, Usage
 
 TokenBytes = Callable[[int], bytes]  # the bytes of a token
 Json = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """A token that a text shows: the character at which it starts, and what is known of it; of a prompt's first token
-    nothing is."""
+    """A token that a text shows: the character at which it starts, and what is known of it."""
 
     start: int
     token: int
-    logprob: float | None
+    logprob: float
     top: dict[int, float] | None
-
-
-@dataclass(frozen=True)
-class Echo:
-    """A prompt that its answer begins with.
-
-    Attributes:
-        text: as it came.
-        tokens: with their log-probabilities, if these are wanted.
-    """
-
-    text: str
-    tokens: Sequence[Shown] = ()
 
 
 class TokenLedger:
@@ -73,11 +59,6 @@ class TokenLedger:
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
 
-    def rest(self) -> list[Shown]:
-        """Return the tokens that `take` did not return, at the end of the text that was told."""
-        taken, self._waiting = self._waiting, []
-        return [shown._replace(start=min(shown.start, self._told)) for shown in taken]
-
 
 def token_text(piece: bytes) -> str:
     """Write a token's bytes as a text; OpenAI writes those that are no text by themselves as bytes:\\x.."""
@@ -96,12 +77,10 @@ class Started:
 
     Attributes:
         index: of the choice.
-        echo: the prompt that it begins with, None: it does not.
         prompt_tokens: that the model reads for it, where that is known.
     """
 
     index: int
-    echo: Echo | None = None
     prompt_tokens: int = 0
 
 
@@ -149,8 +128,6 @@ class SampleEvents:
         index: of the choice.
         piece: the bytes of a token.
         logprobs: tell log-probabilities.
-        scored: tell those of all tokens that were drawn: clients count them from both ends.
-        keeps_stop: the text holds the stop string that ended it.
         reader: tells thoughts and calls apart, None: all is text.
     """
 
@@ -160,14 +137,10 @@ class SampleEvents:
         piece: TokenBytes,
         *,
         logprobs: bool = False,
-        scored: bool = False,
-        keeps_stop: bool = False,
         reader: AnswerReader | None = None,
     ) -> None:
         self._index = index
         self._ledger = TokenLedger(piece) if logprobs else None
-        self._scored = scored
-        self._keeps_stop = keeps_stop
         self._reader = reader
         self._untold: list[Shown] = []  # tokens of text that the reader holds back
 
@@ -177,13 +150,11 @@ class SampleEvents:
             self._ledger.feed(delta.token_ids, delta.logprobs, delta.top_logprobs)
         if not delta.text and delta.finish_reason is None:
             return None
-        text = delta.text + ((delta.stop_reason or "") if self._keeps_stop else "")
-        # A candidate that a search gave up is one that was cut.
-        finish: FinishReason | None = "length" if delta.finish_reason == "aborted" else delta.finish_reason
+        text, finish = delta.text, delta.finish_reason
         parts: list[Part] = [Text(text)] if text else []
         if self._reader is not None:
             parts, finish = self._reader.take(text, finish)
-        tokens = self._tokens(text, delta, bool(parts) or finish is not None)
+        tokens = self._tokens(text, bool(parts) or finish is not None)
         if not parts and finish is None and tokens is None:
             return None
         return Grown(self._index, parts, tokens, finish, delta.stop_reason)
@@ -198,13 +169,11 @@ class SampleEvents:
         assert found is not None  # it ends
         return replace(found, tokens=()) if found.tokens is None and self._ledger is not None else found
 
-    def _tokens(self, text: str, delta: Delta, tells: bool) -> list[Shown] | None:
+    def _tokens(self, text: str, tells: bool) -> list[Shown] | None:
         """Return the tokens to tell now."""
         if self._ledger is None:
             return None
         self._untold += self._ledger.take(text)
-        if self._scored and delta.finish_reason and not delta.stop_reason:
-            self._untold += self._ledger.rest()
         if not (self._untold and tells) and (self._reader is not None or not text):
             return None
         tokens, self._untold = self._untold, []

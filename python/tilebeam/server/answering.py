@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
-from tilebeam.prompt import Prompt
-from tilebeam.sampling_params import SamplingParams
-from tilebeam.server import echo
+from tilebeam.outputs import Delta, RequestOutput, Usage
 from tilebeam.server.answer_events import Ended, Event, SampleEvents, Started
 from tilebeam.server.errors import ApiError, unavailable
 from tilebeam.server.metrics import ModelMetrics
-from tilebeam.server.other.infill import Filling
 from tilebeam.server.plan import AnswerPlan, Ready
 
 if TYPE_CHECKING:
@@ -26,55 +19,40 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
-async def generated(readers: ThreadPoolExecutor, lm: LM, plan: AnswerPlan, ready: Ready) -> list[Event]:
+async def generated(lm: LM, plan: AnswerPlan, ready: Ready) -> list[Event]:
     """Generate, and return all events.
-
-    Args:
-        readers: threads for prompts whose log-probabilities are told.
 
     Raises:
         TilebeamError: the model failed. ApiError: 503, it was stopped.
     """
-    echoes, scoring = await echo.of(readers, lm, plan, ready.prompts)
-    if plan.body.draws_nothing:
-        outputs = [echo.nothing(p, plan.params, plan.body.n) for p in ready.prompts]
-    elif isinstance(plan.body, Filling) and plan.body.seconds is not None:
-        outputs = [await _within(lm, ready.prompts[0], ready.params, plan.body.seconds)]
-    else:
-        outputs = await lm.agenerate(ready.prompts, ready.params)
+    outputs = await lm.agenerate(ready.prompts, ready.params)
     if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
         raise _stopped()
 
     def told() -> list[Event]:  # in a thread, as there may be many log-probabilities
         found: list[Event] = []
-        for i, (before, output) in enumerate(zip(echoes, outputs, strict=True)):
-            for j, sample in enumerate(_best(output.outputs, plan.body.n)):
+        for i, output in enumerate(outputs):
+            for j, sample in enumerate(output.outputs):
                 index = i * plan.body.n + j
-                found += [Started(index, before), ready.events_of(index, lm, plan).whole(sample)]
-        return [*found, _ended(plan, outputs, scoring)]
+                found += [Started(index), ready.events_of(index, lm, plan).whole(sample)]
+        return [*found, _ended(plan, outputs)]
 
     return await asyncio.to_thread(told)
 
 
-async def streamed(
-    readers: ThreadPoolExecutor, lm: LM, plan: AnswerPlan, ready: Ready, times: StreamTimes
-) -> AsyncGenerator[list[Event]]:
+async def streamed(lm: LM, plan: AnswerPlan, ready: Ready, times: StreamTimes) -> AsyncGenerator[list[Event]]:
     """Generate, and yield events as they come, those that came together in one list. Closing it ends the samples.
 
     Args:
-        readers: see `generated`.
         times: told of tokens.
 
     Raises:
         TilebeamError, ApiError: see `generated`.
     """
-    echoes, scoring = await echo.of(readers, lm, plan, ready.prompts)
     n = plan.body.n
     async with AsyncExitStack() as stack:
-        drawn = [] if plan.body.draws_nothing else ready.prompts
-        streams = [await stack.enter_async_context(lm.astream(p, ready.params)) for p in drawn]
-        lengths = [len(prompt.ids) for prompt in ready.prompts]
-        yield [Started(i * n + j, before, lengths[i]) for i, before in enumerate(echoes) for j in range(n)]
+        streams = [await stack.enter_async_context(lm.astream(p, ready.params)) for p in ready.prompts]
+        yield [Started(i * n + j, len(prompt.ids)) for i, prompt in enumerate(ready.prompts) for j in range(n)]
         samples = dict[int, SampleEvents]()
         stopped = False
         async for deltas in merged(streams):
@@ -94,45 +72,15 @@ async def streamed(
         if stopped:
             raise _stopped()
         outputs = [stream.output for stream in streams]
-    if plan.body.draws_nothing:
-        outputs = [echo.nothing(p, plan.params, n) for p in ready.prompts]
-        end = Delta(0, "", [], finish_reason="length")
-        ends = (ready.events_of(index, lm, plan).grown(end) for index in range(n * len(outputs)))
-        yield [grown for grown in ends if grown is not None]
-    yield [_ended(plan, outputs, scoring)]
+    yield [_ended(plan, outputs)]
 
 
-def _ended(plan: AnswerPlan, outputs: Sequence[RequestOutput], scoring: Usage | None) -> Ended:
-    usage = sum((output.usage for output in outputs), Usage())
-    return Ended(echo.added(usage, scoring), plan.params.seed or 0)
+def _ended(plan: AnswerPlan, outputs: Sequence[RequestOutput]) -> Ended:
+    return Ended(sum((output.usage for output in outputs), Usage()), plan.params.seed or 0)
 
 
 def _stopped() -> ApiError:
     return unavailable("The model was stopped.", code="aborted", retry_after=2)
-
-
-def _best(outputs: Sequence[CompletionOutput], count: int) -> list[CompletionOutput]:
-    """Return OpenAI's best_of: the samples with the highest log-probability per token, best first."""
-    if count >= len(outputs):
-        return list(outputs)
-    return sorted(outputs, key=lambda o: (-(o.cumulative_logprob or 0.0) / max(1, len(o.token_ids)), o.index))[:count]
-
-
-async def _within(lm: LM, prompt: Prompt, params: SamplingParams, seconds: float) -> RequestOutput:
-    """Return one sample, which ends with the first line that ends later than so many seconds after its first token, as
-    those of llama-server do."""
-    began, late = math.inf, False
-    async with lm.astream(prompt, params) as stream:
-        async for delta in stream:
-            began = min(began, time.monotonic())
-            if not late and delta.finish_reason is None and "\n" in delta.text:
-                late = time.monotonic() - began > seconds
-                if late:
-                    stream.cancel()
-        output = stream.output
-    if late:
-        output.outputs = [replace(sample, finish_reason="length") for sample in output.outputs]
-    return output
 
 
 class StreamTimes:

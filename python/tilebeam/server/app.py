@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -31,16 +30,11 @@ from tilebeam.server.metrics import Metrics
 from tilebeam.server.models import Models
 from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.openai.completions import CompletionAnswer
-from tilebeam.server.openai.embedding_routes import add_embedding_routes
 from tilebeam.server.openai.responses import add_response_routes
-from tilebeam.server.other.api_page import add_api_page
-from tilebeam.server.other.infill import InfillAnswer, InfillRequest
 from tilebeam.server.other.messages import add_message_routes
-from tilebeam.server.other.ollama import add_ollama_routes
-from tilebeam.server.other.rerank import add_rerank_routes
-from tilebeam.server.other.scores import add_score_routes
 from tilebeam.server.other.tokens import add_token_routes
 from tilebeam.server.pages import add_page_routes
+from tilebeam.server.reading_routes import add_reading_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 from tilebeam.server.settings import Settings
@@ -72,11 +66,8 @@ def create_app(models: Models) -> FastAPI:
     app = FastAPI(title="Tilebeam", lifespan=life, docs_url=None, redoc_url=None)
     app.state.models = models
     _routes(app, models)
-    for add in (add_token_routes, add_response_routes, add_message_routes, add_ollama_routes, add_embedding_routes):
+    for add in (add_token_routes, add_response_routes, add_message_routes, add_reading_routes, add_page_routes):
         add(app, models)
-    for add in (add_rerank_routes, add_score_routes, add_page_routes):
-        add(app, models)
-    add_api_page(app)
     add_error_handlers(app)
     add_access_rules(app, models.settings)
     app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
@@ -100,12 +91,6 @@ def _routes(app: FastAPI, models: Models) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text."""
         return await models.of(body.model).complete(body, request, CompletionAnswer)
-
-    @app.post("/infill", response_model=None)
-    async def infill(body: InfillRequest, request: Request) -> Response:
-        """Write what stands between two texts, in llama-server's form."""
-        answer = partial(InfillAnswer, body)
-        return await models.of(body.model).complete(body.completion(), request, answer)
 
     @app.post("/v1/chat/completions", response_model=None)
     @app.post("/chat/completions", response_model=None, include_in_schema=False)

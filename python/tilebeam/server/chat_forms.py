@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 from fastapi import Request
 from pydantic import ValidationError
@@ -17,9 +17,7 @@ from tilebeam.server.errors import ApiError, from_validation
 from tilebeam.server.event_stream import EventStream
 from tilebeam.server.models import Models
 from tilebeam.server.plan import AnswerMaker
-from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, Strict, Text
-
-AsGeneration = TypeVar("AsGeneration", bound=Generation)
+from tilebeam.server.requests import ChatRequest, Strict, Text
 
 _IN_MESSAGE = re.compile(r"\bmessages\[(\d+)\]((?:\.\w+(?:\[\d+\])?)*)")
 _IN_CALL = re.compile(r"\.tool_calls\[(\d+)\](?:\.function)?")
@@ -68,16 +66,9 @@ class ChatForm(Strict):
 
     def chat(self) -> ChatRequest:
         """Return the same as a request of /v1/chat/completions; ApiError: what does not fit together."""
-        return self.made(ChatRequest, self.fields() | {"messages": [turn.message for turn in self.turns()]})
-
-    def asked(self) -> ChatRequest | CompletionRequest:
-        """Return what it asks for, if that may be something else than a chat."""
-        return self.chat()
-
-    def made(self, kind: type[AsGeneration], fields: dict[str, Any]) -> AsGeneration:
-        """Return a request of a kind; raises what `chat` does."""
+        messages = [turn.message for turn in self.turns()]
         try:
-            return kind.model_validate(fields | {"model": self.model})
+            return ChatRequest.model_validate(self.fields() | {"messages": messages, "model": self.model})
         except ValidationError as error:
             raise self.as_sent(from_validation(error)) from None
 
@@ -98,12 +89,9 @@ class ChatForm(Strict):
 
 async def answered(models: Models, body: ChatForm, request: Request, answer: AnswerMaker) -> Response:
     """Answer a chat in another form; ApiError: what is wrong, with the names of the body's fields."""
-    asked, service = body.asked(), models.of(body.model)
+    chat = body.chat()  # its errors are in the client's words already
     try:
-        if isinstance(asked, ChatRequest):
-            found = await service.chat(asked, request, answer)
-        else:
-            found = await service.complete(asked, request, answer)
+        found = await models.of(body.model).chat(chat, request, answer)
     except ApiError as error:
         raise body.as_sent(error) from error
     if isinstance(found, EventStream):

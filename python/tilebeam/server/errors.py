@@ -1,5 +1,5 @@
 """What goes wrong, in the shape that clients of OpenAI's API know: {"error": {"message", "type", "param", "code"}}; on
-the paths of Anthropic's and Ollama's APIs in theirs."""
+the paths of Anthropic's API in its own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from tilebeam.chat.chat_template import MessagesRefused, NoTemplate
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
+from tilebeam.native import llama
 from tilebeam.server.logs import note
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ class ApiError(Exception):
 
     def body(self, path: str = "") -> dict[str, Any]:
         """Return the JSON of the answer, in the form of the API that a path is part of; without one OpenAI's."""
-        if path.startswith("/api/"):
-            return {"error": self.message}
         kind = _TYPES.get(self.status, "server_error")
         if path.startswith("/v1/messages"):
             kind = _MESSAGES_TYPES.get(self.status, kind if self.status < 500 else "api_error")
@@ -157,6 +156,14 @@ def from_validation(error: RequestValidationError | ValidationError) -> ApiError
 
 def _is_type(part: object) -> bool:
     return isinstance(part, str) and (not part.isidentifier() or part in ("bool", "float", "int", "str"))
+
+
+def check_tokens(lm: LM, ids: Sequence[int], param: str) -> None:
+    """Raise `ApiError` for a token that the model does not have."""
+    try:
+        llama.check_tokens(ids, lm.n_vocab, param)
+    except TilebeamError as error:
+        raise bad_request(str(error), param=param) from None
 
 
 @contextmanager

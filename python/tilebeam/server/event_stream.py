@@ -1,4 +1,4 @@
-"""A streamed answer: server-sent events or lines of JSON, ended when the client goes away."""
+"""A streamed answer: server-sent events, ended when the client goes away."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilebeam.server.errors import ApiError, from_exception
 from tilebeam.server.logs import note
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.writing import StreamedAnswer, last_event
+from tilebeam.server.writing import Answer, last_event
 
 WithModel = Callable[[Job, Callable[[LoadedModel], Coroutine[Any, Any, None]], bool], Coroutine[Any, Any, None]]
 Events = Callable[[LoadedModel, AnswerPlan, float], AsyncGenerator[list[Event]]]
@@ -48,7 +48,7 @@ class EventStream(Response):
         self._with_model = with_model
         self._events = events
         self._began = time.monotonic()
-        self._answer: StreamedAnswer | None = None  # from the first event on
+        self._answer: Answer | None = None  # from the first event on
         self._sending: float | None = None  # since when
         self._count = 0  # events so far
         self.as_sent: Callable[[ApiError], ApiError] = lambda error: error
@@ -84,9 +84,9 @@ class EventStream(Response):
             if self._sending is not None and time.monotonic() - self._sending > _READ_SECONDS:
                 job.stop(ClientGone())
 
-    async def _begin(self, answer: StreamedAnswer, send: Send) -> None:
+    async def _begin(self, answer: Answer, send: Send) -> None:
         """Send what goes before all events."""
-        headers = [(b"content-type", answer.media_type.encode()), (b"cache-control", b"no-cache")]
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._answer = answer
@@ -104,14 +104,9 @@ class EventStream(Response):
         """Send what comes."""
         found = self._events(loaded, self._plan, self._began)
         answer = self._plan.answer(self._plan, loaded.lm.spelling)
-        assert isinstance(answer, StreamedAnswer)
         async with aclosing(found):
             async for events in found:
                 if self._answer is None:
                     await self._begin(answer, send)
-                    # Echoed prompts may be long.
-                    text = await asyncio.to_thread(lambda first: b"".join(map(answer.add, first)), events)
-                else:
-                    text = b"".join(map(answer.add, events))
-                await self._put(text, send)
+                await self._put(b"".join(map(answer.add, events)), send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

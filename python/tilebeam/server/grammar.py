@@ -29,16 +29,12 @@ def _fields(body: Generation) -> Iterator[tuple[str, Callable[[Any], str], Any]]
     """Yield the fields that may ask for a form, what makes a grammar of them, and what they hold."""
     yield "grammar", constraint.checked, body.grammar
     yield "json_schema", constraint.of_schema, body.json_schema
-    yield "guided_json", constraint.of_schema, body.guided_json
-    yield "guided_regex", constraint.of_regex, body.guided_regex
-    yield "guided_choice", constraint.of_choices, body.guided_choice
-    if (newer := body.structured_outputs) is not None:
-        yield "structured_outputs.json", constraint.of_schema, newer.json_
-        yield "structured_outputs.regex", constraint.of_regex, newer.regex
-        yield "structured_outputs.choice", constraint.of_choices, newer.choice
-        yield "structured_outputs.grammar", constraint.checked, newer.grammar
+    if (wanted := body.structured_outputs) is not None:
+        yield "structured_outputs.json", constraint.of_schema, wanted.json_
+        yield "structured_outputs.regex", constraint.of_regex, wanted.regex
+        yield "structured_outputs.choice", constraint.of_choices, wanted.choice
+        yield "structured_outputs.grammar", constraint.checked, wanted.grammar
     if (given := body.response_format) is not None:
         schema = None if given.json_schema is None else given.json_schema.schema_
         yield "response_format.schema", constraint.of_schema, given.schema_
         yield "response_format.json_schema.schema", constraint.of_schema, schema
-        yield "response_format.grammar", constraint.checked, given.grammar

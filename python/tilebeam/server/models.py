@@ -10,9 +10,8 @@ from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import ApiError
-from tilebeam.server.load_queue import LoadQueue
 from tilebeam.server.metrics import Metrics
-from tilebeam.server.model_host import LoadedModel, ModelHost
+from tilebeam.server.model_host import LoadedModel, LoadQueue, ModelHost
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings

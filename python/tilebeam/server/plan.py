@@ -31,7 +31,6 @@ class AnswerPlan:
         count: prompts.
         model: its name in the answer.
         prepare: makes it ready for a model; takes its time.
-        echo: the answer begins with the prompt.
     """
 
     body: Generation
@@ -41,12 +40,6 @@ class AnswerPlan:
     count: int
     model: str
     prepare: Callable[[LM, SamplingParams], Ready]
-    echo: bool = False
-
-    @property
-    def scored(self) -> bool:
-        """Return whether log-probabilities of the prompt are told."""
-        return self.echo and self.logprobs
 
     @property
     def samples(self) -> int:
@@ -93,7 +86,5 @@ class Ready:
             index,
             piece,
             logprobs=plan.logprobs and logprobs,
-            scored=plan.scored,
-            keeps_stop=plan.body.include_stop_str_in_output,
             reader=self.reader(),
         )

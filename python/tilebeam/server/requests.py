@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import combinations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -15,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from tilebeam.chat.tools import Tool
 from tilebeam.grammars.gbnf import MAX_LENGTH as MAX_GRAMMAR
 from tilebeam.search.search_defaults import BUDGET
-from tilebeam.server.field_checks import checked_choices, checked_samplers, encodable, no_zero, parsed_schema
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -26,7 +24,44 @@ MAX_MESSAGES = 8192
 MAX_DEPTH = 64  # of JSON within a request
 MAX_PATTERN = 4096  # characters of a regular expression
 
-Text = Annotated[str, AfterValidator(encodable)]
+
+def _encodable(value: str) -> str:
+    """Return a text that has a UTF-8 form."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("must be text, but holds half of a surrogate pair") from None
+    return value
+
+
+def _no_zero(value: int) -> int:
+    """Return a number of tokens that is one, or -1."""
+    if value == 0:
+        raise ValueError("must be at least 1, or -1: until the context is full")
+    return value
+
+
+def _parsed_schema(value: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
+    """Return a schema, which may come as a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        schema = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise ValueError("must be a JSON schema")
+    return schema
+
+
+def _checked_choices(value: list[str]) -> list[str]:
+    """Return texts of which the model writes one."""
+    if not all(value) or any("\0" in choice for choice in value):
+        raise ValueError("a choice must not be empty, nor hold a NUL character")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
 # Templates write names and ids as they are: none holds what separates the parts of a prompt.
 Label = Annotated[str, Field(pattern=r"^[^\s<>|\\\x00-\x1f\x7f]{0,256}$")]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
@@ -34,14 +69,11 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 # What an effort is of the most tokens of thoughts that the server was started with; others are all of it.
 _EFFORTS = {"none": 0.0, "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2}
-Budget = Annotated[int, Field(ge=-1)]
-# Names of one number: tokens of thoughts at most, -1 for any number.
-_BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget")
-MostTokens = Annotated[int, Field(ge=-1), AfterValidator(no_zero)]
-Schema = Annotated[dict[str, Any] | bool | Text, AfterValidator(parsed_schema)]
+MostTokens = Annotated[int, Field(ge=-1), AfterValidator(_no_zero)]
+Schema = Annotated[dict[str, Any] | bool | Text, AfterValidator(_parsed_schema)]
 Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
 Grammar = Annotated[Text, Field(max_length=MAX_GRAMMAR)]
-Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES), AfterValidator(checked_choices)]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES), AfterValidator(_checked_choices)]
 
 
 def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
@@ -93,19 +125,17 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the text must look like. "grammar", with GBNF, is an extension; so is `schema` of a json_object, as
-    llama-server and llama-cpp-python take it."""
+    """What the text must look like. `schema` of a json_object is an extension, as llama-server and llama-cpp-python
+    take it."""
 
-    type: Literal["text", "json_object", "json_schema", "grammar"]
+    type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
-    grammar: Grammar | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
-        for kind in ("json_schema", "grammar"):
-            if (self.type == kind) != (getattr(self, kind) is not None):
-                raise ValueError(f'"{kind}" goes with type "{kind}" and only with it')
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('"json_schema" goes with type "json_schema" and only with it')
         if self.schema_ is not None and self.type != "json_object":
             raise ValueError('"schema" by itself goes with type "json_object" and only with it')
         return self
@@ -124,7 +154,7 @@ class Search(BaseModel):
 
 
 class StructuredOutputs(Strict):
-    """What the text must look like, as newer clients of vLLM say it: one of the four."""
+    """What the text must look like, as clients of vLLM say it: one of the four."""
 
     json_: Schema | None = Field(None, alias="json")
     regex: Pattern | None = None
@@ -187,7 +217,6 @@ class Generation(Neutral, Sampling):
 
     model: Text | None = None
     n: int = Field(1, ge=1)
-    best_of: int | None = Field(None, ge=1)
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
     frequency_penalty: Number = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, Number] | None = None
@@ -201,36 +230,13 @@ class Generation(Neutral, Sampling):
     ignore_eos: bool = False
     grammar: Grammar | None = None
     json_schema: dict[str, Any] | bool | None = None
-    n_predict: int | None = Field(None, ge=-1)  # max_tokens; -1: until the context is full
-    thinking_budget_tokens: Budget | None = None
-    reasoning_budget_tokens: Budget | None = None
+    thinking_budget_tokens: int | None = Field(None, ge=-1)  # -1: any number
     reasoning_budget_message: Annotated[Text, Field(max_length=MAX_PATTERN)] | None = None
-    samplers: Annotated[list[Text], Field(max_length=32), AfterValidator(checked_samplers)] | None = None
     search: Search | None = None
     # Named as vLLM names them:
-    repetition_penalty: Number | None = Field(None, gt=0)  # repeat_penalty
     structured_outputs: StructuredOutputs | None = None
     min_tokens: int | None = Field(None, ge=0)
-    thinking_token_budget: Budget | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOPS)
-    include_stop_str_in_output: bool = False
-    guided_json: Schema | None = None
-    guided_regex: Pattern | None = None
-    guided_choice: Choices | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _unpacked(cls, value: object) -> object:
-        """Unpack "extra_body", whose fields are the request's own: OpenAI's client does, others send them so."""
-        if not isinstance(value, dict) or value.get("extra_body") is None:
-            return value
-        if not isinstance(value["extra_body"], dict):
-            raise ValueError("extra_body must be an object")
-        packed, outer = given(value["extra_body"]), given(value)
-        del outer["extra_body"]
-        if twice := [name for name in packed if name in outer and outer[name] != packed[name]]:
-            raise ValueError(f"{twice[0]!r} is in extra_body too, with another value")
-        return packed | outer
 
     @field_validator("stop")
     @classmethod
@@ -260,24 +266,14 @@ class Generation(Neutral, Sampling):
     def _fits_together(self) -> Generation:
         if len(self.formats) > 1:
             raise ValueError(f"{' and '.join(self.formats)} exclude each other")
-        twins = ("max_tokens", "n_predict"), ("max_tokens", "max_completion_tokens")
-        for names in (*twins, ("repeat_penalty", "repetition_penalty"), *combinations(_BUDGETS, 2)):
-            if len({getattr(self, name, None) for name in names} - {None}) > 1:
-                raise ValueError(f"{' and '.join(names)} are two names of one number, but differ")
-        if self.best_of is not None and self.best_of < self.n:
-            raise ValueError(f"best_of ({self.best_of}) must be at least n ({self.n})")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options go with stream: true")
-        if self.stream and self.best_of is not None and self.best_of > self.n:
-            raise ValueError("the best of several cannot be streamed: they are compared when all are complete")
-        if self.search is not None and self.include_stop_str_in_output:
-            raise ValueError("a search returns texts without stop strings: no include_stop_str_in_output")
-        if self.stop_token_ids and (self.search is not None or self.include_stop_str_in_output):
-            raise ValueError("stop_token_ids go neither with search nor with include_stop_str_in_output")
+        if self.stop_token_ids and self.search is not None:
+            raise ValueError("stop_token_ids do not go with search")
         if self.search is not None and self.min_tokens:
             raise ValueError("a search ends its texts itself: no min_tokens")
-        if self.search is not None and (self.n > 1 or (self.best_of or 1) > 1):
-            raise ValueError("a search returns one text: no n or best_of; set its budget")
+        if self.search is not None and self.n > 1:
+            raise ValueError("a search returns one text: no n; set its budget")
         return self
 
     @property
@@ -290,7 +286,7 @@ class Generation(Neutral, Sampling):
     @property
     def formats(self) -> list[str]:
         """Which fields bind the text; one at most."""
-        given = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs")
+        given = ("grammar", "json_schema", "structured_outputs")
         formatted = self.response_format is not None and self.response_format.type != "text"
         return [*(n for n in given if getattr(self, n) is not None), *(["response_format"] if formatted else [])]
 
@@ -303,9 +299,9 @@ class Generation(Neutral, Sampling):
     def votes_by(self) -> str | None:
         """Return what extractor the form of the text asks for, None: it has none."""
         format_ = self.response_format.type if self.response_format is not None else ""
-        newer = self.structured_outputs is not None and self.structured_outputs.json_ is not None
-        structured = self.json_schema is not None or self.guided_json is not None or newer
-        return "json" if structured or format_ in ("json_object", "json_schema") else None
+        structured = self.structured_outputs is not None and self.structured_outputs.json_ is not None
+        json_ = structured or self.json_schema is not None or format_ in ("json_object", "json_schema")
+        return "json" if json_ else None
 
     def limit(self, otherwise: int | None) -> int | None:
         """Return the most tokens of a sample; None: until the context is full.
@@ -313,7 +309,7 @@ class Generation(Neutral, Sampling):
         Args:
             otherwise: where the request does not say.
         """
-        given = self.n_predict if self.max_tokens is None else self.max_tokens
+        given = self.max_tokens
         return otherwise if given is None else None if given < 0 else given
 
     def thinking_budget(self, most: int | None) -> int | None:
@@ -322,40 +318,22 @@ class Generation(Neutral, Sampling):
         Args:
             most: what the server was started with, of which an effort is a share.
         """
-        told = [value for name in _BUDGETS if (value := getattr(self, name)) is not None]
-        effort = getattr(self, "reasoning_effort", None) or ""
-        if told:
-            return None if told[0] < 0 else told[0]
+        told, effort = self.thinking_budget_tokens, getattr(self, "reasoning_effort", None) or ""
+        if told is not None:
+            return None if told < 0 else told
         return 0 if effort == "none" else None if most is None else int(most * _EFFORTS.get(effort, 1))
-
-    @property
-    def draws_nothing(self) -> bool:
-        """Return whether the prompt alone is asked about."""
-        return self.limit(None) == 0
 
     @property
     def samples(self) -> int:
         """Texts to draw for each prompt."""
-        return self.search.budget if self.search is not None else max(self.n, self.best_of or 1)
+        return self.search.budget if self.search is not None else self.n
 
 
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
     prompt: Text | list[int] | list[Text] | list[list[int]]
-    suffix: Text | None = None
-    max_tokens: int | None = Field(None, ge=-1)  # 0: nothing is drawn
-    echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-
-    @model_validator(mode="after")
-    def _completion_fits_together(self) -> CompletionRequest:
-        if self.suffix is not None and (self.echo or self.search is not None):
-            raise ValueError("suffix goes neither with echo nor with search")
-        scored = self.echo and self.logprobs is not None
-        if self.search is not None and (scored or self.draws_nothing):
-            raise ValueError("a search tells nothing of its prompt: no max_tokens 0, no echo with logprobs")
-        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -513,8 +491,8 @@ class ChatRequest(Generation):
             raise ValueError("continue_final_message with tools: set tool_choice to none")
         if self.continue_final_message and self.messages[-1].tool_calls:
             raise ValueError("continue_final_message: a message that calls functions cannot be continued")
-        if self.n_predict == 0:
-            raise ValueError("n_predict: a chat generates at least one token")
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError("max_tokens and max_completion_tokens are two names of one number, but differ")
         return self
 
     @property

@@ -15,7 +15,7 @@ from tilebeam.pages.search_page import search_page
 from tilebeam.prompt import Prompt
 from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
-from tilebeam.server.answer_events import Echo, Ended, Event, Grown, Json, Started
+from tilebeam.server.answer_events import Ended, Event, Grown, Json, Started
 from tilebeam.server.errors import bad_request
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.model_host import LoadedModel
@@ -64,8 +64,7 @@ class SearchAnswer:
             TilebeamError: the model failed. ApiError: 400, the search did.
         """
         results = await self._run(None)
-        started = [self._started(i) for i in range(len(results))]
-        return [*started, *await asyncio.to_thread(self._answers, results, {})]
+        return [*map(Started, range(len(results))), *await asyncio.to_thread(self._answers, results, {})]
 
     async def stream(self) -> AsyncGenerator[list[Event]]:
         """Search, and yield each thing that happens, then the answers. Closing it ends the search.
@@ -73,7 +72,7 @@ class SearchAnswer:
         Raises:
             TilebeamError, ApiError: see `whole`.
         """
-        yield [self._started(i) for i in range(len(self._ready.prompts))]
+        yield [Started(i) for i in range(len(self._ready.prompts))]
         queue: asyncio.Queue[SearchEvent | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -107,9 +106,6 @@ class SearchAnswer:
             raise bad_request(f"search: {error}", param="search", code="search_failed") from error
         self._metrics.search(self._algorithm.name)
         return results
-
-    def _started(self, i: int) -> Started:
-        return Started(i, Echo(self._ready.prompts[i].text) if self._plan.echo else None)
 
     def _happened(self, event: SearchEvent) -> Grown:
         """Return that something happened: a choice grows by nothing, as every chunk of OpenAI's has one."""

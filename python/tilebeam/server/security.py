@@ -25,8 +25,8 @@ _SLOWEST_BODY = 64 << 10  # bytes a second
 MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
-# Pages that a browser loads before anybody can give it a key. They hold nothing but forms, and what paths there are.
-PUBLIC_PAGES = frozenset({"/", "/ui", "/search", "/docs", "/v1"})
+# The page that a browser loads before anybody can give it a key. It holds nothing but a form.
+PUBLIC_PAGE = "/"
 # What curl -d and programs that say nothing send JSON as.
 _UNTYPED = ("", "application/x-www-form-urlencoded")
 
@@ -123,7 +123,7 @@ class Guard:
                 code="host_not_allowed",
             )
         # A browser asks for permission (CORS) without the key.
-        public = path in PUBLIC_PATHS or (path in PUBLIC_PAGES and method in ("GET", "HEAD"))
+        public = path in PUBLIC_PATHS or (path == PUBLIC_PAGE and method in ("GET", "HEAD"))
         if self._keys and not public and method != "OPTIONS":
             key = given_key(headers)
             if key is None:

@@ -23,16 +23,14 @@ from tilebeam.search.limits import share_of_context
 from tilebeam.server.admission import Gate, Job
 from tilebeam.server.answer_events import Ended, Event, Grown
 from tilebeam.server.answering import StreamTimes, generated, streamed
-from tilebeam.server.errors import bad_request, errors_for_client, from_exception, unavailable
+from tilebeam.server.errors import bad_request, check_tokens, errors_for_client, from_exception, unavailable
 from tilebeam.server.event_stream import EventStream
 from tilebeam.server.grammar import grammar_of
 from tilebeam.server.logs import note
 from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions
-from tilebeam.server.other.infill import Filling
 from tilebeam.server.plan import AnswerMaker, AnswerPlan, Ready
-from tilebeam.server.prompts import completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, given
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
@@ -52,14 +50,6 @@ _CHATS = 16
 _COMPLETION_TOKENS = 16
 # Log-probabilities of one answer, of tokens and of the likeliest others: each takes up to 400 bytes until it is sent.
 _MOST_LOGPROBS = 1 << 19
-# What switches each sampler off.
-_OFF: dict[str, dict[str, Any]] = {
-    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-}
 
 
 class Service:
@@ -114,7 +104,7 @@ class Service:
     # --- endpoints --------------------------------------------------------------------------------------------------
 
     async def complete(self, body: CompletionRequest, request: Request, answer: AnswerMaker) -> Response:
-        """Answer POST /v1/completions, or what is like it.
+        """Answer POST /v1/completions.
 
         Args:
             answer: makes the writer of the answer.
@@ -123,20 +113,15 @@ class Service:
             ApiError: what is wrong.
         """
         wanted = body.logprobs is not None
-        most = max(1, limit) if (limit := body.limit(_COMPLETION_TOKENS)) is not None else None
-        params = self._params(body, most, wanted, body.logprobs or 0)
+        params = self._params(body, body.limit(_COMPLETION_TOKENS), wanted, body.logprobs or 0)
         count = len(body.prompts)
         if count == 0:
             raise bad_request("prompt: the list is empty.", param="prompt", code="invalid_value")
 
-        extra = [(chunk.filename, chunk.text) for chunk in body.extra] if isinstance(body, Filling) else []
-
         def prepare(lm: LM, params: SamplingParams) -> Ready:
-            leave = min(most or lm.n_ctx, lm.n_ctx // 4)
-            prompts = [completion_prompt(lm, given, body.suffix, extra, leave) for given in body.prompts]
-            return Ready(prompts, params)
+            return Ready([_completion_prompt(lm, given) for given in body.prompts], params)
 
-        plan = AnswerPlan(body, answer, wanted, params, count, self.name, prepare, body.echo)
+        plan = AnswerPlan(body, answer, wanted, params, count, self.name, prepare)
         return await self._answer(plan, request)
 
     async def chat(self, body: ChatRequest, request: Request, answer: AnswerMaker) -> Response:
@@ -162,14 +147,13 @@ class Service:
         if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
             message = f"min_tokens: must be at most max_tokens, {max_tokens}, not {body.min_tokens}."
             raise bad_request(message, param="min_tokens", code="invalid_value")
-        penalty = body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty
         # llama.cpp's convention: a negative seed is a new one.
         seed = {"seed": None} if body.seed is None or body.seed < 0 else {}
-        ended_by = body.reasoning_budget_message
+        more = {"repeat_penalty": body.repeat_penalty, "budget_message": body.reasoning_budget_message}
         try:
-            params = replace(
+            return replace(
                 self.settings.sampling,
-                **given(body.sampling() | {"repeat_penalty": penalty, "budget_message": ended_by}) | seed,
+                **given(body.sampling() | more) | seed,
                 thinking_budget=body.thinking_budget(self.settings.sampling.thinking_budget),
                 n=body.samples,
                 frequency_penalty=body.frequency_penalty,
@@ -179,14 +163,10 @@ class Service:
                 stop=body.stop or (),
                 stop_tokens=tuple(body.stop_token_ids or ()),
                 ignore_eos=body.ignore_eos,
-                logprobs=logprobs or (body.samples > body.n and body.search is None),
+                logprobs=logprobs,
                 top_logprobs=top,
                 logit_bias=body.biases,
             ).resolved()
-            if body.samplers is None:
-                return params
-            off = [fields for name, fields in _OFF.items() if name not in body.samplers]
-            return replace(params, **{name: value for fields in off for name, value in fields.items()})
         except TilebeamError as error:
             raise bad_request(str(error), code="invalid_value") from None
 
@@ -297,7 +277,7 @@ class Service:
         if plan.body.search is not None:
             events = await SearchAnswer(self.searches, loaded, plan, ready, self.metrics).whole()
         else:
-            events = await generated(self._readers, loaded.lm, plan, ready)
+            events = await generated(loaded.lm, plan, ready)
         self._observe(events)
         answer = plan.answer(plan, loaded.lm.spelling)
         return await asyncio.to_thread(lambda: dumped_in_parts(answer.whole(events)))
@@ -312,7 +292,7 @@ class Service:
         if plan.body.search is not None:
             found = SearchAnswer(self.searches, loaded, plan, ready, self.metrics).stream()
         else:
-            found = streamed(self._readers, loaded.lm, plan, ready, StreamTimes(self.metrics, began))
+            found = streamed(loaded.lm, plan, ready, StreamTimes(self.metrics, began))
         async with aclosing(found):
             async for events in found:
                 self._observe(events)
@@ -324,6 +304,13 @@ class Service:
                 note(finish=event.finish)
             elif isinstance(event, Ended):
                 self.metrics.observe(event.usage)
+
+
+def _completion_prompt(lm: LM, given: str | list[int]) -> Prompt:
+    if isinstance(given, str):
+        return Prompt(given, lm.tokenize(given))
+    check_tokens(lm, given, "prompt")
+    return Prompt(lm.detokenize(given), given)
 
 
 def _check_length(lm: LM, plan: AnswerPlan, prompt: Prompt) -> None:
@@ -344,8 +331,7 @@ def _check_logprobs(lm: LM, plan: AnswerPlan, ready: Ready) -> None:
     tokens = 0
     for prompt in ready.prompts:
         room = lm.n_ctx - len(prompt.ids)
-        drawn = 0 if plan.body.draws_nothing else min(room, ready.params.max_tokens or room)
-        tokens += ready.params.n * (drawn + (len(prompt.ids) if plan.scored else 0))
+        tokens += ready.params.n * min(room, ready.params.max_tokens or room)
     told = tokens * (1 + plan.params.top_logprobs)
     if told > _MOST_LOGPROBS:
         raise bad_request(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any
 
-from tilebeam.chat.answer_parts import Part, calls_in
-from tilebeam.outputs import ToolCall, Usage
+from tilebeam.outputs import Usage
 from tilebeam.server.answer_events import Ended, Event, Json
 from tilebeam.server.errors import ApiError
 
@@ -18,17 +16,11 @@ _PART_DEPTH = 5
 
 
 class Answer(ABC):
-    """Writes the answer to one request in the form of one endpoint."""
+    """Writes the answer to one request in the form of one endpoint, whole or as a stream."""
 
     @abstractmethod
     def whole(self, events: Iterable[Event]) -> Json:
         """Return the answer that all events make up."""
-
-
-class StreamedAnswer(Answer):
-    """An answer that may be streamed."""
-
-    media_type = "text/event-stream; charset=utf-8"
 
     def begin(self) -> bytes:
         """Return what goes before all events."""
@@ -37,13 +29,6 @@ class StreamedAnswer(Answer):
     @abstractmethod
     def add(self, event: Event) -> bytes:
         """Return what an event adds."""
-
-
-def complete_calls(parts: Sequence[Part]) -> Iterator[tuple[ToolCall, Json]]:
-    """Yield the calls that parts make up, with their arguments; one that `max_tokens` cut is none."""
-    for call in calls_in(parts):
-        with suppress(ValueError, RecursionError):
-            yield call, json.loads(call.arguments or "{}")
 
 
 def usage_of(usage: Usage) -> Json:
@@ -111,8 +96,6 @@ def last_event(error: ApiError, path: str, number: int) -> bytes:
         number: of events before it.
     """
     body = error.body(path)
-    if path.startswith("/api/"):
-        return dumped(body) + b"\n"
     if path.startswith("/v1/messages"):
         return server_sent(body, "error")
     if path not in ("/v1/responses", "/responses"):

@@ -8,6 +8,7 @@
   let talk = conversations.all()[0] || conversations.create();
   let running = null; // AbortController of the answer that comes
   let editing = -1; // which message the next one replaces
+  const pages = new WeakMap(); // of searches, by the message that they answer with: too large to be kept
 
   // --- what is asked ----------------------------------------------------------------------------------------------
 
@@ -22,7 +23,7 @@
       const vote = [...at.judge.options].some(({ value }) => value === "tir") ? "tir" : "vote last-number";
       const usual = /\d/.test(messages[messages.length - 1].content) ? vote : "best-of-n";
       const [method, extract] = (at.judge.value || usual).split(" ");
-      body.search = { method, extract, budget, candidates: true };
+      body.search = { method, extract, budget, candidates: true, page: true };
     }
     return body;
   }
@@ -37,9 +38,11 @@
     const found = choice.search;
     if (found && found.object === "tilebeam.search") {
       Object.assign(message.search, { votes: found.votes, answer: found.answer, best: found.best_index });
+      pages.set(message, found.page);
     } else if (found) {
       if (found.event === "candidate") message.search.candidates.push(found);
       if (found.votes) message.search.votes = found.votes;
+      if (found.event === "step") message.search.round = found.round;
     }
     message.content += choice.delta.content || "";
     if (choice.delta.reasoning_content) message.thoughts = (message.thoughts || "") + choice.delta.reasoning_content;
@@ -156,6 +159,7 @@
       const turn = new Turn(message);
       const actions = {};
       if (i === last) actions.Edit = () => edit(i);
+      if (pages.has(message)) actions.Details = () => openPage(pages.get(message));
       if (i === talk.messages.length - 1) actions[message.role === "user" ? "Answer" : "Regenerate"] = regenerate;
       turn.offer(actions);
       return turn.root;
@@ -172,6 +176,11 @@
       remove.addEventListener("click", () => forget(one));
       return element("li", "", open, remove);
     }));
+  }
+
+  // The page of a search, made by the server: all candidates, the votes, the tree of steps.
+  function openPage(page) {
+    window.open(URL.createObjectURL(new Blob([page], { type: "text/html" })), "_blank");
   }
 
   function keep(one) {

@@ -1,4 +1,4 @@
-// For the pages of a server: what they are made of, and answers as streams.
+// What the chat is made of, and answers as streams.
 const client = (() => {
   "use strict";
   const SHOWN = 160; // characters of a candidate in its row
@@ -9,11 +9,6 @@ const client = (() => {
     if (name) made.className = name;
     made.append(...content);
     return made;
-  }
-
-  function shown(score) {
-    if (typeof score !== "number") return "";
-    return Number.isInteger(score) ? String(score) : score.toFixed(3);
   }
 
   function bar(share) {
@@ -41,7 +36,7 @@ const client = (() => {
     return details;
   }
 
-  // Rows of a table of votes: answer, candidates, weight, a bar, share; the heaviest first.
+  // Rows of a table of votes: answer, candidates, a bar, share; the heaviest first.
   function voteRows(votes, answers) {
     const total = Object.values(votes).reduce((sum, weight) => sum + weight, 0) || 1;
     const counts = new Map();
@@ -52,7 +47,7 @@ const client = (() => {
       const name = element("th", "", answer.slice(0, 200));
       name.scope = "row";
       const row = element("tr", i ? "" : "best", name, element("td", "n", String(counts.get(answer) || "")));
-      row.append(element("td", "n", String(Number(weight.toPrecision(4)))), element("td", "bar", bar(weight / total)));
+      row.append(element("td", "bar", bar(weight / total)));
       row.append(element("td", "n", ((100 * weight) / total).toFixed(1) + " %"));
       return row;
     });
@@ -99,5 +94,5 @@ const client = (() => {
     }
   }
 
-  return { at, element, shown, candidate, voteRows, stream };
+  return { at, element, candidate, voteRows, stream };
 })();

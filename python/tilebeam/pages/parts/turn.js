@@ -60,7 +60,7 @@ const Turn = (() => {
       if (search) this.search(search);
     }
 
-    search({ budget, candidates, votes, answer, best }) {
+    search({ budget, candidates, votes, answer, best, round }) {
       if (!this.list) {
         this.state = element("p", "note");
         this.tally = element("tbody");
@@ -69,12 +69,11 @@ const Turn = (() => {
         rich.upgradeOpened(this.list);
       }
       let state = candidates.length + " of " + budget + " answers";
+      if (round && best === undefined) state += ", round " + round;
       if (answer === null) state += "; none of them has an answer to vote on";
       this.state.textContent = state;
       const answers = candidates.map((one) => one.answer).filter((one) => typeof one === "string");
-      const rows = voteRows(votes || {}, answers);
-      for (const row of rows) row.children[2].remove(); // the weight: the count says the same
-      this.tally.replaceChildren(...rows);
+      this.tally.replaceChildren(...voteRows(votes || {}, answers));
       for (const one of candidates.slice(this.rows.length)) {
         const label = typeof one.answer === "string" ? one.answer.slice(0, 40) : one.fate === "cut" ? "cut" : "";
         const row = candidate(one.text, element("span", "tag", "#" + one.index + (label && " · " + label)));

@@ -12,7 +12,7 @@ from tilebeam.native.llama import builtin_template_names
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.tool_forms import beginning
-from tilebeam.server.answer_events import Grown, Json, Shown, Started, token_text
+from tilebeam.server.answer_events import Grown, Json, Shown, token_text
 from tilebeam.server.errors import errors_for_client
 from tilebeam.server.openai.choice_answer import ChoicesAnswer
 from tilebeam.server.requests import ChatRequest, NamedTool
@@ -89,7 +89,7 @@ class ChatAnswer(ChoicesAnswer):
         """Return whether the model may call functions."""
         return isinstance(self._plan.body, ChatRequest) and self._plan.body.calls
 
-    def choice(self, grown: Grown, started: Started) -> Json:  # noqa: ARG002 - a chat has nothing to echo
+    def choice(self, grown: Grown) -> Json:
         """Write the message, with its thoughts and calls."""
         content, thoughts, calls = text_in(grown.parts), reasoning_in(grown.parts), calls_in(grown.parts)
         message: Json = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
@@ -100,11 +100,11 @@ class ChatAnswer(ChoicesAnswer):
         logprobs = None if grown.tokens is None else self._told(grown.tokens)
         return {"index": grown.index, "message": message, "logprobs": logprobs, "finish_reason": grown.finish}
 
-    def opening(self, started: Started) -> Json:
+    def opening(self, index: int) -> Json:
         """Write who speaks."""
-        return _piece(started.index, {"role": "assistant", "content": None if self._calls else ""})
+        return _piece(index, {"role": "assistant", "content": None if self._calls else ""})
 
-    def pieces(self, grown: Grown, started: Started) -> list[Json]:  # noqa: ARG002
+    def pieces(self, grown: Grown) -> list[Json]:
         """Write a piece for each part; the last one has the finish_reason, by itself where there may be calls."""
         found = [_piece(grown.index, _delta(part)) for part in grown.parts]
         if not found or (grown.finish is not None and self._calls):
@@ -140,5 +140,5 @@ def _delta(part: Part) -> Json:
     return {"tool_calls": [{"index": part.call, "id": part.id, "type": "function", "function": function}]}
 
 
-def _entry(piece: bytes, logprob: float | None) -> Json:
+def _entry(piece: bytes, logprob: float) -> Json:
     return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}

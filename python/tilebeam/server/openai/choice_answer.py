@@ -11,12 +11,12 @@ from functools import cache
 from tilebeam._version import __version__
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, Shown, Started, TokenBytes
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.writing import StreamedAnswer, dumped, dumped_in_parts, extras, server_sent, usage_of
+from tilebeam.server.writing import Answer, dumped, extras, server_sent, usage_of
 
 _DONE = server_sent("[DONE]")
 
 
-class ChoicesAnswer(StreamedAnswer):
+class ChoicesAnswer(Answer):
     """An answer with choices, as two endpoints have them.
 
     Args:
@@ -32,7 +32,6 @@ class ChoicesAnswer(StreamedAnswer):
         self._spelling = cache(spelling)  # the same tokens are told again and again
         self._plan = plan
         self._top = plan.params.top_logprobs
-        self._echoes = dict[int, Started]()
         told = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "object": self.kind, "created": int(time.time())}
         # What else may change answers is the model's.
         self._head = told | {"model": plan.model, "system_fingerprint": f"tilebeam-{__version__}"}
@@ -45,15 +44,15 @@ class ChoicesAnswer(StreamedAnswer):
         self._before, self._after = before + b'"choices":[', b"]" + after
 
     @abstractmethod
-    def choice(self, grown: Grown, started: Started) -> Json:
+    def choice(self, grown: Grown) -> Json:
         """Write a complete choice."""
 
-    @abstractmethod
-    def opening(self, started: Started) -> Json | None:
+    def opening(self, index: int) -> Json | None:  # noqa: ARG002
         """Write a piece that goes before a choice's first token, None: there is none."""
+        return None
 
     @abstractmethod
-    def pieces(self, grown: Grown, started: Started) -> list[Json]:
+    def pieces(self, grown: Grown) -> list[Json]:
         """Write what a choice grew by, at least one piece."""
 
     def whole(self, events: Iterable[Event]) -> Json:
@@ -61,23 +60,20 @@ class ChoicesAnswer(StreamedAnswer):
         choices: list[Json] = []
         answer = self._head | {"choices": choices}
         for one in events:
-            if isinstance(one, Started):
-                self._echoes[one.index] = one
-            elif isinstance(one, Grown):
-                told = self.choice(one, self._echoes[one.index])
+            if isinstance(one, Grown):
+                told = self.choice(one)
                 choices.append(told if one.search is None else told | {"search": one.search})
-            else:
+            elif isinstance(one, Ended):
                 answer |= {"usage": usage_of(one.usage), "tilebeam": extras(one)}
         return answer
 
     def add(self, event: Event) -> bytes:
         """Return the chunks that an event adds."""
         if isinstance(event, Started):
-            self._echoes[event.index] = event
-            opening = self.opening(event)
-            return b"" if opening is None else self._before + dumped_in_parts(opening) + self._after
+            opening = self.opening(event.index)
+            return b"" if opening is None else self._before + dumped(opening) + self._after
         if isinstance(event, Grown):
-            pieces = self.pieces(event, self._echoes[event.index])
+            pieces = self.pieces(event)
             if event.search is not None:
                 pieces[-1] |= {"search": event.search}
             return b"".join([self._before + dumped(piece) + self._after for piece in pieces])

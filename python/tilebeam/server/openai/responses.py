@@ -20,7 +20,7 @@ from tilebeam.server.chat_forms import answered
 from tilebeam.server.models import Models
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.writing import StreamedAnswer, extras, server_sent, usage_of
+from tilebeam.server.writing import Answer, extras, server_sent, usage_of
 
 
 def add_response_routes(app: FastAPI, models: Models) -> None:
@@ -33,7 +33,7 @@ def add_response_routes(app: FastAPI, models: Models) -> None:
         return await answered(models, body, request, partial(ResponsesAnswer, body, models.settings.sampling))
 
 
-class ResponsesAnswer(StreamedAnswer):
+class ResponsesAnswer(Answer):
     """Writes items: messages, thoughts and calls.
 
     Args:

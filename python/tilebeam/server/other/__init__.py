@@ -1,1 +1,1 @@
-"""What other servers' clients ask: llama-server's, vLLM's, and those of rerank and score services."""
+"""What clients of other servers ask: Anthropic's and llama-server's."""

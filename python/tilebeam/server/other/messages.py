@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from tilebeam.chat.answer_parts import Part, Text, reasoning_in, text_in
+from tilebeam.chat.answer_parts import Part, Text, calls_in, reasoning_in, text_in
 from tilebeam.outputs import ToolCallDelta, Usage
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, Started, TokenBytes
 from tilebeam.server.chat_forms import answered
@@ -17,7 +19,7 @@ from tilebeam.server.models import Models
 from tilebeam.server.openai import chat_completions
 from tilebeam.server.other.message_requests import CountRequest, MessagesRequest
 from tilebeam.server.plan import AnswerPlan
-from tilebeam.server.writing import StreamedAnswer, complete_calls, extras, server_sent
+from tilebeam.server.writing import Answer, extras, server_sent
 
 _PATH = "/v1/messages"
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -45,7 +47,7 @@ def add_message_routes(app: FastAPI, models: Models) -> None:
         return {"input_tokens": len(made.ids)}
 
 
-class MessageAnswer(StreamedAnswer):
+class MessageAnswer(Answer):
     """Writes one message: blocks of thoughts, text and calls."""
 
     def __init__(self, plan: AnswerPlan, _spelling: TokenBytes) -> None:
@@ -63,7 +65,7 @@ class MessageAnswer(StreamedAnswer):
         self._end(grown)
         said = {"thinking": reasoning_in(grown.parts), "text": text_in(grown.parts)}
         blocks = [_block(kind, text) for kind, text in said.items() if text]
-        blocks += [_call(call.id, call.name, arguments) for call, arguments in complete_calls(grown.parts)]
+        blocks += _calls(grown.parts)
         told = {"usage": _usage(ended.usage), "tilebeam": extras(ended)}
         return {**self._head, "content": blocks, **self._reason, **told}
 
@@ -121,6 +123,13 @@ class MessageAnswer(StreamedAnswer):
 def _block(kind: str, text: str) -> Json:
     # Only Anthropic's own server can check signatures.
     return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
+
+
+def _calls(parts: Sequence[Part]) -> Iterator[Json]:
+    """Yield the calls that parts make up; one that `max_tokens` cut is none."""
+    for call in calls_in(parts):
+        with suppress(ValueError, RecursionError):
+            yield _call(call.id, call.name, json.loads(call.arguments or "{}"))
 
 
 def _call(name: str, function: str, arguments: Json) -> Json:

@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Request
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.responses import Response
 
 from tilebeam._version import __version__
 from tilebeam.server.answer_events import Json
+from tilebeam.server.errors import check_tokens
 from tilebeam.server.models import Models
 from tilebeam.server.openai import chat_completions
-from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import ChatRequest, Strict, Text
 from tilebeam.server.service import Service
 from tilebeam.server.writing import dumped
@@ -28,21 +28,13 @@ Token = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class TokenizeRequest(Strict):
-    """POST /tokenize: `content` with llama-server's options, or `prompt` with vLLM's."""
+    """POST /tokenize."""
 
-    content: Text | Annotated[list[Token | Text], Field(max_length=_MOST_TOKENS)] | None = None
+    content: Text | Annotated[list[Token | Text], Field(max_length=_MOST_TOKENS)]
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
-    prompt: Text | None = None
-    add_special_tokens: bool = True
     model: Text | None = None
-
-    @model_validator(mode="after")
-    def _one_form(self) -> TokenizeRequest:
-        if (self.content is None) == (self.prompt is None):
-            raise ValueError("content is required, or prompt as in vLLM's form, not both")
-        return self
 
 
 class DetokenizeRequest(Strict):
@@ -77,12 +69,6 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
 
         return await service.run_quick(request, prompt, chat=True)
 
-    @app.get("/tokenizer_info")
-    async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
-        """Return what vLLM tells of its tokenizer."""
-        service = models.of(model)
-        return await service.run_quick(request, lambda lm: _names(lm, service))
-
     @app.get("/props")
     async def props(request: Request, model: str | None = None) -> dict[str, Any]:
         """Return what is served, and how requests are sampled that do not say."""
@@ -97,12 +83,8 @@ def _answer(data: Json) -> Response:
 
 def _tokenized(lm: LM, body: TokenizeRequest) -> dict[str, Any]:
     """Return the tokens of texts that follow each other; the first one alone may get BOS."""
-    if body.prompt is not None:
-        ids = lm.tokenize(body.prompt, add_special=body.add_special_tokens)
-        return {"count": len(ids), "max_model_len": lm.n_ctx, "tokens": ids}
-    assert body.content is not None
     parts = [body.content] if isinstance(body.content, str) else body.content
-    ids = []
+    ids: list[int] = []
     for i, part in enumerate(parts):
         if isinstance(part, str):
             ids += lm.tokenize(part, add_special=body.add_special and i == 0, parse_special=body.parse_special)
@@ -125,15 +107,7 @@ def _piece(raw: bytes) -> str | list[int]:
 def _detokenized(lm: LM, body: DetokenizeRequest) -> dict[str, Any]:
     check_tokens(lm, body.tokens, "tokens")
     text = b"".join(map(lm.spelling, body.tokens)).decode("utf-8", "replace")
-    return {"content": text, "prompt": text}  # as llama-server and as vLLM name it
-
-
-def _names(lm: LM, service: Service) -> dict[str, Any]:
-    return {
-        "chat_template": service.settings.chat_template or lm.chat_template or "",
-        "bos_token": lm.spelling(lm.bos).decode() if lm.bos >= 0 else "",
-        "eos_token": lm.spelling(lm.eos).decode() if lm.eos >= 0 else "",
-    }
+    return {"content": text}
 
 
 def _props(lm: LM, service: Service) -> dict[str, Any]:
@@ -149,7 +123,9 @@ def _props(lm: LM, service: Service) -> dict[str, Any]:
         "total_slots": lm.n_seq_max,
         "model_alias": service.name,
         "model_path": lm.info.path,
-        **_names(lm, service),
+        "chat_template": settings.chat_template or lm.chat_template or "",
+        "bos_token": lm.spelling(lm.bos).decode() if lm.bos >= 0 else "",
+        "eos_token": lm.spelling(lm.eos).decode() if lm.eos >= 0 else "",
         "modalities": {"vision": False, "audio": False},
         "build_info": f"tilebeam {__version__}",
     }
