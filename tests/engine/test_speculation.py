@@ -124,22 +124,8 @@ def test_greedy_texts_of_a_real_model() -> None:
     """gemma-3-270m at 1, 4 and 16 sequences: the same tokens, unless two logits are as near as rounding, with about the
     same log-probabilities (docs/seeds.md)."""
     words = [
-        "apple",
-        "river",
-        "stone",
-        "cloud",
-        "bread",
-        "mouse",
-        "light",
-        "grass",
-        "chair",
-        "paper",
-        "music",
-        "green",
-        "water",
-        "horse",
-        "north",
-        "table",
+        *("apple", "river", "stone", "cloud", "bread", "mouse", "light", "grass"),
+        *("chair", "paper", "music", "green", "water", "horse", "north", "table"),
     ]
     prompts = [f"Twice the same list.\n1. {', '.join(words[i:] + words[:i])}\n2. {words[i]}," for i in range(16)]
     params = SamplingParams(max_tokens=12, temperature=0, logprobs=True)
