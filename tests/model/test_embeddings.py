@@ -16,7 +16,7 @@ from gguf_kit import with_metadata
 from tilebeam import LM, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import gguf_write as w
-from tilebeam.measure import imatrix, perplexity
+from tilebeam.measure import graph_watch, perplexity
 
 from bench.lib.synth import preset, write_model
 
@@ -178,7 +178,7 @@ def test_what_an_embedding_model_is_not_asked(encoders: dict[str, Path], generat
             lambda: model.raw_decode().__enter__(),
             lambda: model.save_prefixes("no"),
             lambda: model.load_prefixes("no"),
-            lambda: imatrix.decode(model, None, None, threads=1),  # type: ignore[arg-type]
+            lambda: graph_watch.decode(model, None, None, threads=1),  # type: ignore[arg-type]
             lambda: next(perplexity.decode(model, None, [])),  # type: ignore[arg-type]
         ]
         for ask in asks:

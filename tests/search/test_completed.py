@@ -19,7 +19,7 @@ MAKES: dict[str, dict[str, Any]] = {
     "vote": {"extract": last_number},
     "beam": {"beam_width": 2, "max_steps": 4, "scorer": ScriptedPRM(1)},
     "dvts": {"beam_width": 4, "max_steps": 3, "scorer": ScriptedPRM(1)},
-    "adaptive": {"extract": last_number, "confidence": 1.0, "wave": 3},
+    "adaptive": {"extract": last_number, "confidence": 1.0},
 }
 
 

@@ -38,7 +38,6 @@ class LoadInfo:
         n_ctx, n_batch, n_ubatch, n_seq_max, threads: as in force.
         executor: "thread" or "process", None on the CPU.
         layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
-        divided: matrices that are cut over several devices.
         lora: LoRA adapters in force: files and scales.
         matrices: the weight matrices by type and place, the most bytes first.
         cache: types of K and V and how they lie, such as "f16 f16 flash": of which kind the KV cache is.
@@ -63,7 +62,6 @@ class LoadInfo:
     threads: int
     executor: str | None
     layers: tuple[int, ...] = ()
-    divided: tuple[str, ...] = ()
     lora: tuple[tuple[str, float], ...] = ()
     matrices: tuple[MatrixGroup, ...] = ()
     cache: str = ""

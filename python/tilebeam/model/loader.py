@@ -97,7 +97,7 @@ def load(
             TILEBEAM_DEVICES; with a memory limit as few as the model fits on.
         memory_limit: bytes of address space that each session may map, as a number or as "2GiB"; 0 for none; a list
             has one for each device, and its last entry counts for all further ones. None: that of a session that runs,
-            or none, or TILEBEAM_MEMORY_LIMIT. A matrix too large for one session is cut over several.
+            or none, or TILEBEAM_MEMORY_LIMIT.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
             changes the model as the adapter was trained to.
         cache_ram: MiB, or a size such as "2GiB", of memory for states of texts at earlier tokens, so that prompts can
@@ -238,7 +238,6 @@ class _Loader:
             threads=self._o.threads,
             executor=self._control.status()["executor"] if self._control else None,
             layers=self._placement.counts,
-            divided=tuple(d.name for d in self._placement.divisions),
             lora=tuple((a.path, a.scale) for a in self._file.adapters),
             matrices=self._matrices,
             cache=f"{self._o.type_k} {self._o.type_v} {'flash' if self._o.flash_attn else 'plain'}",
@@ -355,7 +354,7 @@ class _Loader:
         n_outputs = most_outputs
         while n_outputs > self._n_ids():
             roomy = planner(n_outputs).on(rooms[: len(found.counts)])
-            if roomy is not None and len(roomy.divisions) <= len(found.divisions):
+            if roomy is not None:
                 found = roomy
                 break
             n_outputs = max(self._n_ids(), n_outputs // 2)
@@ -378,7 +377,7 @@ class _Loader:
         if self._file.repacked is not None:
             self._file.repacked.override(params)
         params.progress_callback = c.llama_progress_callback(lambda *_: not self._interrupts.ends)
-        with self._announcement(), self._division():
+        with self._announcement():
             pointer = own_load()(os.fsencode(self._file.path), params)
             if self._control is not None:
                 self._loaded = self._control.loaded()
@@ -394,11 +393,6 @@ class _Loader:
             return nullcontext()
         file = self._file.repacked
         return self._control.announced() if file is None else self._control.announced(file.path, file.tensors)
-
-    def _division(self) -> Any:
-        if self._control is None or not self._placement.divisions:
-            return nullcontext()
-        return self._control.divided(self._placement.divisions)
 
     @contextmanager
     def _session_options(self) -> Iterator[None]:

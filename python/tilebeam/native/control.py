@@ -29,7 +29,7 @@ NUMERICS: dict[str, int] = dict(zip(get_args(Numerics), (0, 1), strict=True))
 SOFTMAX: dict[str, int] = dict(zip(get_args(Softmax), (0, 16, 32), strict=True))
 DETERMINISTIC = 64
 _FUNCTIONS = (  # of the plugin, without the prefix of their names
-    *("announce", "loaded", "divide", "get_options", "configure", "status", "device_status", "device"),
+    *("announce", "loaded", "get_options", "configure", "status", "device_status", "device"),
     *("last_error", "take_error", "trace_start", "trace_stop", "trace_take"),
 )
 
@@ -66,20 +66,6 @@ class LoadResult:
     tiled_tensors: int
     bad_buffers: int
     reason: str
-
-
-@dataclass(frozen=True)
-class Division:
-    """A weight matrix that is cut over several sessions.
-
-    Attributes:
-        name: as in the file.
-        parts: (device, columns) in order; columns of the matrix, i.e. rows of ggml's tensor. All but the last part
-            fill whole tiles of 32.
-    """
-
-    name: str
-    parts: tuple[tuple[int, int], ...]
 
 
 @cache
@@ -147,27 +133,6 @@ class Control:
             yield
         finally:
             self._call.announce(ffi.NULL)
-
-    @contextmanager
-    def divided(self, divisions: Sequence[Division]) -> Iterator[None]:
-        """Cut these matrices over sessions in the load that this thread makes meanwhile.
-
-        Raises:
-            TilebeamError: the plugin does not accept the list.
-        """
-        ffi = self._ffi
-        names = [ffi.new("char[]", d.name.encode("utf-8")) for d in divisions]
-        parts = [
-            {"name": name, "device": device, "columns": columns}
-            for name, d in zip(names, divisions, strict=True)
-            for device, columns in d.parts
-        ]
-        if self._call.divide(ffi.new("tilebeam_part[]", parts), len(parts)) != 0:
-            raise TilebeamError(f"The plugin refuses the division: {self.last_error() or 'no reason was given'}")
-        try:
-            yield
-        finally:
-            self._call.divide(ffi.NULL, 0)
 
     def loaded(self) -> LoadResult:
         """Return what this thread's load has made so far. Only while one is announced."""
