@@ -70,7 +70,7 @@ Draft = Annotated[
     _of_models(
         "--draft",
         "-md",
-        help="Small GGUF model that guesses tokens ahead; its vocabulary is the model's or a part of it.",
+        help="Small GGUF model with the same vocabulary that guesses tokens ahead.",
         show_default=False,
     ),
 ]
