@@ -184,7 +184,7 @@ class SpeculationOptions:
         None,
         "--draft",
         "-md",
-        help="Small GGUF model that guesses tokens ahead; it has the model's vocabulary.",
+        help="Small GGUF model with the same vocabulary that guesses tokens ahead.",
         show_default=False,
     )
     lookup: bool | None = model_option(
