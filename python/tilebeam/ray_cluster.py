@@ -1,4 +1,4 @@
-"""A Ray cluster (the extras `ray` and `replicas`): how a program gets to it, and what its processes there need to know.
+"""A Ray cluster (the extra `replicas`): how a program gets to it, and what its processes there need to know.
 
 This module imports Ray only when it is asked for."""
 
@@ -38,23 +38,12 @@ class Place:
         sys.path += [p for p in self.path if p not in sys.path]
 
 
-def package(name: str, option: str, extra: str) -> Any:
-    """Import Ray, or a part of it.
-
-    Args:
-        name: "ray" or "ray.serve".
-        option: of the command that needs it.
-        extra: of Tilebeam that brings it.
-
-    Raises:
-        TilebeamError: it is missing.
-    """
+def need_serve() -> None:
+    """Raise `TilebeamError` if Ray Serve is missing."""
     try:
-        return import_module(name)
+        import_module("ray.serve")
     except ImportError as error:
-        raise TilebeamError(
-            f"{option} needs {'Ray' if name == 'ray' else 'Ray Serve'} ({error}): {how_to_install(extra)}"
-        ) from None
+        raise TilebeamError(f"--ray needs Ray Serve ({error}): {how_to_install('replicas')}") from None
 
 
 def connect(ray: Any, address: str) -> None:

@@ -290,6 +290,7 @@ def test_how_many_were_cut(
         (["best-of-n", "--prm", "MODEL", *PRM, "--scorer", "judge"], ["not both"]),
         (["best-of-n", "--reward-tag", "?"], ["need a reward model", "--prm"]),
         (["best-of-n", "--aggregate", "min"], ["need a reward model", "--prm"]),
+        (["best-of-n", "--prm", "MODEL", "--orm", "MODEL"], ["either with --prm or with --orm"]),
         (["best-of-n", "--judge-template", "a.txt"], ["--scorer judge"]),
         (["best-of-n", "--step-stop", "."], ["--step-stop", "--prm"]),
         (["best-of-n", "--scorer", "judge", "--judge-template", "no.txt"], ["no.txt"]),

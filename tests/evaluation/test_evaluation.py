@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval_kit import Scripted, ScriptedBench, lines
+from eval_kit import Scripted, ScriptedBench, job_of, lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import (
@@ -24,7 +24,7 @@ from tilebeam import (
 )
 from tilebeam.cli.evaluate_view import Bars
 from tilebeam.evaluation import plots, ranking, runner
-from tilebeam.evaluation.config import ModelFile, Setting, differences, item_seed
+from tilebeam.evaluation.config import ModelFile, differences, item_seed
 from tilebeam.evaluation.eval_report import EvalReport
 from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.task_options import TaskOptions
@@ -33,25 +33,6 @@ from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.outputs import Progress
-
-# --- a model that needs no file ---------------------------------------------------------------------------------------
-
-
-def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[EvalJob, Task]:
-    path = lines(folder / "t.jsonl", *({"prompt": f"{i}: {i % 4}", "answer": str(i % 4)} for i in range(n_items)))
-    options = TaskOptions(f"jsonl:{path}")
-    task = open_task(options)
-    values: dict[str, Any] = {
-        "models": (ModelFile("m", str(path), "print"),),
-        "devices": ("npu",),
-        "task": options,
-        "task_digest": task.digest,
-        "methods": ("greedy", "best-of-n", "self-consistency", "adaptive:weighting=logprob"),
-        "budgets": (1, 2, 4, 6),
-        "scorers": ("logprob", "verifier"),
-        "unit_items": 4,
-    }
-    return EvalJob(Setting(**(values | changes))), task
 
 
 def evaluated(job: EvalJob, task: Task, out: Path, **options: Any) -> EvalReport:
@@ -110,7 +91,7 @@ def test_figures_are_those_of_the_algorithms(whole: tuple[EvalJob, Task, Path]) 
 
 
 @pytest.mark.usefixtures("no_plots")
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_killed_anywhere_it_goes_on_to_the_same_files(
     whole: tuple[EvalJob, Task, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

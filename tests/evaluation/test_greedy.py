@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import eval_kit
 import numpy as np
 import pytest
 from eval_kit import CHECKS, Scripted, ScriptedBench, lines
@@ -15,10 +16,8 @@ from tilebeam import SamplingParams, TilebeamError, load
 from tilebeam.cli.main import app
 from tilebeam.evaluation import estimators as statistics
 from tilebeam.evaluation import plots, runner
-from tilebeam.evaluation.config import ModelFile, Setting
+from tilebeam.evaluation.config import ModelFile
 from tilebeam.evaluation.eval_report import EvalReport
-from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob
 from typer.testing import CliRunner
@@ -29,11 +28,8 @@ ALL = ("greedy", "best-of-n", "self-consistency")
 
 
 def job_of(folder: Path, *methods: str, budgets: tuple[int, ...] = (1, 2, 4)) -> tuple[EvalJob, Task]:
-    path = lines(folder / "t.jsonl", *({"prompt": f"{i}: {i % 4}", "answer": str(i % 4)} for i in range(10)))
-    task = open_task(options := TaskOptions(f"jsonl:{path}"))
-    models = tuple(ModelFile(name, str(path), name) for name in "ab")
-    setting = Setting(models, ("npu",), options, task.digest, methods, budgets, scorers=("logprob",), unit_items=4)
-    return EvalJob(setting), task
+    models = tuple(ModelFile(name, __file__, name) for name in "ab")
+    return eval_kit.job_of(folder, models=models, methods=methods, budgets=budgets, scorers=("logprob",))
 
 
 @pytest.fixture

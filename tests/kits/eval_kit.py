@@ -13,6 +13,7 @@ import tilebeam
 from tilebeam import CompletionOutput, Prompt, RequestOutput, SamplingParams, Usage
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.task_options import TaskOptions
+from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob, Timed, Workbench
 
@@ -47,6 +48,24 @@ def setting() -> Setting:
         seeds=(1,),
         sampling={},
     )
+
+
+def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[EvalJob, Task]:
+    """Make an evaluation of a scripted model, and its task."""
+    path = lines(folder / "t.jsonl", *({"prompt": f"{i}: {i % 4}", "answer": str(i % 4)} for i in range(n_items)))
+    options = TaskOptions(f"jsonl:{path}")
+    task = open_task(options)
+    values: dict[str, Any] = {
+        "models": (ModelFile("m", str(path), "print"),),
+        "devices": ("npu",),
+        "task": options,
+        "task_digest": task.digest,
+        "methods": ("greedy", "best-of-n", "self-consistency", "adaptive:weighting=logprob"),
+        "budgets": (1, 2, 4, 6),
+        "scorers": ("logprob", "verifier"),
+        "unit_items": 4,
+    }
+    return EvalJob(Setting(**(values | changes))), task
 
 
 class Scripted:

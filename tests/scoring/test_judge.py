@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,23 +68,6 @@ def test_a_judge_weighs_votes_and_its_tokens_are_accounted_for(lm: tilebeam.LM) 
     assert vote.infer(lm, "what", 4, sampling=params).scores == pytest.approx(best[0].scores, abs=1e-5)
     asked = [judge.score(Prompt("<user> what", question=q), candidates("x")) for q in (None, "what")]
     assert asked[0] != asked[1] == judge.score("what", candidates("x"))  # it is shown the question
-
-
-def test_costs_are_those_of_the_call_in_whatever_thread(lm: tilebeam.LM) -> None:
-    judge = LLMJudge(lm, good="1", bad="2", template="{answer}")
-    spent = []
-
-    def score(text: str) -> None:
-        (rating,) = judge.rate(["p"], [candidates(text)])
-        spent.append((len(lm.tokenize(text)), rating.usage.full_scoring_tokens))
-
-    threads = [threading.Thread(target=score, args=(f"text {'again ' * i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(spent) == 4
-    assert all(a == b for a, b in spent)
 
 
 def test_judges_by_name(lm: tilebeam.LM) -> None:

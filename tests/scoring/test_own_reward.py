@@ -66,17 +66,6 @@ def by_hand(lm: LM, head: Head, prompt: list[int], tokens: list[int]) -> float:
     return float(head(state.features(head.features)[None])[0])
 
 
-def test_the_head_file_keeps_all(lm: LM, tmp_path: Path) -> None:
-    head = head_of(lm)
-    save_head(tmp_path / "h.gguf", head)
-    again = load_head(tmp_path / "h.gguf")
-    assert (again.features, again.maker, again.output, again.n_embd) == (FEATURES, head.maker, "sigmoid", lm.n_embd)
-    assert again.layer == lm.info.hidden_layer
-    for (w, b), (v, c) in zip(head.layers, again.layers, strict=True):
-        assert np.array_equal(w, v)
-        assert np.array_equal(b, c)
-
-
 class Decoded:
     """Batches of a model and the tokens in them."""
 

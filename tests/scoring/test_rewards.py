@@ -148,16 +148,6 @@ def _output(lm: LM) -> np.ndarray[Any, Any]:
     return output_matrix(Path(lm.info.path))
 
 
-def test_small_batches_and_few_outputs_give_the_same(models: Path, lm: LM) -> None:
-    ids = lm.tokenize(QUESTION * 12)
-    at = [3, 4, 90, len(ids) - 1]
-    (whole,) = lm.hidden([ids], [at])
-    with tilebeam.load(models / "qwen2.gguf", "cpu", n_ctx=512, n_seq_max=2, n_batch=16, **EXACT) as small:
-        (pieces,) = small.hidden([ids], [at])
-    np.testing.assert_allclose(pieces.hidden, whole.hidden, atol=1e-4)
-    assert pieces.decoded_tokens == len(ids)
-
-
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_hidden_states_on_the_npu(models: Path, executor: str, tmp_path: Path) -> None:
     path = models / "q8.gguf"

@@ -31,7 +31,7 @@ from tilebeam.cli.options import (
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.ray_cluster import package
+from tilebeam.ray_cluster import need_serve
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.logs import LogFormat
 from tilebeam.server.settings import ReasoningFormat, Settings
@@ -357,7 +357,7 @@ def _variables(text: str) -> dict[str, Any]:
 def _serve_on_cluster(address: str, served: Sequence[ServedModel], settings: Settings, replicas: int) -> None:
     if settings.port == 0:
         raise TilebeamError("--port 0: Ray Serve cannot choose a port; give one.")
-    package("ray.serve", "--ray", "replicas")
+    need_serve()
     from tilebeam.server.replicas.ray_serve import serve_replicas
 
     def ready(url: str) -> None:

@@ -195,19 +195,9 @@ def _sampled(
             values = np.full((len(table), len(table[0])), np.nan)
             if table[0][0]["samples"][0]["correct"] is not None:
                 values = np.array([[estimate(item["samples"], k) for item in items] for items in table])
-            yield Accuracy(
-                model,
-                device,
-                series,
-                k,
-                figure,
-                # A single sample is nobody's choice.
-                oracle and k > 1,
-                stats.share(values),
-                tokens * k,
-                scored * k if reads else 0.0,
-                values,
-            )
+            bound = oracle and k > 1  # a single sample is nobody's choice
+            found = stats.share(values), tokens * k, scored * k if reads else 0.0, values
+            yield Accuracy(model, device, series, k, figure, bound, *found)
 
 
 def _estimators(
@@ -350,22 +340,12 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
     ]
     runs = _grouped(named, lambda r: (r["model"], r["device"], r["series"], r["budget"]))
     found = []
-    for (model, device, series, budget), group in sorted(runs.items()):
+    for names, group in sorted(runs.items()):
         seconds = [run["seconds"] for run in group]
-        cpu = [run["cpu_seconds"] for run in group]
-        found.append(
-            Latency(
-                model,
-                device,
-                series,
-                budget,
-                stats.mean(seconds),
-                py_statistics.median(seconds),
-                stats.mean(cpu),
-                len(seconds),
-                py_statistics.fmean(run["tokens"] for run in group),
-            )
-        )
+        wall = stats.mean(seconds), py_statistics.median(seconds)
+        cpu = stats.mean([run["cpu_seconds"] for run in group])
+        tokens = py_statistics.fmean(run["tokens"] for run in group)
+        found.append(Latency(*names, *wall, cpu, len(group), tokens))
     return found
 
 

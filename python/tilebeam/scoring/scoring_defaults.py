@@ -21,7 +21,6 @@ ScorerName = Literal[
     "behavior",
     "judge",
 ]
-ASK_MODEL: tuple[ScorerName, ...] = ("judge",)  # those that need a loaded model
 # Those whose scores weigh votes.
 VoteScorer = Literal["logprob", "self-certainty", "tail-entropy", "judge"]
 RUN_PROGRAMS: tuple[ScorerName, ...] = ("examples", "behavior")  # those that run what a model wrote
