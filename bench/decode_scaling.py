@@ -36,14 +36,9 @@ def label(case: Case) -> str:
     return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
 
 
-def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, alike: bool) -> None:
-    """Measure rounds of all cases until each has as many as wanted or the time is over.
-
-    Args:
-        alike: both sides have the same kind of cells.
-    """
-    npu = Runner(lms["npu"])
-    runners = {"npu": npu, "cpu": Runner(lms["cpu"], reader=npu if alike else None)}
+def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int) -> None:
+    """Measure rounds of all cases until each has as many as wanted or the time is over."""
+    runners = {name: Runner(lms[name]) for name in ("npu", "cpu")}
     with ExitStack() as stack:
         for runner in runners.values():
             stack.enter_context(runner.keeping())
@@ -116,8 +111,7 @@ def main() -> None:
             flash = d == "npu" or o.cpu_flash_attn == "on"
             lm = load(path, device=d, n_ctx=room, n_seq_max=most, threads=o.threads, flash_attn=flash)
             lms[d] = stack.enter_context(lm)
-        alike = o.cpu_flash_attn == "on"  # without it V is transposed
-        measure(lms, cases, log, o.rounds, o.threads, alike)
+        measure(lms, cases, log, o.rounds, o.threads)
     rows = report.Rows("decode_scaling", o.json)
     for row in rows_of(cases, log, models.Matrices.of(path)):
         without = ", stock without flash attention" if o.cpu_flash_attn == "off" else ""

@@ -150,12 +150,10 @@ class App(typer.Typer):
         settings: typer's.
     """
 
-    def __init__(
-        self, command_class: type[PlainCommand] = PlainCommand, cls: type[PlainGroup] = PlainGroup, **settings: Any
-    ) -> None:
+    def __init__(self, command_class: type[PlainCommand] = PlainCommand, **settings: Any) -> None:
         self._command_class = command_class
         super().__init__(
-            cls=cls,
+            cls=PlainGroup,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
             context_settings={"help_option_names": ["-h", "--help"]},

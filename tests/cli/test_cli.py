@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import process_kit
 import pytest
@@ -240,35 +239,6 @@ def test_a_byte_order_mark_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert prompts("-", None, False) == [UserQuestion("the cat")]
 
 
-def test_generate_reads_stdin_and_draws_several(model: Path) -> None:
-    flags = ["generate", "-m", model, "-p", "-", "-n", 4, "-N", 3, "--device", "npu", "-t", 1, "--json"]
-    record = json.loads(ok(*flags, stdin="the dog").out)
-    assert record["prompt"] == "the dog"
-    assert [o["index"] for o in record["outputs"]] == [0, 1, 2]
-    assert record["usage"]["completion_tokens"] == sum(len(o["token_ids"]) for o in record["outputs"])
-
-
-def test_best_of_n_chooses_the_highest_score(model: Path) -> None:
-    flags = ["-p", "the cat", "-n", 4, "-N", 5, "-t", 1, "--scorer", "logprob", "--json"]
-    record = json.loads(ok("best-of-n", "-m", model, *flags).out)
-    assert len(record["candidates"]) == len(record["scores"]) == 5
-    assert record["scores"][record["best_index"]] == max(record["scores"])
-    assert record["text"] == record["candidates"][record["best_index"]]["text"]
-    logprobs = [c["cumulative_logprob"] / len(c["token_ids"]) for c in record["candidates"]]
-    assert record["scores"] == pytest.approx(logprobs)
-
-
-def test_vote_counts_answers_of_every_prompt_of_a_file(model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "the cat"}\n\n"the dog"\n')
-    out = ok("vote", "-m", model, "-f", file, "-n", 3, "-N", 4, "-t", 1, "--extract", "text", "--json").out
-    records: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
-    assert [r["prompt"] for r in records] == ["the cat", "the dog"]
-    for record in records:
-        assert sum(record["votes"].values()) == sum(a is not None for a in record["answers"])
-        assert record["votes"][record["answer"]] == max(record["votes"].values())
-
-
 def test_tables_show_every_candidate(model: Path) -> None:
     for command in ("best-of-n", "vote"):
         flags = ["-p", "the cat", "-n", 3, "-N", 3, "-t", 1, "-s", 4, "--device", "cpu", "-v"]
@@ -311,18 +281,6 @@ def test_bench_json(model: Path) -> None:
         assert (npu["ratio_vs_cpu_min"], npu["ratio_vs_cpu_max"]) == pytest.approx((pairs[0], pairs[1]))
         assert cpu["executor"] is None
         assert npu["executor"] in ("thread", "process")
-
-
-def test_bench_tells_what_it_is_doing_where_there_is_no_terminal(model: Path) -> None:
-    ran = ok("bench", "-m", model, *SHORT, "-r", 2, "--device", "cpu,npu")
-    lines = [re.sub(r" [\d:]+ left", "", line) for line in ran.err.splitlines()]
-    assert lines[:3] == [
-        "bench loading tiny.gguf (cpu) 0/12",
-        "bench loading tiny.gguf (npu) 0/12",
-        "bench pp8 x 1 0/12",
-    ]
-    assert any(line.startswith("bench tg2 x 1 6/12 npu ") for line in lines)
-    assert "bench" not in ran.out
 
 
 def test_progress_in_lines_comes_every_ten_seconds(

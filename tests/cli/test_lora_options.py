@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import process_kit
 import pytest
+from cli_kit import Ran, ok, record
 from tilebeam.cli.options import LoraOptions
 from tilebeam.errors import TilebeamError
 
@@ -43,32 +43,25 @@ def test_files_and_scales() -> None:
 
 def test_generate(folder: Path) -> None:
     model, lora = folder / "model.gguf", folder / "a.gguf"
+    common = ("generate", "-m", model, "-p", "the question", "-n", 12, "--temp", 0, "-c", 256)
 
     def texts(*options: str | Path) -> list[str]:
-        common = ("-m", model, "-p", "the question", "-n", "12", "--temp", "0", "-c", "256", "--json")
-        done = process_kit.run("tilebeam", "generate", *common, *options)
-        assert done.returncode == 0, done.stderr
-        assert (str(lora) in done.stderr) == (len(options) > 0)
-        return [output["text"] for output in json.loads(done.stdout)["outputs"]]
+        done = ok(*common, "--json", *options)
+        assert (str(lora) in done.err) == (len(options) > 0)
+        return [output["text"] for output in json.loads(done.out)["outputs"]]
 
     plain, adapted = texts(), texts("--lora", lora)
     assert plain != adapted
     assert texts("--lora-scaled", f"{lora}:1") == adapted
-    done = process_kit.run("tilebeam", "generate", "-m", model, "-p", "the", "--lora", folder / "none.gguf")
-    assert done.returncode == 1
-    assert "none.gguf" in done.stderr
-    assert "Traceback" not in done.stderr
+    Ran(*common, "--lora", folder / "none.gguf").fails_with("none.gguf does not exist")
 
 
 def test_perplexity_measures_what_an_adapter_changes(folder: Path) -> None:
     model = folder / "model.gguf"
-    common = ("-m", model, "-f", folder / "text.txt", "-c", "64", "--chunks", "2", "-b", "64", "--json")
+    common = ("perplexity", "-m", model, "-f", folder / "text.txt", "-c", 64, "--chunks", 2, "-b", 64)
     base = ("--kl-base", model, "--kl-base-device", "npu")
-    found = []
-    for options in ((), ("--lora", folder / "a.gguf")):
-        done = process_kit.run("tilebeam", "perplexity", *common, *base, *options)
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout)["figures"])
-    same, adapted = (figures["kld"]["value"] for figures in found)
+    same, adapted = (
+        record(*common, *base, *options)["figures"]["kld"]["value"] for options in ((), ("--lora", folder / "a.gguf"))
+    )
     assert same == 0  # the base has no adapter, and without one the model is the same
     assert adapted > 0.02

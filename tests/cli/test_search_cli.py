@@ -34,7 +34,6 @@ from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
 
-SEARCHES = ("best-of-n", "vote", "beam", "dvts", "adaptive")
 PRM = ["--reward-kind", "token", "--reward-tag", "?", "--reward-labels", "1,2"]
 QUICK = ["-n", 8, "-t", 1, "--device", "cpu", "-s", 3, "-c", 1024]
 
@@ -181,12 +180,12 @@ def test_other_scorers_and_weights(model: Path) -> None:
     assert sum(shares["votes"].values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("command", SEARCHES)
+@pytest.mark.parametrize("command", ["best-of-n", "dvts", "adaptive"])
 def test_seeds_repeat_and_several_prompts_are_lines(command: str, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "the cat"}\n\n"the\u2028dog"\n', encoding="utf-8")
     flags = [command, "-m", model, "-f", file, "-N", 4, *QUICK, "--json"]
-    if command in ("beam", "dvts"):
+    if command == "dvts":
         flags += ["--prm", model, *PRM, "--max-steps", 2]
     first, again = ([json.loads(line) for line in ok(*flags).out.splitlines()] for _ in range(2))
     assert [r["prompt"] for r in first] == ["the cat", "the\u2028dog"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tilebeam import LM, SamplingParams, SelfConsistency, TilebeamError
+from tilebeam import LM, SamplingParams, TilebeamError
 
 PROMPTS = [f"the number {'of ' * (i % 5)}{i}" for i in range(40)]
 LENGTHS = [1 + 7 * i % 23 for i in range(40)]
@@ -27,17 +27,6 @@ def test_results_are_those_of_generate_as_they_come(lm: LM) -> None:
         found[i] = output.outputs[0].token_ids
     assert [found[i] for i in range(len(PROMPTS))] == want
     assert sorted(order) == list(range(40)) != order  # short ones overtake long ones
-    assert busy(lm) == 0
-
-
-def test_searches_share_the_model(lm: LM) -> None:
-    vote, params = SelfConsistency(), SamplingParams(seed=3, max_tokens=9)
-    want = [[c.token_ids for c in r.candidates] for r in vote.run(lm, PROMPTS[:12], 4, sampling=params)]
-    found = dict(vote.completed(lm, PROMPTS[:12], 4, sampling=params))
-    assert [[c.token_ids for c in found[i].candidates] for i in range(12)] == want
-    results = vote.completed(lm, PROMPTS, 4, sampling=params)
-    next(results)
-    results.close()  # type: ignore[attr-defined]
     assert busy(lm) == 0
 
 

@@ -92,19 +92,6 @@ def test_sampled_texts_are_those_without_drafts(equal: LM, mode: str, monkeypatc
         assert batches < without
 
 
-def test_batches_count_every_token(equal: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is decoded is what usage tells: nothing is decoded twice but what was drafted in vain."""
-    _, _, drafter = drafted(equal, PROMPTS[:1], SAMPLED, "partly")
-    equal.use_drafter(drafter)
-    count = Count(equal, monkeypatch)
-    [result] = equal.generate(PROMPTS[:1], SAMPLED)
-    u = result.usage
-    going = sum(len(s.token_ids) - 1 for s in result.outputs)
-    assert u.recomputed_tokens == u.cached_tokens == 0
-    assert count.tokens == u.prompt_tokens + going + u.drafted_tokens - u.accepted_tokens
-    assert sum(equal.figures().batches.values()) >= count.batches
-
-
 @pytest.mark.parametrize("mode", ["right", "partly"])
 @pytest.mark.parametrize(("device", "type_"), [("cpu", "f32"), ("npu", "q8_0")])
 def test_greedy_texts_are_those_without_drafts(tmp_path: Path, device: str, type_: str, mode: str) -> None:
@@ -190,7 +177,7 @@ def test_a_draft_ends_with_the_sample(equal: LM) -> None:
         assert drafter.asked == (n > 2)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["right", "partly", "wrong"])
 def test_few_cells(equal: LM, mode: str) -> None:
     """Samples are preempted, the context fills up: drafts take only cells that are left, and no text changes."""
     many = replace(SAMPLED, n=6, max_tokens=110)

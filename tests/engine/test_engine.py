@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,8 +14,6 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT, check_engine
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sampler_kit import Witness, check
 from tilebeam import LM, CompletionOutput, NpuError, Progress, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
@@ -132,16 +129,6 @@ def test_slots_are_refilled_and_every_sample_has_its_own_seed(lm: LM, n: int) ->
     assert idle(lm)
 
 
-def test_the_same_seed_gives_the_same_texts(lm: LM) -> None:
-    params = SamplingParams(n=6, max_tokens=10, seed=3)
-    first = lm.generate([PROMPT, "more"], params)
-    again = lm.generate([PROMPT, "more"], params)
-    assert [[s.token_ids for s in r.outputs] for r in first] == [[s.token_ids for s in r.outputs] for r in again]
-    other = lm.generate([PROMPT, "more"], SamplingParams(n=6, max_tokens=10, seed=1000))
-    assert first[0].outputs[0].token_ids != other[0].outputs[0].token_ids
-    assert len({tuple(s.token_ids) for s in first[0].outputs}) > 1
-
-
 def test_without_a_seed_one_is_drawn_and_told(lm: LM) -> None:
     a = lm.generate(PROMPT, SamplingParams(max_tokens=10))[0]
     b = lm.generate(PROMPT, SamplingParams(max_tokens=10, seed=a.seed))[0]
@@ -211,39 +198,6 @@ def test_a_full_context_ends_a_sample(small: LM) -> None:
 # --- accounts ---------------------------------------------------------------------------------------------------------
 
 
-def test_usage_counts_every_token(lm: LM, decoded: list[int]) -> None:
-    prompts = [PROMPT, "so it was", "of the step"]
-    results = lm.generate(prompts, SamplingParams(n=7, max_tokens=6, seed=5))
-    for prompt, result in zip(prompts, results, strict=True):
-        u = result.usage
-        assert u.prompt_tokens == len(lm.tokenize(prompt)) == len(result.prompt_token_ids)
-        assert u.completion_tokens == sum(len(s.token_ids) for s in result.outputs)
-        assert u.total_tokens == u.prompt_tokens + u.completion_tokens
-        assert u.prefill_seconds > 0
-        assert u.decode_seconds > 0
-        assert u.sampling_seconds > 0
-    fresh = sum(r.usage.prompt_tokens - r.usage.cached_tokens for r in results)
-    again = sum(r.usage.recomputed_tokens for r in results)
-    gone_on = sum(len(s.token_ids) - 1 for r in results for s in r.outputs)
-    assert sum(decoded) == fresh + again + gone_on
-
-
-def test_prompts_share_a_common_prefix(lm: LM, decoded: list[int]) -> None:
-    prefix = " ".join(["the number of times that"] * 10)
-    prompts = [prefix + tail for tail in (" one", " question", " answer is")]
-    alone = [lm.generate(p, GREEDY)[0] for p in prompts]
-    decoded.clear()
-    together = lm.generate(prompts, GREEDY)
-    assert [r.outputs[0].token_ids for r in together] == [r.outputs[0].token_ids for r in alone]
-    ids = [r.prompt_token_ids for r in together]
-    shared = next(i for i in range(len(ids[0])) if ids[0][i] != ids[1][i])
-    assert shared > 32
-    assert together[0].usage.cached_tokens == 0
-    assert [r.usage.cached_tokens >= shared for r in together[1:]] == [True, True]
-    fresh = sum(r.usage.prompt_tokens - r.usage.cached_tokens for r in together)
-    assert sum(decoded) == fresh + sum(len(r.outputs[0].token_ids) - 1 for r in together)
-
-
 def test_beams_of_many_prompts_stay_for_the_next_step(roomy: LM) -> None:
     """Six times as many texts as can decode at a time; the next call goes on from a quarter of them."""
     step = SamplingParams(n=4, max_tokens=5, seed=1, ignore_eos=True)
@@ -286,7 +240,7 @@ def test_logits_agree_with_greedy_and_in_any_chunks(lm: LM) -> None:
 # --- room -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [4, 8, 20])
+@pytest.mark.parametrize("n", [4, 20])
 def test_running_out_of_cells_changes_no_text(small: LM, roomy: LM, n: int) -> None:
     params = SamplingParams(n=n, temperature=0.9, max_tokens=75, seed=9, ignore_eos=True)
     with Witness(small) as of_small, Witness(roomy) as of_roomy:
@@ -299,7 +253,7 @@ def test_running_out_of_cells_changes_no_text(small: LM, roomy: LM, n: int) -> N
     assert idle(small)
 
 
-@pytest.mark.parametrize("seed", [3, 10, 28, 34])
+@pytest.mark.parametrize("seed", [3, 28])
 def test_pinned_prompts_leave_sequences_for_samples_that_wait_for_one(roomy: LM, seed: int) -> None:
     """Prompts with more samples than there are slots, followers of others, and kept sequences in between."""
     rng = random.Random(seed)
@@ -347,28 +301,6 @@ def test_a_prompt_longer_than_the_context_is_refused_before_anything_runs(small:
     longest = small.generate([5] * 255, SamplingParams(temperature=0, max_tokens=9))[0]
     assert longest.usage.completion_tokens == 1
     assert idle(small)
-
-
-REQUEST = st.tuples(
-    st.lists(st.integers(3, 40), min_size=1, max_size=70), st.integers(1, 6), st.integers(1, 40), st.booleans()
-)
-
-
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(REQUEST, min_size=1, max_size=5))
-def test_any_mix_of_requests_gives_each_its_own_text(
-    small: LM, roomy: LM, mix: list[tuple[list[int], int, int, bool]]
-) -> None:
-    prompts = [[7] * 40 + ids if shared else ids for ids, _, _, shared in mix]
-    params = [SamplingParams(n=n, max_tokens=m, seed=11, ignore_eos=True) for _, n, m, _ in mix]
-    with Witness(small) as of_small, Witness(roomy) as of_roomy:
-        results = small.generate(prompts, params)
-        assert idle(small)
-        for prompt, p, result in zip(prompts, params, results, strict=True):
-            assert [len(s.token_ids) for s in result.outputs] == [p.max_tokens] * p.n
-            for sample, alone in zip(result.outputs, roomy.generate(prompt, p)[0].outputs, strict=True):
-                check(prompt, p, sample, alone, of_small, of_roomy)
-            assert result.usage.completion_tokens == p.n * (p.max_tokens or 0)
 
 
 # --- life -------------------------------------------------------------------------------------------------------------
@@ -452,17 +384,6 @@ def test_an_exception_on_the_way_leaves_the_model_usable(lm: LM) -> None:
     assert texts(lm, PROMPT, GREEDY) == expected
 
 
-def test_calls_from_several_threads_are_served_in_turn(lm: LM) -> None:
-    expected = texts(lm, PROMPT, GREEDY)
-    results: list[list[list[int]]] = []
-    threads = [threading.Thread(target=lambda: results.append(texts(lm, PROMPT, GREEDY))) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert results == [expected] * 4
-
-
 @pytest.mark.parametrize(("device", "kind"), [("cpu", TilebeamError), ("npu", NpuError)])
 def test_a_failed_decode_is_an_exception_now_and_later(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, device: str, kind: type[TilebeamError]
@@ -509,32 +430,6 @@ def test_a_model_is_not_carried_elsewhere(lm: LM) -> None:
         with pytest.raises(TilebeamError, match=r"cannot be pickled or copied: .* Call tilebeam\.load in"):
             carry()
     assert lm.generate("a", max_tokens=1)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"n": 0},
-        {"n": True},
-        {"temperature": -1},
-        {"temperature": float("nan")},
-        {"top_k": -1},
-        {"top_p": 0},
-        {"top_p": 1.5},
-        {"min_p": 1},
-        {"repeat_penalty": 0},
-        {"frequency_penalty": float("inf")},
-        {"presence_penalty": "1"},
-        {"penalty_last_n": -1},
-        {"max_tokens": 0},
-        {"stop": [""]},
-        {"stop": [3]},
-        {"seed": -1},
-    ],
-)
-def test_bad_parameters_are_named(bad: dict[str, object]) -> None:
-    with pytest.raises(TilebeamError, match=next(iter(bad))):
-        SamplingParams(**bad)  # type: ignore[arg-type]
 
 
 def test_sliding_windows_survive_sharing_and_eviction(tmp_path: Path) -> None:

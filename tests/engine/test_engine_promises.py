@@ -4,19 +4,13 @@ texts on every executor, greedy texts do not depend on the batch where logits ar
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
-import tilebeam
-from engine_kit import separate_logits
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import LM, SamplingParams, Usage
 from tilebeam.engine.scheduler import PREFILL_CHUNK, portions
 from tilebeam.native.llama import Context
-
-from bench.lib.synth import preset, write_model
 
 PROMPTS = ["the question is how many times the number", "so it was", "of the step the sum is"]
 
@@ -89,43 +83,6 @@ def test_who_waits_for_a_prefix_keeps_nobody_waiting(lm: LM) -> None:
     next(other)
     assert not many.take()
     assert len([d for d in many if d.finish_reason]) == 10
-
-
-# --- reproducible -----------------------------------------------------------------------------------------------------
-
-
-def ids(lm: LM, params: SamplingParams) -> list[list[list[int]]]:
-    return [[s.token_ids for s in o.outputs] for o in lm.generate(PROMPTS, params)]
-
-
-@pytest.mark.parametrize("type", ["q4_0", "f16"])
-def test_the_same_requests_give_the_same_texts_on_every_executor(tmp_path: Path, type: str) -> None:
-    model = write_model(tmp_path / "m.gguf", preset("tiny", arch="llama", type=type, n_layer=2))
-    params = SamplingParams(n=5, max_tokens=24, seed=7, ignore_eos=True)
-    found = []
-    for executor, threads in (("thread", 1), ("process", 2)):
-        with tilebeam.load(model, "npu", n_ctx=1024, n_seq_max=8, threads=threads, executor=executor) as lm:
-            assert lm.info.executor == executor
-            found += [ids(lm, params), ids(lm, params)]
-    assert all(texts == found[0] for texts in found)
-    assert len({tuple(t) for prompt in found[0] for t in prompt}) == 15
-
-
-@pytest.mark.parametrize(("device", "type_"), [("cpu", "f32"), ("npu", "q8_0")])
-def test_greedy_texts_do_not_depend_on_the_batch_where_logits_are_apart(
-    tmp_path: Path, device: str, type_: str
-) -> None:
-    model = separate_logits(tmp_path / "apart.gguf", type=type_)
-    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    with tilebeam.load(model, device, n_ctx=2048, n_seq_max=16, threads=1, lookup=False) as lm:
-        alone = [lm.generate(p, greedy)[0] for p in PROMPTS]
-        for result in alone:
-            rows = np.sort(lm.logits(result.prompt_token_ids + result.outputs[0].token_ids), axis=1)
-            assert (rows[:, -1] - rows[:, -2]).min() > 1  # far more than batches can change
-        expected = [r.outputs[0].token_ids for r in alone]
-        for n in (1, 3, 8, 21):
-            params = SamplingParams(n=n, temperature=0, max_tokens=20, ignore_eos=True)
-            assert ids(lm, params) == [[e] * n for e in expected]
 
 
 # --- accounts ---------------------------------------------------------------------------------------------------------

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator
 from typing import Any
 
-import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -121,14 +119,3 @@ def test_nothing_is_left_when_bias_bans_what_the_grammar_allows(
     ban = dict.fromkeys([*allowed.tolist(), vocab.eos], -math.inf)
     rows = np.random.default_rng(1).normal(0, 2, (2, vocab.size)).astype(np.float32)
     assert draws(vocab, SamplingParams(grammar=GRAMMAR, logit_bias=ban, **cut), rows) == [NO_TOKEN, NO_TOKEN]
-
-
-def test_the_grammar_and_the_text_of_tokens_agree(vocab: Vocab, allowed: npt.NDArray[np.intp]) -> None:
-    """The fixture's tokens are those that llama.cpp's grammar leaves of the whole vocabulary."""
-    sampler = C.llama_sampler_init_grammar(vocab.pointer, GRAMMAR.encode(), b"root")
-    data = (C.llama_token_data * vocab.size)(*[C.llama_token_data(t, 1.0, 0.0) for t in range(vocab.size)])
-    array = C.llama_token_data_array(data, vocab.size, -1, False)
-    C.llama_sampler_apply(sampler, ctypes.byref(array))
-    C.llama_sampler_free(sampler)
-    left = {data[t].id for t in range(vocab.size) if data[t].logit != -math.inf}
-    assert {t for t in left if not vocab.is_end(t)} == set(allowed.tolist())

@@ -14,8 +14,7 @@ import tilebeam
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import LM, Likelihood, TilebeamError
-from tilebeam.engine.likelihood import LikelihoodPlan, continued_ids, continued_text
-from tilebeam.engine.reading import TokenReading
+from tilebeam.engine.likelihood import continued_text
 
 from bench.lib.synth import preset, write_model
 
@@ -196,43 +195,6 @@ def test_prompts_with_common_examples_share_them(lm: LM, windowed: LM) -> None:
         head = model.tokenize(PROMPT)
         found = model.loglikelihoods([([*head, i], [[5], [6]]) for i in range(10, 14)])
         assert sum(x.decoded_tokens for some in found for x in some) == len(head) + 4
-
-
-@given(tails=TEXTS)
-def test_every_token_is_asked_for_once_where_its_beginning_is_read(tails: list[list[int]]) -> None:
-    """The plan itself, without a model: a reading says which text, cut where, was asked about which token."""
-    continued = continued_ids(_Pieces(), [1, 2], tails)  # type: ignore[arg-type]
-    plan = LikelihoodPlan([continued], 100)
-    readings = []
-    for target, where, tokens in zip(plan.targets, plan.positions, plan.tokens, strict=True):
-        values = [_value([*target[: p + 1], t]) for p, t in zip(where, tokens, strict=True)]
-        assert max(where, default=0) == len(target) - 1
-        readings.append(
-            TokenReading(
-                np.empty((0, 0), np.float32),
-                np.empty((0, 0), np.float32),
-                len(target),
-                logprobs=np.array(values),
-                likeliest=np.ones(len(where), np.bool_),
-            )
-        )
-    (found,) = plan.results(readings)
-    for tail, likelihood in zip(tails, found, strict=True):
-        assert likelihood.logprobs == [_value([1, 2, *tail[: i + 1]]) for i in range(len(tail))]
-    # No beginning is asked about in two texts.
-    asked = [tuple(t[: p + 1]) for t, where in zip(plan.targets, plan.positions, strict=True) for p in set(where)]
-    assert len(asked) == len(set(asked))
-
-
-class _Pieces:
-    size = 1000
-
-    def piece(self, _: int) -> bytes:
-        return b"ab"
-
-
-def _value(tokens: Sequence[int]) -> float:
-    return float(hash(tuple(tokens)) % 10007)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

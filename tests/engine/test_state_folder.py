@@ -18,7 +18,7 @@ import pytest
 import tilebeam
 from engine_kit import EXACT
 from tilebeam import LM, StateWarning, TilebeamError
-from tilebeam.engine.saved_state import SavedState, tokens_in
+from tilebeam.engine.saved_state import tokens_in
 
 from bench.lib.synth import preset, write_model
 
@@ -111,25 +111,6 @@ def test_the_folder_stays_below_its_limit(path: Path, tmp_path: Path) -> None:
         assert {*newest, tmp_path / "notes.txt"} == set(files(tmp_path))
         assert fill(lm, tmp_path, limit=0) == 0
         assert files(tmp_path) == [tmp_path / "notes.txt"]
-
-
-def test_old_files_make_room_before_new_ones_are_written(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    totals = []
-    write = SavedState.write
-
-    def noted(state: SavedState, to: Path) -> None:
-        write(state, to)
-        totals.append(sum(file.stat().st_size for file in files(tmp_path)))
-
-    monkeypatch.setattr(SavedState, "write", noted)
-    with load(path) as lm:
-        fill(lm, tmp_path, PROMPTS)
-        limit, old = totals[-1], len(totals)
-        fill(lm, tmp_path, [f"another text, {prompt}" for prompt in PROMPTS], limit=limit)
-    assert len(totals) > old
-    assert max(totals[old:]) <= limit
 
 
 def damaged(change: Callable[[bytearray], None]) -> Callable[[Path], None]:

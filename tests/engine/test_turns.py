@@ -234,24 +234,6 @@ def small(load: Callable[..., LM]) -> Iterator[LM]:
         yield model
 
 
-def test_samples_give_cells_to_a_reader_and_go_on(small: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(n=4, max_tokens=50, seed=5, ignore_eos=True)
-    alone, expected = small.embed([TEXT]), tokens(small, PROMPT, params)
-    budget = Budget(small, monkeypatch)
-    sampling = Together(lambda: small.generate(PROMPT, params)[0])
-    budget.spend(30)
-    assert small.engine.kv.free < len(TEXT)
-    reading = Together(lambda: small.embed([TEXT]))
-    readers(small, 1)
-    budget.give(STEPS + 4)
-    np.testing.assert_allclose(reading.wait()[0], alone, atol=1e-5)
-    budget.give(10**9)
-    (output,) = sampling.wait()
-    assert [s.token_ids for s in output.outputs] == expected
-    assert output.usage.recomputed_tokens > 0
-    assert idle(small)
-
-
 def test_readers_that_take_all_cells_do_not_stop_a_sample(
     load: Callable[..., LM], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,16 +33,16 @@ def equal_logits(path: Path, **changes: Any) -> Path:
     return path
 
 
-def separate_logits(path: Path, step: int = 97, **changes: Any) -> Path:
-    """A model that prefers, by a wide margin, one token after each: the one `step` above it."""
+def separate_logits(path: Path, **changes: Any) -> Path:
+    """A model that prefers, by a wide margin, one token after each: the one 97 above it."""
     config = _write(path, changes)
     with gguf_tools.GGUFFile(path) as file:
         at = file.tensors["token_embd.weight"].offset
     shape = (config.n_vocab, config.n_embd)
     rows = np.fromfile(path, np.float32, config.n_vocab * config.n_embd, offset=at).reshape(shape)
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    # Row j of the output is like the embedding of token j - step.
-    _replace_output(path, 3 * unit[np.roll(np.arange(config.n_vocab), step)])
+    # Row j of the output is like the embedding of token j - 97.
+    _replace_output(path, 3 * unit[np.roll(np.arange(config.n_vocab), 97)])
     return path
 
 

@@ -1,6 +1,6 @@
 """A load is judged by what it made itself, whatever other threads load, close and break meanwhile.
 
-TILEBEAM_LOAD_ROUNDS sets how many loads there are while others come and go (default 200).
+TILEBEAM_LOAD_ROUNDS sets how many loads there are while others come and go (default 60).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilebeam.native.control import control
 
 from bench.lib.synth import preset, write_model
 
-ROUNDS = int(os.environ.get("TILEBEAM_LOAD_ROUNDS", "200"))
+ROUNDS = int(os.environ.get("TILEBEAM_LOAD_ROUNDS", "60"))
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "threads": 1}
 
 

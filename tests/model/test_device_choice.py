@@ -17,7 +17,6 @@ from gguf_kit import retyped
 from tilebeam import PlacementWarning, SamplingParams
 from tilebeam import gguf as gguf_tools
 from tilebeam.cli.main import app
-from tilebeam.gguf.cli import app as repack_app
 from tilebeam.gguf.matrices import Matrix, grouped
 from tilebeam.model import device_choice
 from tilebeam.model.device_choice import LEAST_SHARE, MANY
@@ -152,7 +151,7 @@ def test_the_share_decides(models: dict[str, Path]) -> None:
     from tilebeam.model.file_check import inspect
     from tilebeam.model.load_options import LoadOptions
 
-    file = inspect(models["whole"], "never")
+    file = inspect(models["whole"], False)
     for sequences, least in ((1, 75), (MANY - 1, 75), (MANY, 25), (16, 25)):
         options = LoadOptions(n_seq_max=sequences).checked()
         for share, backend in ((0, "cpu"), (least - 1, "cpu"), (least, "npu"), (100, "npu")):
@@ -191,20 +190,3 @@ def test_doctor_shows_where_matrices_run(models: dict[str, Path], tmp_path: Path
     assert 0.5 < model["device_share"] < 1
     (tmp_path / "damaged.gguf").write_bytes(models["most"].read_bytes()[:1000])
     assert run("doctor", "-m", tmp_path / "damaged.gguf").exit_code == 1
-
-
-def test_inspect_shows_where_matrices_run(models: dict[str, Path]) -> None:
-    done = CliRunner().invoke(repack_app, ["inspect", str(models["most"])])
-    assert any(line.split()[:2] == ["iq3_s", "7"] and "does not multiply" in line for line in done.stdout.splitlines())
-    info = gguf_tools.inspect(models["most"])
-    assert [g["device"] for g in info["matrices"]] == ["npu", "cpu"]
-    assert 0.5 < info["device_share"] < 1
-
-
-def test_bench_shows_where_matrices_run(models: dict[str, Path]) -> None:
-    arguments = ("bench", "-m", models["few"], "-p", "0", "-n", "1", "-r", "1", "-t", "1", "--no-warmup")
-    rows = [json.loads(line) for line in run(*arguments, "-o", "jsonl").stdout.splitlines()]
-    assert [(r["device"], 0 < r["device_share"] < LEAST_SHARE) for r in rows] == [("cpu", False), ("npu", True)]
-    done = run(*arguments)
-    assert "few.gguf: tilebeam multiplies by" in done.stdout
-    assert "tilebeam: few.gguf:" in done.stderr

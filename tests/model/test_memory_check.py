@@ -11,7 +11,6 @@ import pytest
 import tilebeam
 from tilebeam.model import device_choice, file_check, memory_check
 from tilebeam.model.cache_size import Cache, cache_of
-from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import control
 from tilebeam.native.executor import UsableMemory
 
@@ -38,7 +37,7 @@ def packed(model: Path) -> Path:
 
 
 def weights(path: Path) -> int:
-    file = file_check.inspect(path, "never")
+    file = file_check.inspect(path, False)
     return memory_check._unmapped(file, device_choice.groups_of(file, "npu", -1))
 
 
@@ -78,19 +77,6 @@ def test_a_cache_that_does_not_fit_is_refused(packed: Path, monkeypatch: pytest.
         assert str(refused.value).endswith("samples. Choose a smaller n_ctx or n_seq_max.")
         with tilebeam.load(**arguments, **OPTIONS) as lm:
             assert lm.generate("1", max_tokens=1)
-
-
-def test_types_of_the_cache_count(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, 20 << 20)
-    long = OPTIONS | {"n_ctx": 2048}
-    for types, size in ((("f16", "f16"), None), (("f32", "f32"), 32), (("f32", "f16"), 24), (("q8_0", "f32"), 20)):
-        wanted = LoadOptions(type_k=types[0], type_v=types[1], **long).checked()
-        file = file_check.inspect(packed, "never")
-        if size is None:
-            memory_check.check(file, wanted, (), 1)
-        else:
-            with pytest.raises(tilebeam.TilebeamError, match=f" {size} MiB for a KV cache"):
-                memory_check.check(file, wanted, (), 1)
 
 
 def test_memory_that_became_less_meanwhile(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tilebeam
 from devices_kit import GREEDY, KIB, PROMPT, SMALL, VOCAB, nothing_stays, write_files  # noqa: F401
-from gguf_kit import split_model, with_metadata, writer
+from gguf_kit import split_model, writer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import TilebeamError
@@ -19,8 +19,6 @@ from tilebeam.gguf.weights import TB_TYPE
 from tilebeam.model import load_options
 from tilebeam.model.placement import PAGE, Placement, Planner, Use, Weights, weights_of
 from tilebeam.native.control import control
-
-from bench.lib.synth import preset, write_model
 
 
 @pytest.fixture(scope="module")
@@ -161,45 +159,6 @@ def test_weights_are_read_from_the_header(files: dict[str, Path]) -> None:
         assert exact <= w.layers[i] <= exact + 2 * PAGE * 9
     output = sizes["output.weight"] + sizes["output_norm.weight"]
     assert output <= w.layers[4] <= output + 4 * PAGE
-
-
-# --- types ------------------------------------------------------------------------------------------------------------
-
-
-def as_bf16(model: Path, path: Path) -> Path:
-    """The same model with its F16 matrices as BF16."""
-    with gguf_tools.GGUFFile(model) as f:
-        with writer(path, f.architecture) as w:
-            for t in f.tensors.values():
-                raw = f.read(t.offset, t.nbytes)
-                shape = t.ne[::-1]
-                if t.type.name == "F16":
-                    values = raw.view(np.float16).astype(np.float32)
-                    data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(*shape[:-1], -1)
-                    w.add_tensor(t.name, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
-                else:
-                    w.add_tensor(t.name, raw.view(np.float32).reshape(shape))
-        plain = path.with_suffix(".tmp")
-        path.rename(plain)
-        return with_metadata(plain, path, {key: kv.raw for key, kv in f.kv.items()})
-
-
-def test_bf16_weights_count_as_f16_ones_do(tmp_path: Path) -> None:
-    """They go to the device and take as many bytes; a plan that forgot them would find room for anything."""
-    half = write_model(tmp_path / "f16.gguf", preset("tiny", arch="llama", type="f16", n_vocab=VOCAB))
-    other = as_bf16(half, tmp_path / "bf16.gguf")
-    found = []
-    for path in (half, other):
-        with gguf_tools.GGUFFile(path) as f:
-            w = weights_of(f, "llama")
-        with tilebeam.load(path, **SMALL, memory_limit="5MiB") as lm:
-            assert lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
-            assert lm.info.device == "npu"
-            found.append((w.layers, lm.info.layers))
-    assert found[0] == found[1]
-    assert len(found[1][1]) > 1
-    with pytest.raises(TilebeamError, match="does not fit"):
-        tilebeam.load(other, **SMALL, devices=1, memory_limit="5MiB")
 
 
 # --- split models -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import process_kit
 import pytest
-from engine_kit import separate_logits
 from tilebeam import gguf
 from tilebeam.gguf import contents
 
@@ -197,31 +196,3 @@ assert capi.llama_model_load_from_file.tilebeam_original is before
 print(llama_cpp.llama_model_load_from_file.__name__)
 """
     assert process_kit.python(code).stdout == "llama_model_load_from_file\n"
-
-
-LOOKUP = """
-import sys, llama_cpp, tilebeam
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-tilebeam.register()
-prompt = [*range(5, 85), 900, *range(5, 9)]
-for drafter in (None, LlamaPromptLookupDecoding(num_pred_tokens=7)):
-    llm = llama_cpp.Llama(sys.argv[1], n_gpu_layers=-1, flash_attn=True, n_ctx=256, verbose=False, draft_model=drafter)
-    decode, count, tokens = llm._ctx.decode, [], []
-    llm._ctx.decode = lambda batch: (count.append(1), decode(batch))[1]
-    for token in llm.generate(prompt, temp=0.0):
-        tokens.append(token)
-        if len(tokens) == 60:
-            break
-    print(len(count), *tokens)
-"""
-
-
-def test_its_own_speculation_runs_on_the_npu(tmp_path: Path) -> None:
-    """LlamaPromptLookupDecoding: the same text in fewer steps, a chain that the prompt holds."""
-    path = separate_logits(tmp_path / "chain.gguf", type="q8_0", step=1)
-    done = process_kit.python(LOOKUP, str(path))
-    assert done.returncode == 0, done.stderr[-3000:]
-    (plain, *text), (steps, *same) = ([int(n) for n in line.split()] for line in done.stdout.splitlines())
-    assert same == text == list(range(9, 69))
-    assert plain == 60
-    assert steps <= 12

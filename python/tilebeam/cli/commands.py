@@ -49,16 +49,6 @@ _INSTEAD = {
     "-no-cnv": "`tilebeam generate --raw` continues a text",
     "-sys": "`tilebeam chat` takes a system prompt; with -f a line may have messages",
 }
-# What people who come from other programs type.
-_OTHER_NAMES = {
-    **dict.fromkeys(("run", "cli", "conversation"), "chat"),
-    **dict.fromkeys(("complete", "completion", "pull"), "generate -hf"),
-    **dict.fromkeys(("list", "ls"), "models"),
-    "evaluate": "eval",
-    "self-consistency": "vote",
-    "server": "serve",
-    "quantize": "the program gguf-repack",
-}
 
 
 class Command(help_text.PlainCommand):
@@ -70,7 +60,6 @@ class Command(help_text.PlainCommand):
         """Parse after llama.cpp's words have become this command's own."""
         if not ctx.resilient_parsing:
             args = list(self._translated(ctx, args))
-            self._tell_repeated(args)
         rest: list[str] = super().parse_args(ctx, args)
         if not ctx.resilient_parsing and "hf_repo" in ctx.params:
             named, repos, file = (ctx.params[name] for name in ("model", "hf_repo", "hf_file"))
@@ -114,24 +103,6 @@ class Command(help_text.PlainCommand):
         yield from left
         if ignored:
             console.err().print(f"ignored: {' '.join(ignored)}, which changes nothing here", style="dim")
-
-    def _tell_repeated(self, args: list[str]) -> None:
-        """Say which options were given twice: as in llama.cpp, the last one counts."""
-        args = args[: args.index("--")] if "--" in args else args
-        for p in self.params:
-            takes_one = not (getattr(p, "multiple", True) or getattr(p, "is_flag", True))
-            if takes_one and sum(args.count(flag) for flag in p.opts) > 1:
-                console.err().print(f"{p.opts[0]} is given twice: the last one counts", style="yellow")
-
-
-class Group(help_text.PlainGroup):
-    """The program: names that others use for a command lead to it."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or fail with a proposal."""
-        if args and args[0] not in self.commands and args[0] in _OTHER_NAMES:
-            ctx.fail(f"No such command '{args[0]}'. Did you mean {_OTHER_NAMES[args[0]]}?")
-        return super().resolve_command(ctx, args)
 
 
 def prepared(command: Callable[..., None]) -> Callable[..., None]:

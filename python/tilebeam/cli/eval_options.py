@@ -63,20 +63,13 @@ class ChoiceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemOptions:
+class ProblemOptions:
     """What is asked, and who judges the answers."""
 
     items: int | None = task_option(None, min=1, help="The first N of the file; default: all.")
-    shots: int = task_option(TaskOptions.shots, min=0, help="Solved examples before every prompt.")
-    shots_file: Path | None = task_option(
-        None,
-        help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
-        "(humaneval), or all (jsonl).",
-    )
     template: str | None = task_option(
         None, help="Template of a question; {question} and other fields, \\n allowed. Default: the task's own."
     )
-    shot_answer: str | None = task_option(None, help="Template of the answer in an example. Default: the task's own.")
     extract: str | None = task_option(
         None,
         help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
@@ -89,6 +82,27 @@ class ItemOptions:
         help="Put prompts into the model's chat template, examples as earlier turns. Default: on for tasks that "
         "are made for instruct models (gsm8k, math, humaneval), off for others.",
     )
+
+    def of(self, spec: str) -> TaskOptions:
+        """Make the options of the task that --task names."""
+        given: dict[str, Any] = {
+            name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()
+        }
+        typed = {name: unescaped(given[name]) for name in ("template", "shot_answer") if given.get(name) is not None}
+        return TaskOptions(spec, **given | typed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemOptions(ProblemOptions):
+    """The same with examples, and with programs."""
+
+    shots: int = task_option(TaskOptions.shots, min=0, help="Solved examples before every prompt.")
+    shots_file: Path | None = task_option(
+        None,
+        help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
+        "(humaneval), or all (jsonl).",
+    )
+    shot_answer: str | None = task_option(None, help="Template of the answer in an example. Default: the task's own.")
     field: str | None = task_option(
         None, help="The question's name in a file's lines; default: prompt, question, problem, messages."
     )
@@ -106,14 +120,6 @@ class ItemOptions:
         "what it wants.",
     )
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code
-
-    def of(self, spec: str) -> TaskOptions:
-        """Make the options of the task that --task names."""
-        given: dict[str, Any] = dict(vars(self))
-        given["shots_file"] = str(self.shots_file) if self.shots_file else None
-        for name in ("template", "shot_answer"):
-            given[name] = None if given[name] is None else unescaped(given[name])
-        return TaskOptions(spec, **given)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ import typer
 
 from tilebeam.cli import (
     bench,
-    cached_models,
     chat,
     doctor,
     evaluate,
@@ -29,12 +28,11 @@ from tilebeam.cli import (
     serve,
     trace,
 )
-from tilebeam.cli.commands import Command, Group, prepared
+from tilebeam.cli.commands import Command, prepared
 from tilebeam.gguf.help_text import App
 
 app = App(
     Command,
-    Group,
     name="tilebeam",
     help="Test-time scaling for GGUF models on local hardware. Start with: tilebeam doctor",
     no_args_is_help=True,
@@ -76,7 +74,6 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "trace": trace.trace,
     },
     "Models and files": {
-        "models": cached_models.models,
         "doctor": doctor.doctor,
         "reward-head": reward_head.reward_head,
     },

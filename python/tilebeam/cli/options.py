@@ -65,17 +65,6 @@ MemoryLimit = Annotated[
 ]
 
 
-Draft = Annotated[
-    Path | None,
-    _of_models(
-        "--draft",
-        "-md",
-        help="Small GGUF model that guesses tokens ahead; its vocabulary is the model's or a part of it.",
-        show_default=False,
-    ),
-]
-
-
 Deterministic = Annotated[
     bool,
     _of_models(
@@ -191,7 +180,13 @@ def _listed(given: str) -> list[str]:
 class SpeculationOptions:
     """Guessing tokens ahead."""
 
-    draft: Draft = None
+    draft: Path | None = model_option(
+        None,
+        "--draft",
+        "-md",
+        help="Small GGUF model with the same vocabulary that guesses tokens ahead.",
+        show_default=False,
+    )
     lookup: bool | None = model_option(
         LoadOptions.lookup,
         "--lookup/--no-lookup",
@@ -249,13 +244,6 @@ PromptsFile = Annotated[
     ),
 ]
 
-Escape = Annotated[
-    bool,
-    typer.Option(
-        "--escape/--no-escape", "-e", help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does."
-    ),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
@@ -264,7 +252,9 @@ class PromptOptions:
     prompt: Prompt = None
     file: PromptsFile = None
     field: str | None = option(None, help="What the lines of a .jsonl file call the question.")
-    escape: Escape = True
+    escape: bool = option(
+        True, "--escape/--no-escape", "-e", help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does."
+    )
     chat: bool | None = option(
         None,
         "--chat/--no-chat",
@@ -304,8 +294,6 @@ UnsafeCode = Annotated[
 ]
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
-
-Temp = Annotated[float, _of_samples("--temp", min=0.0, help="Temperature; 0 is greedy.")]
 
 
 NPredict = Annotated[int | None, _of_samples("-n", "--n-predict", min=1, help="Most tokens per sample.")]
@@ -359,7 +347,7 @@ def tell_thoughtless(params: SamplingParams, template: str | None) -> None:
 class TokenOptions:
     """Options of drawing a token."""
 
-    temp: Temp = SamplingParams.temperature
+    temp: float = drawing_option(SamplingParams.temperature, min=0.0, help="Temperature; 0 is greedy.")
     top_p: float = drawing_option(SamplingParams.top_p, help="Likeliest tokens up to this probability; 1 is off.")
     top_k: int = drawing_option(SamplingParams.top_k, min=0, help="The k likeliest tokens; 0 is off.")
     min_p: float = drawing_option(SamplingParams.min_p, help="Tokens this likely relative to the best; 0 is off.")

@@ -15,6 +15,7 @@ from rich.markdown import Markdown
 
 from tilebeam.cli import console
 from tilebeam.cli.commands import Command, prepared
+from tilebeam.cli.eval_options import ProblemOptions
 from tilebeam.cli.options import Json, ModelOptions, TaskTextOptions, grouped, option
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
 from tilebeam.errors import TilebeamError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tilebeam.scoring.reward_heads import Head
     from tilebeam.training.collection import Collection, CollectionSetting
 
-_task = partial(option, rich_help_panel="Task")
 _fit_option = partial(option, rich_help_panel="Fit")
 
 app = App(
@@ -54,13 +54,7 @@ class SampleOptions:
     seed: int = option(
         FitOptions.seed, "-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals."
     )
-    items: int | None = _task(None, min=1, help="The first N problems of a file; default: all.")
-    template: str | None = _task(None, help="Template of a question (\\n allowed); default: the task's own.")
-    chat: bool | None = _task(
-        None, "--chat/--no-chat", help="Put prompts into the model's chat template; default: as the task usually does."
-    )
-    extract: str | None = _task(None, help="A text's answer; default: the task's own.")
-    checker: str | None = _task(None, help="FILE.py:function of item and text; True if right.")
+    asked: ProblemOptions
     text: TaskTextOptions
     steps: int = _fit_option(
         STEPS, min=0, help="Beginnings of each sample that count besides its end, for searches by steps."
@@ -71,14 +65,7 @@ class SampleOptions:
         """Open the task."""
         from tilebeam.evaluation.tasks import open_task
 
-        options = TaskOptions(
-            spec=self.task,
-            items=self.items,
-            template=None if self.template is None else unescaped(self.template),
-            extract=self.extract,
-            checker=self.checker,
-            chat=self.chat,
-        )
+        options = self.asked.of(self.task)
         return options, open_task(options)
 
     def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:

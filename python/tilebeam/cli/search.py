@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,11 +183,10 @@ def best_of_n(
     if scorer in RUN_PROGRAMS:
         need_confinement(unsafe=unsafe_code)
 
-    def chosen(search: _SearchRun) -> Scorer:
-        if scorer == "judge":
-            return search.judge(whole.judge)
-        return named_scorer(scorer or "consensus", search.lm, unsafe_code=unsafe_code)
+    def named(lm: LM) -> Scorer:
+        return named_scorer(scorer or "consensus", lm, unsafe_code=unsafe_code)
 
+    chosen = whole.judge if scorer == "judge" else named
     _run("best-of-n", options, rates, whole.step_stop, {}, chosen)
 
 
@@ -236,10 +235,11 @@ def vote(
     arguments: dict[str, Any] = {"extract": found, "sharpness": sharpness}
     arguments["weighting"] = "reward" if weights == "judge" else weights
 
-    def chosen(search: _SearchRun) -> Scorer:
-        return search.judge(whole.judge) if judged else named_scorer(scorer or "logprob", search.lm)
+    def named(lm: LM) -> Scorer:
+        return named_scorer(scorer or "logprob", lm)
 
-    _run("self-consistency", options, rates, whole.step_stop, arguments, chosen if judged or relative else None)
+    chosen = whole.judge if judged else named if relative else None
+    _run("self-consistency", options, rates, whole.step_stop, arguments, chosen)
 
 
 @grouped
@@ -332,37 +332,55 @@ def _run(
     rates: RewardSpec | None,
     step_stop: str,
     arguments: dict[str, Any],
-    otherwise: Callable[[_SearchRun], Scorer] | None = None,
+    otherwise: JudgeOptions | Callable[[LM], Scorer] | None = None,
     wrapped: Callable[[LM, UserQuestion], Prompt] | None = None,
 ) -> None:
-    """Read the prompts, load the models, search and print.
+    """Read the prompts, load the models, search, and print results or write them to a file.
 
     Args:
         rates: the reward model, which is not opened yet.
         step_stop: ends a step, as it was typed.
         arguments: of the algorithm, but for its scorer.
-        otherwise: gives the scorer where there is no reward model; None: the algorithm has none then.
+        otherwise: the scorer where there is no reward model: a judge, or what makes one; None: the algorithm has none.
         wrapped: makes a chat's prompt of what the user wrote; None: the chat template alone does.
     """
-    given = options.prompts
+    from tilebeam.search import algorithms as methods
+    from tilebeam.search.contract import VoteResult
+
+    given, model, budget = options.prompts, options.model, options.budget
     asked = given.read()
     options.to_file.check(page=options.html is not None)
     if options.html is not None:
         check_target(options.html)
     params = options.drawing.params(escape=given.escape)
     with ExitStack() as stack:
-        layer = None if rates is None else rates.hidden_layer(options.model.model)
-        lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
+        layer = None if rates is None else rates.hidden_layer(model.model)
+        lm = stack.enter_context(model.load(budget * len(asked), hidden_layer=layer))
         chat = given.chats(lm) or (wrapped is not None and given.chat is None)
         prompts = [wrapped(lm, text) if wrapped and chat else wrap(lm, text, chat) for text in asked]
         tell_thoughtless(params, lm.chat_template)
-        params = options.drawing.fitted(params, lm, prompts, options.budget)
-        search = _SearchRun(name, options, lm, asked, prompts, params, chat, stack)
+        params = options.drawing.fitted(params, lm, prompts, budget)
         if rates is not None:
-            arguments = arguments | {"scorer": search.reward(rates, unescaped(step_stop))}
+            same = {"n_ctx": model.ctx_size, "n_seq_max": model.parallel, **model.run.arguments()}
+            arguments["scorer"] = stack.enter_context(open_scorer(rates, lm, step_stop=unescaped(step_stop), **same))
+        elif isinstance(otherwise, JudgeOptions):
+            arguments["scorer"] = _judge_of(otherwise, lm, model, chat, stack)
         elif otherwise is not None:
-            arguments = arguments | {"scorer": otherwise(search)}
-        search.run(arguments)
+            arguments["scorer"] = otherwise(lm)
+        algorithm = methods.create(name, **arguments)
+        if options.to_file.out is not None:
+            at_once = -(-2 * lm.n_seq_max // budget)  # as many as keep all slots in use
+            complete = partial(algorithm.completed, lm, budget=budget, at_once=at_once)
+            batch.write(options.to_file, lm, asked, prompts, params, complete)
+            return
+        with console.generating(name, budget * len(prompts)) as hook:
+            results = algorithm.run(lm, prompts, budget, sampling=params, progress=hook)
+        _tell(results, prompts, options, lm, params, arguments.get("max_steps"))
+        if options.html is not None:
+            details = {"Model": model.model.name, "Device": lm.device}
+            _write_page(options.html, algorithm.name, results, [p.asked for p in prompts], details)
+        if all(isinstance(r, VoteResult) and r.answer is None for r in results):
+            console.fail("No candidate has an answer. Does --extract fit their texts? -v shows them.")
 
 
 def _by_steps(name: str, options: SearchOptions, beams: BeamOptions) -> None:
@@ -381,98 +399,47 @@ def _by_steps(name: str, options: SearchOptions, beams: BeamOptions) -> None:
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _SearchRun:
-    """A loaded model, its prompts, and what to do with them.
+def _judge_of(judge: JudgeOptions, lm: LM, model: ModelOptions, chat: bool, stack: ExitStack) -> Scorer:
+    """Make the judge; load a model of its own if it has one."""
+    from tilebeam.scoring.llm_judge import LLMJudge
 
-    Attributes:
-        questions, prompts: as they were asked, and as the model sees them.
-        chat: they went through its chat template.
-        stack: closes whatever is opened besides.
-    """
+    if judge.judge_model is not None:
+        own = replace(model, model=judge.judge_model, lora=LoraOptions(), speculation=SpeculationOptions())
+        lm = stack.enter_context(own.load(model.parallel))
+        chat = lm.chat_template is not None
+    return LLMJudge(
+        lm,
+        template=read_text(judge.judge_template) if judge.judge_template else None,
+        chat=chat if judge.judge_chat is None else judge.judge_chat,
+    )
 
-    name: str
-    options: SearchOptions
-    lm: LM
-    questions: list[UserQuestion]
-    prompts: list[Prompt]
-    params: SamplingParams
-    chat: bool
-    stack: ExitStack
 
-    def reward(self, spec: RewardSpec, step_stop: str) -> Scorer:
-        """Load the reward model."""
-        model = self.options.model
-        return self.stack.enter_context(
-            open_scorer(
-                spec,
-                self.lm,
-                step_stop=step_stop,
-                n_ctx=model.ctx_size,
-                n_seq_max=model.parallel,
-                **model.run.arguments(),
-            )
-        )
+def _tell(
+    results: Sequence[SearchResult],
+    prompts: Sequence[Prompt],
+    options: SearchOptions,
+    lm: LM,
+    params: SamplingParams,
+    max_steps: int | None,
+) -> None:
+    """Print results: what they cost and who voted on stderr, then the texts and answers on stdout."""
+    from tilebeam.cli import search_view
 
-    def judge(self, judge: JudgeOptions) -> Scorer:
-        """Make the judge; load a model of its own if it has one."""
-        from tilebeam.scoring.llm_judge import LLMJudge
+    search_view.account([r.usage for r in results], params.seed)
+    search_view.tell_cut("candidates", [c for r in results for c in r.candidates], params, lm, max_steps)
+    search_view.tell_loops(results)
+    if options.json_:
+        search_view.print_json(results, device=lm.device)
+        return
+    for prompt, result in zip(prompts, results, strict=True):
+        search_view.show(result, prompt.asked, titled=len(results) > 1, verbose=options.verbose)
 
-        lm, model, chat = self.lm, self.options.model, self.chat
-        if judge.judge_model is not None:
-            own = replace(model, model=judge.judge_model, lora=LoraOptions(), speculation=SpeculationOptions())
-            lm = self.stack.enter_context(own.load(model.parallel))
-            chat = lm.chat_template is not None
-        return LLMJudge(
-            lm,
-            template=read_text(judge.judge_template) if judge.judge_template else None,
-            chat=chat if judge.judge_chat is None else judge.judge_chat,
-        )
 
-    def run(self, arguments: dict[str, Any]) -> None:
-        """Search, and print results or write them to a file.
+def _write_page(file: Path, *shown: Any) -> None:
+    from tilebeam.pages.search_page import search_page
 
-        Args:
-            arguments: of the algorithm.
-        """
-        from tilebeam.search import algorithms as methods
-        from tilebeam.search.contract import VoteResult
-
-        algorithm, budget = methods.create(self.name, **arguments), self.options.budget
-        if self.options.to_file.out is not None:
-            at_once = -(-2 * self.lm.n_seq_max // budget)  # as many as keep all slots in use
-            complete = partial(algorithm.completed, self.lm, budget=budget, at_once=at_once)
-            batch.write(self.options.to_file, self.lm, self.questions, self.prompts, self.params, complete)
-            return
-        with console.generating(self.name, budget * len(self.prompts)) as hook:
-            results = algorithm.run(self.lm, self.prompts, budget, sampling=self.params, progress=hook)
-        self.tell(results, arguments)
-        if self.options.html is not None:
-            self._write_page(self.options.html, algorithm.name, results)
-        if all(isinstance(r, VoteResult) and r.answer is None for r in results):
-            console.fail("No candidate has an answer. Does --extract fit their texts? -v shows them.")
-
-    def tell(self, results: Sequence[SearchResult], arguments: Mapping[str, Any]) -> None:
-        """Print results: what they cost and who voted on stderr, then the texts and answers on stdout."""
-        from tilebeam.cli import search_view
-
-        search_view.account([r.usage for r in results], self.params.seed)
-        texts = [c for r in results for c in r.candidates]
-        search_view.tell_cut("candidates", texts, self.params, self.lm, arguments.get("max_steps"))
-        search_view.tell_loops(results)
-        if self.options.json_:
-            search_view.print_json(results, device=self.lm.device)
-            return
-        for prompt, result in zip(self.prompts, results, strict=True):
-            search_view.show(result, prompt.asked, titled=len(results) > 1, verbose=self.options.verbose)
-
-    def _write_page(self, file: Path, method: str, results: list[SearchResult]) -> None:
-        from tilebeam.pages.search_page import search_page
-
-        details = {"Model": self.options.model.model.name, "Device": self.lm.device}
-        page = search_page(method, results, [p.asked for p in self.prompts], details)
-        with whole_file(file) as partial:
-            partial.write_text(page, encoding="utf-8")
+    with whole_file(file) as partial:
+        partial.write_text(search_page(*shown), encoding="utf-8")
 
 
 def _check_weighting(weighting: str | None, rates: RewardSpec | None) -> None:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from tilebeam.cli import console
 from tilebeam.cli.options import (
-    Escape,
     Json,
     ModelOptions,
     NPredict,
     Prompt,
     PromptsFile,
     Seed,
-    Temp,
     grouped,
     option,
 )
@@ -36,11 +34,9 @@ def trace(
     out: Path = option(Path("trace.json"), "-o", "--out", help="File for the timeline."),
     prompt: Prompt = None,
     file: PromptsFile = None,
-    escape: Escape = True,
     n_prompt: int = option(128, min=1, help="Without -p and -f: tokens of a random prompt."),
     n_predict: NPredict = 32,
     n_samples: int = option(1, "-N", "--n-samples", min=1, help="Samples, side by side."),
-    temp: Temp = SamplingParams.temperature,
     seed: Seed = None,
     json_: Json = False,
 ) -> None:
@@ -61,9 +57,9 @@ def trace(
         raise TilebeamError("A trace is of the NPU: leave --device cpu out.")
     check_target(out)
     random = prompt is None and file is None
-    texts: list[str] = [] if random else [asked.alone for asked in prompts(prompt, file, escape)]
+    texts: list[str] = [] if random else [asked.alone for asked in prompts(prompt, file, escape=True)]
     params = SamplingParams(
-        n=n_samples, temperature=temp, top_p=1.0, top_k=0, max_tokens=n_predict, seed=seed, ignore_eos=random
+        n=n_samples, top_p=1.0, top_k=0, max_tokens=n_predict, seed=seed, ignore_eos=random
     ).resolved()
     model = replace(model, run=model.run.on("npu"))
     with model.load(n_samples * max(1, len(texts))) as lm:

@@ -232,7 +232,8 @@ class Engine:
         n, tokens = plan.n, plan.rows.tokens
         self.context.token[:n] = tokens
         self.context.pos[:n] += 1
-        self.kv.extend_each([span.seq for span in plan.spans], [[token] for token in tokens.tolist()])
+        for span, token in zip(plan.spans, tokens.tolist(), strict=True):
+            self.kv.extend(span.seq, [token])
         return plan
 
     @staticmethod

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,39 +27,6 @@ from tilebeam.native.llama import Context
 _PASSING = 512
 # Reading so few tokens again costs no more than a batch that ends at one of them.
 _APART = 32
-
-
-class Memory(Protocol):
-    """What the ledger asks of a context."""
-
-    def fork(self, source: int, target: int, length: int) -> None:
-        """Let sequence `target` share the first `length` cells of `source`."""
-
-    def drop(self, seq: int) -> None:
-        """Remove a sequence from its cells."""
-
-    def truncate(self, seq: int, length: int) -> bool:
-        """Remove a sequence from its cells behind the first `length`. False: that cannot be done, nothing changed."""
-        ...
-
-    def clear(self) -> None:
-        """Remove all sequences."""
-
-    def first(self, seq: int) -> int:
-        """Return the first position of a sequence that all layers still have."""
-        ...
-
-    def sequence_bytes(self, seq: int, *, partial: bool = False) -> int:
-        """Return the size of what `save_sequence` returns; 0: it cannot be saved."""
-        ...
-
-    def save_sequence(self, seq: int, *, partial: bool = False) -> npt.NDArray[np.uint8]:
-        """Return a sequence's cells, or (`partial`) the states that cannot be cut."""
-        ...
-
-    def load_sequence(self, seq: int, cells: npt.NDArray[np.uint8], *, partial: bool = False) -> bool:
-        """Give a sequence what `save_sequence` returned, in place of its own; whether that could be done."""
-        ...
 
 
 class Sequence:
@@ -115,14 +81,14 @@ class KvCache:
     """Hands out sequence ids and cells, and keeps count.
 
     Args:
-        memory: the context's cache.
+        memory: the context whose cache it is.
         limits: of it.
 
     Attributes:
         snapshots: of all sequences.
     """
 
-    def __init__(self, memory: Memory, limits: Limits) -> None:
+    def __init__(self, memory: Context, limits: Limits) -> None:
         self.limits = limits
         self.snapshots = Snapshots(limits.snapshot_bytes)
         self._memory = memory
@@ -214,19 +180,6 @@ class KvCache:
             seq.cells += cells
             seq.tokens += tokens
 
-    def extend_each(self, sequences: list[Sequence], tokens: list[list[int]]) -> None:
-        """Extend every sequence, all by the same number of tokens."""
-        each = len(tokens[0])
-        count = each * len(sequences)
-        if count > len(self._free_cells):
-            raise self._no_room(count)
-        cells = self._free_cells[-count:]
-        del self._free_cells[-count:]
-        self._owners[cells] = 1
-        for i, (seq, own) in enumerate(zip(sequences, tokens, strict=True)):
-            seq.cells += cells[i * each : (i + 1) * each]
-            seq.tokens += own
-
     def retract(self, seq: Sequence, count: int) -> None:
         """Give back the cells of the last `count` tokens, which llama.cpp refused to decode."""
         if count:
@@ -297,7 +250,7 @@ class PrefixCache(KvCache):
         caching: whether finished sequences stay; see `set_caching`.
     """
 
-    def __init__(self, memory: Memory, limits: Limits) -> None:
+    def __init__(self, memory: Context, limits: Limits) -> None:
         super().__init__(memory, limits)
         self.caching = False
         self._cached: dict[int, Sequence] = {}  # by id; the least recently used first

@@ -178,11 +178,11 @@ class Speculation(Drafter):
             self._balance.rests = self._balance.rested = 0
         self._known |= requests
         candidates = [_Guesses() for _ in asked]
-        if self._balance.wakes():
+        self._asked = self._balance.wakes()
+        if self._asked:
             bounded = [(s, min(most, MOST)) for s, most in asked]
             candidates = self._look_up(bounded) if self.model is None else self._ask_model(self.model, bounded, rows)
             self._balance.asked += 1
-            self._asked = True
         self._choose(candidates, rows)
         self._drafts = {s: c for (s, _), c in zip(asked, candidates, strict=True) if c.taken}
         self._charge(rows)

@@ -5,6 +5,7 @@ Each check stands alone: a broken one is reported, the others still run. A model
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -89,7 +90,6 @@ def examine(model: str | os.PathLike[str] | None = None) -> DoctorReport:
     report.attempt("environment", "Correct the name of the variable, or unset it.", _environment)
     report.attempt("native files", reinstall, _native)
     report.attempt("limits", reinstall, _limits)
-    report.attempt("tile layout", reinstall, _layout)
     report.attempt("versions", fit, _versions)
     report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
     report.attempt("one build", reinstall, _builds)
@@ -125,8 +125,11 @@ def _versions(report: DoctorReport) -> str:
             found[name] = None
     report.facts["versions"] = found
     report.facts["abi"] = {"match": False}  # until the plugin has been loaded
+    from tilebeam import _ext as ggml_ext
     from tilebeam.native.plugin import ggml
 
+    report.facts["layout_version"] = ggml_ext.LAYOUT_VERSION
+    report.facts["tiled_types"] = [t.label for t in ggml_ext.Type if ggml_ext.is_tiled(t)]
     lib = ggml()  # refuses another llama-cpp-python
     found["ggml"] = lib.ggml_version().decode()
     found["ggml_commit"] = lib.ggml_commit().decode()
@@ -198,15 +201,6 @@ def _native(report: DoctorReport) -> str:
     if missing:
         raise TilebeamError("; ".join(missing))
     return f"{', '.join(_NATIVE)} in {Path(str(found[_NATIVE[0]])).parent}"
-
-
-def _layout(report: DoctorReport) -> str:
-    from tilebeam import _ext as ggml_ext
-
-    report.facts["layout_version"] = ggml_ext.LAYOUT_VERSION
-    types = [t.label for t in ggml_ext.Type if ggml_ext.is_tiled(t)]
-    report.facts["tiled_types"] = types
-    return f"version {ggml_ext.LAYOUT_VERSION}: {', '.join(types)}"
 
 
 def _plugin(report: DoctorReport) -> str:
@@ -295,29 +289,24 @@ def _executor(report: DoctorReport, kind: str) -> str:
         times = ffi.new("int64_t[]", _NOOPS)
         if lib.tb_session_time_noop(session, _NOOPS, times, result) != 0:
             raise TilebeamError(_words(ffi, result))
-        microseconds = sorted(t / 1000 for t in times)[_NOOPS // 2]
-        isa = ffi.string(lib.tb_session_isa(session)).decode()
-        pid = int(lib.tb_session_pid(session))
-        threads = int(lib.tb_session_n_threads(session))
-        guards = _guards(int(lib.tb_session_guards(session)))
         count = ffi.new("tb_session_counters *")
         lib.tb_session_count(session, count)
+        fact = {
+            "isa": ffi.string(lib.tb_session_isa(session)).decode(),
+            "noop_microseconds": sorted(t / 1000 for t in times)[_NOOPS // 2],
+            "pid": int(lib.tb_session_pid(session)),
+            "threads": int(lib.tb_session_n_threads(session)),
+            "guards": _guards(int(lib.tb_session_guards(session))),
+            "requests": count.requests,
+            "answers_while_spinning": count.spun,
+        }
     finally:
         lib.tb_session_stop(session)
-    fact = {
-        "isa": isa,
-        "noop_microseconds": microseconds,
-        "own_process": pid != os.getpid(),
-        "pid": pid,
-        "threads": threads,
-        "guards": guards,
-        "requests": count.requests,
-        "answers_while_spinning": count.spun,
-    }
+    own = fact["own_process"] = fact["pid"] != os.getpid()
     report.facts.setdefault("executors", {})[kind] = fact
-    where = f"{program} (pid {pid}; {_shut_in(guards)})" if fact["own_process"] else "threads of this process"
+    where = f"{program} (pid {fact['pid']}; {_shut_in(fact['guards'])})" if own else "threads of this process"
     return (
-        f"{where}, kernel set {isa}, answers in {microseconds:.1f} us "
+        f"{where}, kernel set {fact['isa']}, answers in {fact['noop_microseconds']:.1f} us "
         f"({count.spun} of {count.requests} while spinning for it)"
     )
 
@@ -367,15 +356,7 @@ def _kernels(report: DoctorReport) -> str:
     report.facts["kernel_set_in_use"] = os.environ.get("TILEBEAM_ISA") or isas[0]
     report.facts["nmse_limit"] = selftest.NMSE_LIMIT
     report.facts["kernels"] = [
-        {
-            "isa": r.isa,
-            "op": r.op,
-            "kernel": r.kernel,
-            "nmse": r.nmse if r.nmse != float("inf") else None,
-            "ok": r.ok,
-            "why": r.why,
-        }
-        for r in results
+        asdict(r) | {"ok": r.ok, "nmse": r.nmse if math.isfinite(r.nmse) else None} for r in results
     ]
     bad = [r for r in results if not r.ok]
     if bad:

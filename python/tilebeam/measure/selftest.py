@@ -199,22 +199,16 @@ def _norm(executor: _Executor, isa: str, rng: np.random.Generator) -> Iterator[K
     yield KernelResult(isa, "rms_norm", kernel, _nmse(got, want) if got is not None else float("inf"), why)
 
 
-def run(threads: int = 2, on_isa: Callable[[str], None] | None = None) -> list[KernelResult]:
+def run() -> list[KernelResult]:
     """Test every kernel set that this CPU can run, best first.
-
-    Args:
-        threads: worker threads of the executor.
-        on_isa: called with each kernel set's name before it is tested.
 
     Raises:
         FileNotFoundError, OSError: the native library cannot be loaded.
     """
     results: list[KernelResult] = []
     for isa in _npu.isas():
-        if on_isa:
-            on_isa(isa)
         rng = np.random.default_rng(1)
-        with _Executor(isa, threads) as executor:
+        with _Executor(isa, threads=2) as executor:
             for test in (_mul_mat, _attention, _norm):
                 results += test(executor, isa, rng)
     return results

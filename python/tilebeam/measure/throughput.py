@@ -55,11 +55,6 @@ class Case:
         """KV cells that it needs."""
         return self.tokens + self.n_depth * (1 if self.shared else self.n_parallel)
 
-    @property
-    def steps(self) -> int:
-        """Tokens per sequence, a measure of how long it takes."""
-        return self.n_prompt + self.n_gen + self.n_depth
-
     def validate(self) -> None:
         """Raise `TilebeamError` if there is nothing to time or a number is out of range."""
         if min(self.n_prompt, self.n_gen, self.n_depth) < 0:
@@ -91,16 +86,10 @@ def pairwise_ratio(speeds: Sequence[float], baseline: Sequence[float]) -> Ratio:
 
 
 class Runner:
-    """Times cases on one model; it must have room for `Case.cells` tokens and `Case.n_parallel` sequences.
+    """Times cases on one model; it must have room for `Case.cells` tokens and `Case.n_parallel` sequences."""
 
-    Args:
-        reader: another runner, of the same model with cells of the same kind. A shared prompt that it has in its cache
-            is copied from there, which takes less time than to decode it.
-    """
-
-    def __init__(self, lm: LM, seed: int = 0, reader: Runner | None = None) -> None:
+    def __init__(self, lm: LM, seed: int = 0) -> None:
         self._lm = lm
-        self._reader = reader
         self._context = lm._context
         self._rng = np.random.default_rng(seed)
         self._kept: int | None = None  # tokens of the shared prompt in the cache; None outside `keeping`
@@ -162,11 +151,6 @@ class Runner:
             return
         for seq in range(1, context.n_seq_max):
             context.drop(seq)
-        if depth > kept and self._reader is not None and self._reader._kept == depth:
-            context.drop(0)
-            if not context.load_sequence(0, self._reader._context.save_sequence(0)):
-                raise TilebeamError("The prompt's cells cannot be copied: the caches differ in type or layout.")
-            kept = depth
         if not context.truncate(0, min(kept, depth)):
             context.clear()
             kept = 0

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.extras import how_to_install
@@ -23,15 +23,6 @@ _DEFAULTS = ("Q4_K_M", "Q8_0")
 _QUANT = re.compile(r"(?<![A-Z0-9])((?:UD-)?I?Q\d[A-Z0-9_]*|B?F16|FP16|F32|MXFP4\w*|TQ\d_0)(?=[-./])", re.IGNORECASE)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _PATIENCE = 10.0  # seconds until the hub counts as out of reach
-
-
-class CachedModel(NamedTuple):
-    """A model in the cache: its name for -hf, bytes of all parts, path of the first, when it was used last."""
-
-    name: str
-    size: int
-    path: str
-    last_used: float
 
 
 def is_name(model: str | os.PathLike[str]) -> bool:
@@ -80,24 +71,6 @@ def local_file(name: str, file: str | None = None) -> str:
         return paths[0]
     except Exception as error:
         raise _refusal(repo, error) from None
-
-
-def cached_models() -> list[CachedModel]:
-    """List the complete GGUF models in the cache, those used last first.
-
-    Raises:
-        TilebeamError: huggingface_hub is missing.
-    """
-    found = []
-    for folder in Path(_library().constants.HF_HUB_CACHE).glob("models--*--*"):
-        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
-        models = _models(paths := _newest(repo))
-        for file, parts in models.items():
-            label, states = _label(file), [os.stat(paths[part]) for part in parts]
-            short = label != file and _chosen(repo, models, label, None) == file
-            size, used = sum(s.st_size for s in states), max(s.st_atime for s in states)
-            found.append(CachedModel(f"{repo}:{label}" if short else f"{repo}/{file}", size, paths[file], used))
-    return sorted(found, key=lambda model: -model.last_used)
 
 
 def _library() -> Any:

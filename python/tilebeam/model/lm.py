@@ -66,8 +66,8 @@ class LM(Chatting, Reads, Embeddings):
         Raises:
             TilebeamError: a file cannot be written; all others stay.
         """
-        states = self._states(folder, skipped)
         with self._alone():
+            states = self._states(folder, skipped)
             texts = worth_saving(self._engine.kv)
             return states.write([(t.tokens, partial(self._context.save_sequence, t.id)) for t in texts], limit)
 

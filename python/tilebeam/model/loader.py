@@ -106,8 +106,7 @@ def load(
         hidden_layer: the samples' hidden states (``SamplingParams(hidden=True)``, for `OwnReward`) are those behind
             this layer, from 0, not those behind the final norm: what its reward head was trained for (``Head.layer``).
             Prompts share batches with the samples then. None: the final norm.
-        draft: a small model that guesses tokens ahead (speculative decoding), a GGUF file. Its vocabulary is the
-            model's or a part of it.
+        draft: a small model with the same vocabulary that guesses tokens ahead (speculative decoding), a GGUF file.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
             most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
             token. Texts are drawn as without guesses, from logits that a larger batch changes a little (docs/seeds.md);

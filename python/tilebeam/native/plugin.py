@@ -9,14 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.native import releases
 from tilebeam.native.fork_locks import free_in_children
-
-_CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
 _lock = free_in_children()
 _registered: Registry | None = None
@@ -61,8 +59,7 @@ def ggml() -> ctypes.CDLL:
         TilebeamError: llama-cpp-python is missing.
     """
     releases.installed()
-    import llama_cpp  # maps libllama and with it the right libggml
-
+    import_module("llama_cpp")  # maps libllama and with it the right libggml
     try:
         lib = ctypes.CDLL("libggml.so.0")
     except OSError as error:
@@ -70,11 +67,6 @@ def ggml() -> ctypes.CDLL:
     pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "ggml_backend_load": (pointer, [text]),
-        "ggml_backend_load_all_from_path": (None, [text]),
-        "ggml_backend_dev_by_type": (pointer, [ctypes.c_int]),
-        "ggml_backend_reg_count": (size, []),
-        "ggml_backend_reg_get": (pointer, [size]),
-        "ggml_backend_reg_name": (text, [pointer]),
         "ggml_backend_reg_dev_count": (size, [pointer]),
         "ggml_backend_reg_dev_get": (pointer, [pointer, size]),
         "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
@@ -85,31 +77,7 @@ def ggml() -> ctypes.CDLL:
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
-    _load_cpu_backend(lib, Path(llama_cpp.__file__).parent)
     return lib
-
-
-def _load_cpu_backend(lib: ctypes.CDLL, package: Path) -> None:
-    """Load the CPU backend where llama-cpp-python was built with GGML_BACKEND_DL: its backends are files of their own.
-    llama.cpp looks for them beside the program, which is Python, and not at all once another backend is registered.
-
-    Raises:
-        TilebeamError: there is no CPU backend.
-    """
-    if lib.ggml_backend_dev_by_type(_CPU):
-        return
-    from tilebeam.native import llama
-
-    folders = (package / "lib", package.parent / "bin")  # where its build puts them
-    with llama.log_router().capture():
-        for folder in folders:
-            lib.ggml_backend_load_all_from_path(os.fsencode(folder))
-            if lib.ggml_backend_dev_by_type(_CPU):
-                return
-    raise TilebeamError(
-        "llama-cpp-python was built with GGML_BACKEND_DL, and its CPU backend (libggml-cpu-*.so) is neither in "
-        f"{folders[0]} nor in {folders[1]}: copy it there, or set GGML_BACKEND_PATH to the file."
-    )
 
 
 def register() -> Registry:

@@ -49,11 +49,7 @@ def register() -> Registry:
 
 
 def own_load() -> Any:
-    """Return llama.cpp's own ``llama_model_load_from_file``, whether `register` was called or not.
-
-    Raises:
-        TilebeamError: llama-cpp-python has no CPU backend.
-    """
+    """Return llama.cpp's own ``llama_model_load_from_file``, whether `register` was called or not."""
     plugin.ggml()
     import llama_cpp.llama_cpp as capi
 
