@@ -3,7 +3,7 @@
 lut_gemv          T-MAC (EuroSys'25), products by tables of partial sums: one row gains 1.4 to 5.2 on AVX2, from four
                   rows on only weights below 2 bits gain. Not taken.
 native_kv         a KV cache in the matrix unit's layout (an NPU inference service): one query gains, which waits for
-                  memory in a model. Not taken; its BF16 tiles became softmax="bf16".
+                  memory in a model. Not taken.
 agile_quant       Agile-Quant (AAAI'24), 4-bit activations and pruned prompts: 8 bits for each 32 lose least. Not taken.
 softmax_exp       the softmax's exponent from a table (EuroSys'26): a host's 32-bit exp is faster; the table's bits are
                   the product's default.

@@ -246,7 +246,7 @@ def test_rows_go_through_the_experts_they_name(
         got_rows, of_expert = out[chosen].astype(np.float64), inputs[chosen]
         exact = of_expert.astype(np.float64) @ w.values.T
         if type in FLOATS:
-            exact, bound = float_product(w, of_expert, isa)
+            exact, bound = float_product(w, of_expert)
         else:
             model, magnitude = int8_product(w, of_expert)
             assert np.all(np.abs(got_rows - model) <= magnitude * (2.0**-23) * (k / 32 + 4) + 1e-30)

@@ -225,10 +225,9 @@ class item_runner {
         const attention_accumulate_args pv = {
             rows,   cells, static_cast<int>(p.dv),          scores, alpha, v_rows, kernel_type(v.type()),
             o_rows, tile,  part_of(v, v_bytes, next, group)};
-        const attention_products & own = kernels.products(rows, (ctx.op->flags & TB_FLAG_BF16) != 0);
-        p.fp16 ? fp16.scores(qk) : own.scores(qk);
+        p.fp16 ? fp16.scores(qk) : kernels.scores(qk);
         softmax(group * group_rows, lines, n, cell, cells, visible, alpha);
-        p.fp16 ? fp16.accumulate(pv) : own.accumulate(pv);
+        p.fp16 ? fp16.accumulate(pv) : kernels.accumulate(pv);
     }
 
     // ---- attention_any_order: an item has one group

@@ -55,7 +55,7 @@ class PerplexityOptions:
     ] = None
     softmax: Annotated[
         Softmax | None,
-        typer.Option("--softmax", help="NPU: exponents from the FP16 table (default), float32, or BF16 products."),
+        typer.Option("--softmax", help="NPU: exponents from the FP16 table (default) or in float32."),
     ] = None
     run: RunOptions
     json_: Json = False
