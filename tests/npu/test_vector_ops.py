@@ -35,7 +35,8 @@ def values(rng: np.random.Generator, ne: tuple[int, ...], scale: float = 1.0) ->
 def check(got: NDArray[Any], want: NDArray[Any], kind: int = t.F32, slack: float = 1.0) -> None:
     """Close to the reference, relative to each value and, less, to the largest."""
     top = float(np.max(np.abs(want))) if want.size else 0.0
-    np.testing.assert_allclose(got, want, rtol=EPS[kind] * slack, atol=EPS[kind] * slack * top * 0.1 + 1e-9)
+    least = 2.0**-25 if kind == t.F16 else 1e-9  # half a step of FP16's smallest numbers
+    np.testing.assert_allclose(got, want, rtol=EPS[kind] * slack, atol=EPS[kind] * slack * top * 0.1 + least)
 
 
 @runs

@@ -355,12 +355,7 @@ bool converts_activations(const tb_op & op, const mul_mat_plan & p) {
 // threads begin at different places.
 void convert_activations(const op_context & ctx, const mul_mat_plan & p) {
     const int64_t runs = divide_up(p.k, run_elements), pieces = divide_up(p.k, convert_k);
-    int64_t begin, end;
-    if (p.matrices == 1) {
-        ctx.share_runs(ctx.src[1], &begin, &end);
-    } else {
-        ctx.share(p.matrices * p.rows * runs, 1, &begin, &end);
-    }
+    const auto [begin, end] = p.matrices == 1 ? ctx.share_runs(ctx.src[1]) : ctx.share(p.matrices * p.rows * runs);
     if (begin >= end) return;
     const int64_t first_row = begin / runs, last_row = (end - 1) / runs;
     for (int64_t i = 0; i < pieces; i++) {
