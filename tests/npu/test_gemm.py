@@ -286,7 +286,6 @@ def test_kernel_names(isa: str) -> None:
             # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON
             assert name[0].split("_")[-1] in (isa, {"avxvnni": "avx2", "i8mm": "neon"}.get(isa))
             seen.add(name[0])
-    tile_grouping = {"q4t", "q8t", "nlt"} if isa == "avx512vnni" else {"q8p"}  # as it is, or prepared
     floats = {"f32d", "f16d", "bf16d", "f32"}
     column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c", "mx4c"}
-    assert {name.split("_")[1] for name in seen} == column | floats | tile_grouping
+    assert {name.split("_")[1] for name in seen} == column | floats | {"q8p"}

@@ -2,8 +2,8 @@
 //
 // Four ways through, by weight type and row count:
 //   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles are read where
-//            they lie; plain ggml rows, and `tile` grouping where the set has no kernel for it, are first turned into
-//            a few tiles at a time in scratch, which all rows then use.
+//            they lie; plain ggml rows and `tile` grouping are first turned into a few tiles at a time in scratch,
+//            which all rows then use.
 //   float    F32, F16, BF16 weights, and quantized ones under TB_FLAG_FP16. The same with float panels and groups.
 //   matrix   quantized weights under TB_FLAG_FP16, for sets with a matrix unit. A panel's tiles become FP16 tiles in
 //            scratch, and the unit sums over all of k before it rounds.

@@ -9,23 +9,21 @@ constexpr int64_t item_bytes = 256 << 10; // weights that one item keeps in L2 w
 constexpr int64_t least_bytes = 32 << 10; // of an item's weights that pass once: each begins by waiting for memory
 constexpr int64_t items_per_thread = 4;   // at least, where there is enough to share
 
-// By plain type, and of tiles in `column` grouping; then those of `tile` grouping.
+// By plain type, which are those of tiles in `column` grouping, too. `tile` grouping is prepared.
 constexpr struct {
     uint32_t type;
     gemm_format format;
 } formats[] = {
-    {TB_Q4_0, gemm_q4},           {TB_Q8_0, gemm_q8},           {TB_IQ4_NL, gemm_iq4nl},
-    {TB_Q5_0, gemm_q5_0},         {TB_Q4_1, gemm_q4_1},         {TB_Q5_1, gemm_q5_1},
-    {TB_MXFP4, gemm_mxfp4},       {TB_Q4_K, gemm_q4_k},         {TB_Q5_K, gemm_q5_k},
-    {TB_Q6_K, gemm_q6_k},         {TB_Q2_K, gemm_q2_k},         {TB_Q3_K, gemm_q3_k},
-    {TB_IQ4_XS, gemm_iq4_xs},     {TB_TQ2_0, gemm_tq2_0},       {TB_TQ1_0, gemm_tq1_0},
-    {TB_Q4_0_TILE, gemm_q4_tile}, {TB_Q8_0_TILE, gemm_q8_tile}, {TB_IQ4_NL_TILE, gemm_iq4nl_tile},
+    {TB_Q4_0, gemm_q4},       {TB_Q8_0, gemm_q8},     {TB_IQ4_NL, gemm_iq4nl}, {TB_Q5_0, gemm_q5_0},
+    {TB_Q4_1, gemm_q4_1},     {TB_Q5_1, gemm_q5_1},   {TB_MXFP4, gemm_mxfp4},  {TB_Q4_K, gemm_q4_k},
+    {TB_Q5_K, gemm_q5_k},     {TB_Q6_K, gemm_q6_k},   {TB_Q2_K, gemm_q2_k},    {TB_Q3_K, gemm_q3_k},
+    {TB_IQ4_XS, gemm_iq4_xs}, {TB_TQ2_0, gemm_tq2_0}, {TB_TQ1_0, gemm_tq1_0},
 };
 
-gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
+gemm_format format_of(uint32_t type) {
     const uint32_t source = tb_tiled_source(type), key = tb_tiled_column(source) == type ? source : type;
     for (const auto & [of, format] : formats) {
-        if (of == key && kernels.int8[format].name != nullptr) return format;
+        if (of == key) return format;
     }
     return gemm_prepared;
 }
@@ -38,7 +36,7 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     mul_mat_plan p{};
     p.type = w.type;
     p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
-    p.format = format_of(w.type, kernels.gemm);
+    p.format = format_of(w.type);
     p.k_quant = p.format >= gemm_q4_k && !p.fp16;
     p.k = w.ne[0];
     p.n = w.ne[1];
