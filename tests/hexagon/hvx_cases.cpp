@@ -29,13 +29,10 @@ enum op : uint32_t {
     op_dequantize,
     op_tiles,
     op_exp2,
-    op_softmax,
     op_to_half,
     op_to_float,
     op_round,
     op_intrinsic,
-    op_hmx,
-    op_names,
     op_fp16,
     op_attention,
 };
@@ -135,66 +132,6 @@ size_t attention(const kernel_table & t, const uint32_t (&p)[5]) {
     return static_cast<size_t>(rows) * static_cast<size_t>(cells + dim) * sizeof(float);
 }
 
-// p: cells, has bias. in: uint64 visible, float scale, softcap, max, sum, s[64], bias[64].
-// out: float alpha, max, sum, s[cells].
-size_t softmax(const kernel_table & t, const uint32_t (&p)[5]) {
-    attention_softmax_args a{};
-    float head[4], s[2 * attention_tile_cells];
-    std::memcpy(&a.visible, input, 8);
-    std::memcpy(head, input + 8, sizeof(head));
-    std::memcpy(s, input + 8 + sizeof(head), sizeof(s));
-    float sums[attention_sum_parts] = {head[3]};
-    float * out = reinterpret_cast<float *>(output);
-    a.rows = 1;
-    a.cells = static_cast<int>(p[0]);
-    a.bias = p[1] != 0 ? s + attention_tile_cells : nullptr;
-    a.scale = head[0];
-    a.softcap = head[1];
-    a.max = &head[2];
-    a.sum = sums;
-    a.alpha = out;
-    a.s = s;
-    t.attention.softmax(a);
-    out[1] = head[2];
-    out[2] = sums[0];
-    std::memcpy(out + 3, s, static_cast<size_t>(a.cells) * sizeof(float));
-    return (3 + static_cast<size_t>(a.cells)) * sizeof(float);
-}
-
-// p: rows, tiles. in: tiles of activations, tiles of weights (FP16, HMX order). out: one tile.
-size_t hmx_product(const uint32_t (&p)[5]) {
-    hmx::accumulator a;
-    hmx::clear(a);
-    const uint16_t * x = reinterpret_cast<const uint16_t *>(input);
-    const int rows = static_cast<int>(p[0]);
-    hmx::multiply(a, rows, x, x + p[1] * hmx::tile_halves, p[1]);
-    std::memset(output, 0, 2048);
-    hmx::store(a, rows, reinterpret_cast<uint16_t *>(output));
-    return 2048;
-}
-
-// The kernel set that dispatch.cpp picks, and its names. Not on the host, where that is another.
-size_t names() {
-    char * out = reinterpret_cast<char *>(output);
-#if defined(__hexagon__)
-    const kernel_table & t = *find_kernels("");
-    const char * all[] = {t.isa,
-                          t.gemm.int8[gemm_q4].name,
-                          t.gemm.int8[gemm_q8].name,
-                          t.gemm.int8[gemm_iq4nl].name,
-                          t.gemm.int8[gemm_prepared].name,
-                          t.gemm.fp16.name,
-                          t.attention.name};
-    for (const char * name : all) {
-        const size_t n = std::strlen(name);
-        std::memcpy(out, name, n);
-        out[n] = ' ';
-        out += n + 1;
-    }
-#endif
-    return static_cast<size_t>(out - reinterpret_cast<char *>(output));
-}
-
 // p: type, rows, k_tiles. in: panel, float x[rows][32 * k_tiles]. out: float [rows][32].
 size_t fp16(const kernel_table & t, const uint32_t (&p)[5]) {
     const gemm_fp16 & unit = t.gemm.fp16;
@@ -239,8 +176,6 @@ size_t answer(const request & r) {
     case op_exp2:
         t->attention.exp2_fp16(reinterpret_cast<uint16_t *>(input), reinterpret_cast<uint16_t *>(output), r.bytes / 2);
         return r.bytes;
-    case op_softmax:
-        return softmax(*t, r.p);
     case op_to_half:
         t->vec.from_f32[TB_F16](r.bytes / 4, reinterpret_cast<float *>(input), output);
         return r.bytes / 2;
@@ -253,10 +188,6 @@ size_t answer(const request & r) {
         return r.bytes;
     case op_intrinsic:
         return hvx_cases::run(r.p[0], static_cast<int32_t>(r.p[1]), input, output);
-    case op_hmx:
-        return hmx_product(r.p);
-    case op_names:
-        return names();
     case op_fp16:
         return fp16(*t, r.p);
     case op_attention:

@@ -25,15 +25,12 @@ class Op(IntEnum):
     DEQUANTIZE = 1
     TILES = 2
     EXP2 = 3
-    SOFTMAX = 4
-    TO_HALF = 5
-    TO_FLOAT = 6
-    ROUND = 7
-    INTRINSIC = 8
-    HMX = 9
-    NAMES = 10
-    FP16 = 11
-    ATTENTION = 12
+    TO_HALF = 4
+    TO_FLOAT = 5
+    ROUND = 6
+    INTRINSIC = 7
+    FP16 = 8
+    ATTENTION = 9
 
 
 PORTABLE, HVX = 0, 1
