@@ -1,6 +1,6 @@
 """FLASH_ATTN_EXT alone: the NPU executor against the stock CPU backend, over what the rows of a batch share.
 
-    python -m bench.attention [--json] [--quick] [--type f16,q8_0] [--bf16] [-t N]
+    python -m bench.attention [--json] [--quick] [--type f16,q8_0] [-t N]
 
 Heads as in Qwen2.5-1.5B (12 query heads, 2 KV heads of 128). Operations are counted over the cells that the mask shows,
 so a kernel that computes hidden cells gains nothing by it; the share is of the float32 FMA peak. "From memory": as many
@@ -82,7 +82,6 @@ class NpuAttention:
         threads: int,
         isa: str | None,
         copies: int = 1,
-        flags: int = 0,
     ) -> None:
         self._npu = npu = NpuOps(threads, isa)
         (heads, n, dim), (n_kv, kv_heads, row) = q.shape, k.shape
@@ -101,7 +100,6 @@ class NpuAttention:
                     Tensor(hidden, Type.F16, (n_kv, n), (2, 2 * n_kv, 2 * n_kv * n)),
                 ],
                 [scale, 0.0, 0.0],
-                flags,
             )
         self.kernel = npu.kernel
         self.run, self.close = npu.run, npu.close
@@ -119,8 +117,7 @@ def measure(case: Case, type: str, args: argparse.Namespace, peak: float) -> dic
     k, v = (gguf.quantize(x, QUANTIZED) if type == "q8_0" else x.astype(np.float16).view(np.uint8) for x in floats)
     scale = DIM**-0.5
     copies = min(MOST_COPIES, -(-MEMORY // (k.nbytes + v.nbytes))) if case.from_memory else 1
-    flags = int(ggml_ext.lib.TB_FLAG_BF16) if args.bf16 else 0
-    ours = NpuAttention(type, q, k, v, mask, scale, args.threads, args.isa, copies, flags)
+    ours = NpuAttention(type, q, k, v, mask, scale, args.threads, args.isa, copies)
     stock = CpuAttention(type, q, k, v, mask, scale, args.threads, copies)
     ours.run()
     stock.run()
@@ -139,7 +136,6 @@ def main() -> None:
     p.add_argument("--type", default="f16,q8_0", help="of K and V")
     p.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")
     p.add_threads()
-    p.add_argument("--bf16", action="store_true", help="products of many rows in BF16, where the CPU has them")
     p.add_argument("--isa", help="kernel set (default: the best)")
     p.add_rounds(11, 3)
     args = p.parse()

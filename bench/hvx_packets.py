@@ -168,10 +168,6 @@ EXPONENTS = {
 }
 
 
-def gemm_function(format: str, rows: int) -> str:
-    return rf"block.*format_{format}ELi{rows}E"
-
-
 def static_loops() -> dict[str, Loop]:
     """Return the inner loops of everything that is compared, v73."""
     library = library_v73()

@@ -26,27 +26,22 @@ void op_context::fail(tb_status status, const char * why) const {
     }
 }
 
-void op_context::share(int64_t n, int64_t grain, int64_t * first, int64_t * last) const {
-    const int64_t pieces = (n + grain - 1) / grain;
-    *first = std::min(n, pieces * thread / n_threads * grain);
-    *last = std::min(n, pieces * (thread + 1) / n_threads * grain);
+range op_context::share(int64_t n, int64_t grain) const {
+    const int64_t pieces = divide_up(n, grain);
+    return {std::min(n, pieces * thread / n_threads * grain), std::min(n, pieces * (thread + 1) / n_threads * grain)};
 }
 
-void op_context::share_runs(const view & v, int64_t * first, int64_t * last) const {
+range op_context::share_runs(const view & v) const {
     const int64_t per_row = runs_per_row(v);
-    if (by_rows) {
-        share(v.rows(), 1, first, last);
-        *first *= per_row;
-        *last *= per_row;
-    } else {
-        share(v.rows() * per_row, 1, first, last);
+    if (!by_rows) {
+        return share(v.rows() * per_row);
     }
+    const range rows = share(v.rows());
+    return {rows.first * per_row, rows.last * per_row};
 }
 
 int64_t op_context::next_chunk() const {
     return state->chunks[phase % 2][counter].next.fetch_add(1, std::memory_order_relaxed);
 }
-
-void op_context::reset_chunks() const { state->chunks[phase % 2][counter].next.store(0, std::memory_order_relaxed); }
 
 } // namespace tb::npu

@@ -35,6 +35,23 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline int64_t runs_per_row(const view & v) { return divide_up(v.ne(0), run_elements); }
 
+// Items [first, last) of an op's work, for loops over them.
+struct range {
+    struct iterator {
+        int64_t item;
+        int64_t operator*() const { return item; }
+        iterator & operator++() {
+            ++item;
+            return *this;
+        }
+        bool operator!=(const iterator & other) const { return item < other.item; }
+    };
+    int64_t first, last;
+
+    iterator begin() const { return {first}; }
+    iterator end() const { return {last}; }
+};
+
 // Shared by all threads of one op. Threads call the op's function at the same time, each with its own `thread`.
 //
 // How many threads there are may differ from run to run of the same graph (crew.h), and within one; results must not.
@@ -62,14 +79,12 @@ struct op_context {
     void barrier() const;
     // First failure wins; the op still runs to its end on all threads. For errors only data can show (a bad index).
     void fail(tb_status status, const char * why) const;
-    // [*first, *last) of `n` items for this thread, in multiples of `grain`.
-    void share(int64_t n, int64_t grain, int64_t * first, int64_t * last) const;
+    // This thread's part of `n` items, in multiples of `grain`.
+    range share(int64_t n, int64_t grain = 1) const;
     // The same of the runs of a tensor (ops.h), as elementwise ops divide their work.
-    void share_runs(const view & v, int64_t * first, int64_t * last) const;
-    // Next unclaimed chunk index of a dynamic loop over [0, n): returns n when done. The counter is reset before each
-    // op and by reset_chunks() (between two barriers).
+    range share_runs(const view & v) const;
+    // The next number of a dynamic loop that no thread has taken yet; from 0 in each op.
     int64_t next_chunk() const;
-    void reset_chunks() const;
 };
 
 // How the threads of an op divide its work, for as far as others may build on it: two ops in a row that divide the same
@@ -77,7 +92,7 @@ struct op_context {
 enum class cut : uint8_t {
     any,  // nothing is promised
     runs, // share_runs of dst; element i of an operand of dst's shape is read by the thread that writes element i
-    rows, // whole rows of dst, share(rows, 1); and whole rows of operands likewise
+    rows, // whole rows of dst, share(rows); and whole rows of operands likewise
 };
 
 // What an op makes of one of its operands before it runs. Made once for all ops that want the same of the same operand.

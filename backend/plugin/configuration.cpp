@@ -45,13 +45,11 @@ bool read_limits(const char * text, uint64_t (&limits)[TILEBEAM_MAX_DEVICES]) {
 }
 
 bool known_numerics(int32_t numerics, std::string & why) {
-    constexpr int32_t both = TILEBEAM_NUMERICS_EXACT_EXP | TILEBEAM_NUMERICS_BF16,
-                      alike = TILEBEAM_NUMERICS_DETERMINISTIC;
-    const int32_t n = numerics & ~(both | alike), added = numerics & both;
-    if (added == both || (n != TILEBEAM_NUMERICS_INT8 && n != TILEBEAM_NUMERICS_FP16)) {
-        why = "numerics must be int8 or fp16, with exact exponentials, attention in BF16 or neither";
-    } else if ((numerics & alike) != 0 && (n != TILEBEAM_NUMERICS_INT8 || added == TILEBEAM_NUMERICS_BF16)) {
-        why = "deterministic results are those of numerics int8, and of attention without BF16";
+    const int32_t n = numerics & ~(TILEBEAM_NUMERICS_EXACT_EXP | TILEBEAM_NUMERICS_DETERMINISTIC);
+    if (n != TILEBEAM_NUMERICS_INT8 && n != TILEBEAM_NUMERICS_FP16) {
+        why = "numerics must be int8 or fp16, with exact exponentials or without";
+    } else if ((numerics & TILEBEAM_NUMERICS_DETERMINISTIC) != 0 && n != TILEBEAM_NUMERICS_INT8) {
+        why = "deterministic results are those of numerics int8";
     }
     return why.empty();
 }
@@ -98,10 +96,8 @@ tilebeam_options options_of_environment() {
     if (const char * v = std::getenv("TILEBEAM_SOFTMAX"); v && *v) {
         if (std::strcmp(v, "exact") == 0) {
             opt.numerics |= TILEBEAM_NUMERICS_EXACT_EXP;
-        } else if (std::strcmp(v, "bf16") == 0) {
-            opt.numerics |= TILEBEAM_NUMERICS_BF16;
         } else if (std::strcmp(v, "table") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_SOFTMAX=%s is not table, exact or bf16: using table\n", v);
+            GGML_LOG_WARN("tilebeam: TILEBEAM_SOFTMAX=%s is not table or exact: using table\n", v);
         }
     }
     if (const char * v = std::getenv("TILEBEAM_DETERMINISTIC"); v && *v && std::strcmp(v, "0") != 0) {

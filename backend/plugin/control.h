@@ -30,8 +30,6 @@ enum tilebeam_numerics {
     // Added to one of them:
     // Flash attention with float32 exponentials instead of the FP16 table, and all else of it in float32
     TILEBEAM_NUMERICS_EXACT_EXP = 16,
-    // Without FP16: flash attention of many rows with operands in BF16 where the CPU multiplies it (docs/accuracy.md)
-    TILEBEAM_NUMERICS_BF16 = 32,
     // To int8, with or without float32 exponentials, which it has in any case: a row's results do not depend on the
     // rows beside it, nor on where its cells lie (docs/accuracy.md). For contexts made from now on, each for all its
     // life

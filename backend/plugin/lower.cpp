@@ -149,7 +149,6 @@ uint32_t flags_of(uint32_t code, int32_t numerics) {
         if (deterministic) return TB_FLAG_DETERMINISTIC;
         return (numerics & TILEBEAM_NUMERICS_EXACT_EXP) != 0 ? TB_FLAG_EXACT_EXP
                : (numerics & TILEBEAM_NUMERICS_FP16) != 0    ? TB_FLAG_FP16
-               : (numerics & TILEBEAM_NUMERICS_BF16) != 0    ? TB_FLAG_BF16
                                                              : 0;
     default:
         return 0;

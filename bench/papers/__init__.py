@@ -10,6 +10,6 @@ Of these the programs are gone, and bench/RESULTS.md (what was tried and left ou
 T-MAC (EuroSys'25)     products by tables of partial sums: one row gains 1.4 to 5.2 on AVX2, from four rows on only
                        weights below 2 bits gain. Not taken.
 an NPU inference       a KV cache in the matrix unit's layout: one query gains, which waits for memory in a model. Not
-service                taken; its BF16 tiles became softmax="bf16".
+service                taken.
 Agile-Quant (AAAI'24)  4-bit activations and pruned prompts: 8 bits for each 32 lose least. Not taken.
 """

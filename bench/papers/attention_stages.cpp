@@ -65,7 +65,6 @@ extern "C" void tb_attention_stages(const kernel_table * set, int rows, int cell
     for (int i = 0; i < repeats; i++) {
         for (int first = 0; first < rows; first += attention_tile_rows) {
             const int n = std::min(rows - first, attention_tile_rows);
-            const attention_products & own = kernels.attention.products(n, (flags & TB_FLAG_BF16) != 0);
             const float * q_rows[attention_tile_rows];
             float * o_rows[attention_tile_rows];
             for (int r = 0; r < n; r++) {
@@ -102,11 +101,11 @@ extern "C" void tb_attention_stages(const kernel_table * set, int rows, int cell
                     at = tb::now_ns();
                     spent[stage] += at - then;
                 };
-                half ? fp16.scores(qk) : own.scores(qk);
+                half ? fp16.scores(qk) : kernels.attention.scores(qk);
                 lap(0);
                 kernels.attention.softmax(weights);
                 lap(1);
-                half ? fp16.accumulate(pv) : own.accumulate(pv);
+                half ? fp16.accumulate(pv) : kernels.attention.accumulate(pv);
                 lap(2);
             }
         }

@@ -47,17 +47,16 @@ class Stages:
         ValueError: this CPU does not run the set.
     """
 
-    def __init__(self, isa: str, cells: int, dim: int, bf16: bool = False) -> None:
+    def __init__(self, isa: str, cells: int, dim: int) -> None:
         self._ffi, self._npu = _npu.load()
         self._handle = self._npu.tb_npu_create(1, isa.encode())
         if self._handle == self._ffi.NULL:
             raise ValueError(f"no kernel set {isa!r} here: {', '.join(_npu.isas())}")
         self._kernels = ctypes.c_void_p(int(self._ffi.cast("uintptr_t", self._npu.tb_npu_kernels(self._handle))))
-        self._cells, self._dim, self._bf16 = cells, dim, bf16
+        self._cells, self._dim = cells, dim
 
     def seconds(self, rows: int, flags: int, repeats: int) -> list[float]:
         out = (ctypes.c_double * 3)()
-        flags |= int(lib.TB_FLAG_BF16) if self._bf16 and flags == TABLE else 0
         library().tb_attention_stages(self._kernels, rows, self._cells, self._dim, flags, repeats, out)
         return [s / repeats for s in out]
 
@@ -94,13 +93,12 @@ def main() -> None:
     p.add_argument("--isa", default=_npu.isas()[0], help="kernel set (default: the best)")
     p.add_argument("--queries", help="comma separated (default 1,2,4,8,16,32,64,128; 1,16 with --quick)")
     p.add_argument("-d", "--head-dim", type=int, default=128, help="elements of a head (default 128)")
-    p.add_argument("--bf16", action="store_true", help="with the table, products of many rows in BF16")
     p.add_count("--cells", usual=4096, quick=512, what="cells of the prompt")
     p.add_rounds(15, 2)
     o = p.parse()
     asked = numbers(o.queries or ("1,16" if o.quick else "1-128*2"), "--queries")
     rows = report.Rows("attention_stages", o.json)
-    stages = Stages(o.isa, o.cells, o.head_dim, o.bf16)
+    stages = Stages(o.isa, o.cells, o.head_dim)
     with console.bar("stages") as progress:
         task = progress.add_task("", total=len(asked), note="")
         for queries in asked:

@@ -428,7 +428,7 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
     if (op->code >= TB_OP_COUNT) return refuse(TB_E_UNSUPPORTED, "no such op", why);
     const rule * r = &RULES[op->code];
     const int product = op->code == TB_OP_MUL_MAT || op->code == TB_OP_MUL_MAT_ID;
-    const uint32_t one_of = TB_FLAG_FP16 | TB_FLAG_EXACT_EXP | TB_FLAG_BF16 | TB_FLAG_DETERMINISTIC;
+    const uint32_t one_of = TB_FLAG_FP16 | TB_FLAG_EXACT_EXP | TB_FLAG_DETERMINISTIC;
     const uint32_t flags = product ? TB_FLAG_FP16 | TB_FLAG_DETERMINISTIC : op->code == TB_OP_FLASH_ATTN ? one_of : 0;
     const uint32_t chosen = op->flags & one_of;
     const int alone = (op->flags & TB_FLAG_DETERMINISTIC) == 0 || op->flags == TB_FLAG_DETERMINISTIC;

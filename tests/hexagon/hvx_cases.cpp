@@ -1,21 +1,16 @@
 // Runs kernels on what it is sent: the far end of tests/test_hvx.py. Compiled for Hexagon (run by qemu-hexagon) and for
 // the host over the emulated intrinsics, so that one request can be answered by both.
 //
-// stdin: requests, each nine uint32 (op, set, five parameters, count, bytes) and that many bytes. stdout: answers, each
-// a uint32 with the number of bytes and the bytes. With count != 0 the answer is instead one uint32: the instruction
-// packets that qemu executed in the kernel. Ends with its input; exit status 1 for a request that makes no sense.
+// stdin: requests, each eight uint32 (op, set, five parameters, bytes) and that many bytes. stdout: answers, each a
+// uint32 with the number of bytes and the bytes. Ends with its input; exit status 1 for a request that makes no sense.
 #include <cstdint>
 #include <cstring>
 #include <unistd.h>
 
+#include "hvx_intrinsic_cases.h"
 #include "kernels/hvx/dequantize.h"
-#include "kernels/hvx/exponent.h"
 #include "kernels/hvx/hmx_model.h"
 #include "kernels/kernels.h"
-
-#include "../../bench/hvx/exponents.h"
-#include "../../bench/hvx/layouts.h"
-#include "hvx_intrinsic_cases.h"
 
 using namespace tb::npu;
 
@@ -34,24 +29,17 @@ enum op : uint32_t {
     op_dequantize,
     op_tiles,
     op_exp2,
-    op_softmax,
     op_to_half,
     op_to_float,
     op_round,
     op_intrinsic,
-    op_hmx,
-    op_layout,
-    op_polynomial,
-    op_gather,
-    op_names,
     op_fp16,
-    op_gemm_k,
     op_attention,
 };
 enum set : uint32_t { set_portable, set_hvx };
 
 struct request {
-    uint32_t op, set, p[5], count, bytes;
+    uint32_t op, set, p[5], bytes;
 };
 
 bool read_all(void * to, size_t n) {
@@ -74,104 +62,29 @@ bool write_all(const void * from, size_t n) {
     return true;
 }
 
-uint32_t packets; // executed by the last kernel
-
-// qemu-hexagon's own count of packets, control register 20: no assembler has a name for it. 0 on the host.
-uint32_t packet_count() {
-    uint32_t n = 0;
-#if defined(__hexagon__)
-    __asm__ volatile("{ r0 = r0 }\n\t.word 0x6a14c000\n\t%0 = r0" : "=r"(n) : : "r0", "memory");
-#endif
-    return n;
-}
-
-template <class F> void counted(F && f) {
-    const uint32_t before = packet_count();
-    f();
-    packets = packet_count() - before;
-}
-
-size_t bytes_of(gemm_format format) {
-    switch (format) {
-    case gemm_prepared:
-        return gemm_prepared_bytes;
-    case gemm_q8:
-        return tile_of(TB_Q8_0_COL).bytes;
-    case gemm_q5_0:
-        return tile_of(TB_Q5_0_COL).bytes;
-    case gemm_q4_1:
-        return tile_of(TB_Q4_1_COL).bytes;
-    case gemm_mxfp4:
-        return tile_of(TB_MXFP4_COL).bytes;
-    case gemm_q5_1:
-        return tile_of(TB_Q5_1_COL).bytes;
-    default:
-        return tile_of(TB_Q4_0_COL).bytes;
-    }
-}
-
 // p: format, rows, k_tiles, add. in: panel, float x[rows][32 * k_tiles], float out[rows][32]. out: the last again.
-size_t gemm(const kernel_table & t, const uint32_t (&p)[5]) {
-    const auto format = static_cast<gemm_format>(p[0]);
-    const int rows = static_cast<int>(p[1]);
-    const int64_t tiles = p[2];
-    const gemm_int8 & kernel = t.gemm.int8[format];
-    const uint8_t * x = input + static_cast<size_t>(tiles) * bytes_of(format);
-    const size_t row_bytes = static_cast<size_t>(tiles) * 128, out_bytes = static_cast<size_t>(rows) * 128;
-    std::memcpy(output, x + static_cast<size_t>(rows) * row_bytes, out_bytes);
+size_t gemm(const kernel_table & t, const request & r) {
+    const gemm_int8 & kernel = t.gemm.int8[r.p[0]];
+    const int rows = static_cast<int>(r.p[1]);
+    const int64_t tiles = r.p[2];
+    const size_t row_bytes = static_cast<size_t>(tiles) * 128, out_bytes = r.p[1] * size_t{128};
+    const uint8_t * out = input + r.bytes - out_bytes;
+    std::memcpy(output, out, out_bytes);
     // groups of as many rows as the kernel takes
     for (int first = 0, n; first < rows; first += n) {
         n = rows - first < kernel.rows ? rows - first : kernel.rows;
         float * at[gemm_max_rows];
         for (int m = 0; m < n; m++) {
             at[m] = reinterpret_cast<float *>(output) + 32 * (first + m);
-            const uint8_t * row = x + static_cast<size_t>(first + m) * row_bytes;
-            t.gemm.quantize(reinterpret_cast<const float *>(row), tiles, kernel.offset, work, n, m);
+            const uint8_t * row = out - static_cast<size_t>(rows - first - m) * row_bytes;
+            const float * x = reinterpret_cast<const float *>(row);
+            if (r.p[0] >= gemm_q4_k) {
+                t.gemm.quantize_k(x, tiles, work, n, m);
+            } else {
+                t.gemm.quantize(x, tiles, kernel.offset, work, n, m);
+            }
         }
-        counted([&] { kernel.run({input, work, tiles, n, p[3] != 0, at}); });
-    }
-    return out_bytes;
-}
-
-gemm_format k_format(uint32_t type) {
-    switch (type) {
-    case TB_Q2_K_COL:
-        return gemm_q2_k;
-    case TB_Q3_K_COL:
-        return gemm_q3_k;
-    case TB_Q4_K_COL:
-        return gemm_q4_k;
-    case TB_Q5_K_COL:
-        return gemm_q5_k;
-    case TB_Q6_K_COL:
-        return gemm_q6_k;
-    case TB_IQ4_XS_COL:
-        return gemm_iq4_xs;
-    case TB_TQ1_0_COL:
-        return gemm_tq1_0;
-    default:
-        return gemm_tq2_0;
-    }
-}
-
-// p: tiled type of 256 k, rows, blocks, add. in: float x[rows][256 * blocks], float out[rows][32], panel. out: the
-// second again.
-size_t gemm_k(const kernel_table & t, const uint32_t (&p)[5]) {
-    const gemm_int8 & kernel = t.gemm.int8[k_format(p[0])];
-    const int rows = static_cast<int>(p[1]);
-    const int64_t tiles = int64_t{p[2]} * gemm_k_tiles;
-    const size_t row_bytes = static_cast<size_t>(tiles) * 128, out_bytes = static_cast<size_t>(rows) * 128;
-    const uint8_t *out = input + static_cast<size_t>(rows) * row_bytes, *panel = out + out_bytes;
-    std::memcpy(output, out, out_bytes);
-    for (int first = 0, n; first < rows; first += n) {
-        n = rows - first < kernel.rows ? rows - first : kernel.rows;
-        float * at[gemm_max_rows];
-        for (int m = 0; m < n; m++) {
-            at[m] = reinterpret_cast<float *>(output) + 32 * (first + m);
-            const uint8_t * row = input + static_cast<size_t>(first + m) * row_bytes;
-            t.gemm.quantize_k(reinterpret_cast<const float *>(row), tiles, work, n, m);
-        }
-        counted([&] { kernel.run({panel, work, tiles, n, p[3] != 0, at}); });
+        kernel.run({input, work, tiles, n, r.p[3] != 0, at});
     }
     return out_bytes;
 }
@@ -185,69 +98,8 @@ size_t dequantize(const kernel_table & t, const uint32_t (&p)[5]) {
 size_t tiles(const uint32_t (&p)[5]) {
     const hvx::dequantize_function f = hvx::dequantize_of(p[0]);
     if (f == nullptr) return 0;
-    counted([&] { f(input, p[1], reinterpret_cast<uint16_t *>(output)); });
+    f(input, p[1], reinterpret_cast<uint16_t *>(output));
     return p[1] * 2048;
-}
-
-// p: layout, tiles. in: blocks of each tile one after another, 128 bytes more. out: FP16 tiles,
-// or copied quants.
-size_t layout(const uint32_t (&p)[5]) {
-    using namespace tb::bench;
-    uint16_t * out = reinterpret_cast<uint16_t *>(output);
-    void (*columns)(const uint8_t *, uint32_t, uint16_t *) = nullptr;
-    void (*whole)(const uint8_t *, uint32_t, uint16_t *) = nullptr;
-    switch (p[0]) {
-    case 0:
-        columns = conventional_one;
-        break;
-    case 1:
-        columns = conventional_tuned;
-        break;
-    case 2:
-        whole = tile_groups;
-        break;
-    case 3:
-        whole = super_blocks;
-        break;
-    case 5:
-        whole = copy_quants;
-        break;
-#if TILEBEAM_HVX_FLOAT
-    case 4:
-        columns = conventional_arithmetic;
-        break;
-#endif
-    default:
-        return 0;
-    }
-    counted([&] {
-        if (whole != nullptr) return whole(input, p[1], out);
-        for (uint32_t t = 0; t < p[1]; t++)
-            columns(input + t * 32 * block_bytes, block_bytes, out + t * hmx::tile_halves);
-    });
-    return p[1] * (whole == copy_quants ? 512 : tile_bytes);
-}
-
-// p: 0 FP16, 1 float. FP16 numbers, whole vectors.
-size_t polynomial(const request & r) {
-#if TILEBEAM_HVX_FLOAT
-    const auto f = r.p[0] == 0 ? tb::bench::exp2_fp16_polynomial : tb::bench::exp2_fp32_polynomial;
-    f(reinterpret_cast<const uint16_t *>(input), r.bytes / 128, reinterpret_cast<uint16_t *>(output));
-    return r.bytes;
-#else
-    (void)r;
-    return 0;
-#endif
-}
-
-// FP16 numbers, whole vectors: the table look-up alone.
-size_t gather(const request & r) {
-    const uint16_t * table = attention_exp2_table();
-    counted([&] {
-        hvx::exp2_vectors(table, reinterpret_cast<const uint16_t *>(input), r.bytes / 128,
-                          reinterpret_cast<uint16_t *>(output));
-    });
-    return r.bytes;
 }
 
 // The two products of the FP16 numerics. p: rows, cells, dim, type of K and V. in: float q[rows][dim], k[cells][dim],
@@ -278,66 +130,6 @@ size_t attention(const kernel_table & t, const uint32_t (&p)[5]) {
     t.attention.fp16.products(
         {rows, cells, dim, reinterpret_cast<const float *>(from), nullptr, v, type, o, scratch, {}});
     return static_cast<size_t>(rows) * static_cast<size_t>(cells + dim) * sizeof(float);
-}
-
-// p: cells, has bias. in: uint64 visible, float scale, softcap, max, sum, s[64], bias[64].
-// out: float alpha, max, sum, s[cells].
-size_t softmax(const kernel_table & t, const uint32_t (&p)[5]) {
-    attention_softmax_args a{};
-    float head[4], s[2 * attention_tile_cells];
-    std::memcpy(&a.visible, input, 8);
-    std::memcpy(head, input + 8, sizeof(head));
-    std::memcpy(s, input + 8 + sizeof(head), sizeof(s));
-    float sums[attention_sum_parts] = {head[3]};
-    float * out = reinterpret_cast<float *>(output);
-    a.rows = 1;
-    a.cells = static_cast<int>(p[0]);
-    a.bias = p[1] != 0 ? s + attention_tile_cells : nullptr;
-    a.scale = head[0];
-    a.softcap = head[1];
-    a.max = &head[2];
-    a.sum = sums;
-    a.alpha = out;
-    a.s = s;
-    t.attention.softmax(a);
-    out[1] = head[2];
-    out[2] = sums[0];
-    std::memcpy(out + 3, s, static_cast<size_t>(a.cells) * sizeof(float));
-    return (3 + static_cast<size_t>(a.cells)) * sizeof(float);
-}
-
-// p: rows, tiles. in: tiles of activations, tiles of weights (FP16, HMX order). out: one tile.
-size_t hmx_product(const uint32_t (&p)[5]) {
-    hmx::accumulator a;
-    hmx::clear(a);
-    const uint16_t * x = reinterpret_cast<const uint16_t *>(input);
-    const int rows = static_cast<int>(p[0]);
-    hmx::multiply(a, rows, x, x + p[1] * hmx::tile_halves, p[1]);
-    std::memset(output, 0, 2048);
-    hmx::store(a, rows, reinterpret_cast<uint16_t *>(output));
-    return 2048;
-}
-
-// The kernel set that dispatch.cpp picks, and its names. Not on the host, where that is another.
-size_t names() {
-    char * out = reinterpret_cast<char *>(output);
-#if defined(__hexagon__)
-    const kernel_table & t = *find_kernels("");
-    const char * all[] = {t.isa,
-                          t.gemm.int8[gemm_q4].name,
-                          t.gemm.int8[gemm_q8].name,
-                          t.gemm.int8[gemm_iq4nl].name,
-                          t.gemm.int8[gemm_prepared].name,
-                          t.gemm.fp16.name,
-                          t.attention.name};
-    for (const char * name : all) {
-        const size_t n = std::strlen(name);
-        std::memcpy(out, name, n);
-        out[n] = ' ';
-        out += n + 1;
-    }
-#endif
-    return static_cast<size_t>(out - reinterpret_cast<char *>(output));
 }
 
 // p: type, rows, k_tiles. in: panel, float x[rows][32 * k_tiles]. out: float [rows][32].
@@ -376,7 +168,7 @@ size_t answer(const request & r) {
     const kernel_table * t = &kernels_of(r.set);
     switch (r.op) {
     case op_gemm:
-        return gemm(*t, r.p);
+        return gemm(*t, r);
     case op_dequantize:
         return dequantize(*t, r.p);
     case op_tiles:
@@ -384,8 +176,6 @@ size_t answer(const request & r) {
     case op_exp2:
         t->attention.exp2_fp16(reinterpret_cast<uint16_t *>(input), reinterpret_cast<uint16_t *>(output), r.bytes / 2);
         return r.bytes;
-    case op_softmax:
-        return softmax(*t, r.p);
     case op_to_half:
         t->vec.from_f32[TB_F16](r.bytes / 4, reinterpret_cast<float *>(input), output);
         return r.bytes / 2;
@@ -398,20 +188,8 @@ size_t answer(const request & r) {
         return r.bytes;
     case op_intrinsic:
         return hvx_cases::run(r.p[0], static_cast<int32_t>(r.p[1]), input, output);
-    case op_hmx:
-        return hmx_product(r.p);
-    case op_layout:
-        return layout(r.p);
-    case op_polynomial:
-        return polynomial(r);
-    case op_gather:
-        return gather(r);
-    case op_names:
-        return names();
     case op_fp16:
         return fp16(*t, r.p);
-    case op_gemm_k:
-        return gemm_k(*t, r.p);
     case op_attention:
         return attention(*t, r.p);
     default:
@@ -427,11 +205,9 @@ int main() {
         if (r.bytes > capacity) return 1;
         input = storage + ((capacity - r.bytes) & ~size_t{63});
         if (!read_all(input, r.bytes)) return 1;
-        packets = 0;
         const size_t n = answer(r);
-        const uint32_t bytes = r.count != 0 ? sizeof(packets) : static_cast<uint32_t>(n);
-        const void * bytes_of = r.count != 0 ? static_cast<const void *>(&packets) : output;
-        if (n == 0 || !write_all(&bytes, sizeof(bytes)) || !write_all(bytes_of, bytes)) return 1;
+        const uint32_t bytes = static_cast<uint32_t>(n);
+        if (n == 0 || !write_all(&bytes, sizeof(bytes)) || !write_all(output, n)) return 1;
     }
     return 0;
 }

@@ -28,10 +28,7 @@ constexpr function<float> floats[] = {
     {"sqrtf", 1, [](const float * x) { return std::sqrt(x[0]); }},
     {"expf", 1, [](const float * x) { return std::exp(x[0]); }},
     {"exp2f", 1, [](const float * x) { return std::exp2(x[0]); }},
-    {"expm1f", 1, [](const float * x) { return std::expm1(x[0]); }},
     {"logf", 1, [](const float * x) { return std::log(x[0]); }},
-    {"log2f", 1, [](const float * x) { return std::log2(x[0]); }},
-    {"log1pf", 1, [](const float * x) { return std::log1p(x[0]); }},
     {"powf", 2, [](const float * x) { return std::pow(x[0], x[1]); }},
     {"sinf", 1, [](const float * x) { return std::sin(x[0]); }},
     {"cosf", 1, [](const float * x) { return std::cos(x[0]); }},
@@ -42,7 +39,6 @@ constexpr function<float> floats[] = {
     {"ceilf", 1, [](const float * x) { return std::ceil(x[0]); }},
     {"truncf", 1, [](const float * x) { return std::trunc(x[0]); }},
     {"roundf", 1, [](const float * x) { return std::round(x[0]); }},
-    {"rintf", 1, [](const float * x) { return std::nearbyint(x[0]); }},
 };
 
 constexpr function<double> doubles[] = {
@@ -55,7 +51,6 @@ constexpr function<double> doubles[] = {
     {"log", 1, [](const double * x) { return std::log(x[0]); }},
     {"log2", 1, [](const double * x) { return std::log2(x[0]); }},
     {"pow", 2, [](const double * x) { return std::pow(x[0], x[1]); }},
-    {"fmod", 2, [](const double * x) { return std::fmod(x[0], x[1]); }},
     {"ldexp", 2, [](const double * x) { return std::ldexp(x[0], static_cast<int>(x[1])); }},
     {"ilogb", 1, [](const double * x) { return static_cast<double>(std::ilogb(x[0])); }},
     {"rint", 1, [](const double * x) { return std::nearbyint(x[0]); }},

@@ -1,7 +1,4 @@
-"""Talks to the program of tests/hexagon/hvx_cases.cpp: kernels by request, on qemu-hexagon or emulated on the host.
-
-bench/hvx_packets.py disassembles the same kernels.
-"""
+"""Talks to the program of tests/hexagon/hvx_cases.cpp: kernels by request, on qemu-hexagon or emulated on the host."""
 
 from __future__ import annotations
 
@@ -28,25 +25,15 @@ class Op(IntEnum):
     DEQUANTIZE = 1
     TILES = 2
     EXP2 = 3
-    SOFTMAX = 4
-    TO_HALF = 5
-    TO_FLOAT = 6
-    ROUND = 7
-    INTRINSIC = 8
-    HMX = 9
-    LAYOUT = 10
-    POLYNOMIAL = 11
-    GATHER = 12
-    NAMES = 13
-    FP16 = 14
-    GEMM_K = 15
-    ATTENTION = 16
+    TO_HALF = 4
+    TO_FLOAT = 5
+    ROUND = 6
+    INTRINSIC = 7
+    FP16 = 8
+    ATTENTION = 9
 
 
 PORTABLE, HVX = 0, 1
-
-# numbers of Op.LAYOUT
-CONVENTIONAL, CONVENTIONAL_TUNED, TILE_GROUPS, SUPER_BLOCKS, CONVENTIONAL_ARITHMETIC, COPY = range(6)
 
 
 @dataclass(frozen=True)
@@ -58,20 +45,20 @@ class Request:
     params: Sequence[int] = ()
     operands: Sequence[Array] = field(default_factory=tuple)
 
-    def encode(self, count: bool) -> bytes:
-        """The request on the wire; ``count``: answer with executed packets instead of results."""
+    def encode(self) -> bytes:
+        """The request on the wire."""
         body = b"".join(a.tobytes() for a in self.operands)
         params = [p & 0xFFFFFFFF for p in self.params] + [0] * (5 - len(self.params))
-        return struct.pack("<9I", self.op, self.set, *params, count, len(body)) + body
+        return struct.pack("<8I", self.op, self.set, *params, len(body)) + body
 
 
-def ask(command: Sequence[str], requests: Sequence[Request], count: bool = False, timeout: float = 300) -> list[bytes]:
+def ask(command: Sequence[str], requests: Sequence[Request], timeout: float = 300) -> list[bytes]:
     """Start the program once, send all requests, return all answers.
 
     Raises:
         RuntimeError: it rejected a request or died.
     """
-    data = b"".join(r.encode(count) for r in requests)
+    data = b"".join(r.encode() for r in requests)
     result = subprocess.run(list(command), input=data, capture_output=True, timeout=timeout, check=False)
     answers, at = [], 0
     while at < len(result.stdout):

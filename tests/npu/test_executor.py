@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from npu_kit import FFI, LIB, OK, STATUS, Executor, Op, Vec, add, get_rows, graph, mul, scale
-from npu_ops import F32, I32, Q4_0, Arena, make_op
+from npu_kit import FFI, LIB, OK, STATUS, Executor, Op, Vec, add, get_rows, graph, scale
+from npu_ops import I32
 from numpy.typing import NDArray
 from tilebeam.native import executor as _npu
 
@@ -34,29 +32,6 @@ def test_kernel_sets_end_with_portable() -> None:
     assert LIB.tb_npu_create(1, b"sse17") == FFI.NULL
     assert LIB.tb_npu_isa_name(-1) == FFI.NULL
     assert LIB.tb_npu_isa_name(len(names)) == FFI.NULL
-
-
-@pytest.mark.parametrize("threads", THREADS)
-def test_ops_run_in_order(threads: int) -> None:
-    n = 40000
-    memory = floats(2 * n)
-    want = memory.copy()
-    a, b = Vec(0, n), Vec(4 * n, n)
-    ops = []
-    for i in range(200):
-        ops.append(add(a, a, b) if i % 3 == 0 else scale(b, b, 0.5 + i / 400) if i % 3 == 1 else mul(a, a, b))
-    for i in range(200):
-        x, y = want[:n], want[n:]
-        if i % 3 == 0:
-            x += y
-        elif i % 3 == 1:
-            y *= np.float32(0.5 + i / 400)
-        else:
-            x *= y
-    with Executor(threads) as npu:
-        assert npu.map(0, memory) == OK
-        assert npu.run(ops).status == OK
-    assert np.array_equal(memory, want)
 
 
 @settings(max_examples=40, deadline=None)
@@ -206,26 +181,6 @@ def test_callers_floating_point_mode_does_not_change_results() -> None:
         npu.map(0, tiny)
         assert npu.run([scale(Vec(0, 20000), Vec(0, 20000), 0.5)]).status == OK
     assert np.array_equal(tiny, want)
-
-
-def test_kernel_names() -> None:
-    """The kernels that ops run have names that tell type and kernel set; other ops and bad shapes have none."""
-    arena = Arena()
-    weights, few = arena.add(Q4_0, (64, 96)), arena.add(F32, (64, 4))
-    dst = arena.add(F32, (96, 4))
-    for isa in _npu.isas():
-        with Executor(isa=isa) as npu:
-
-            def name(op: Any, executor: Executor = npu) -> str | None:
-                text = LIB.tb_npu_kernel_name(executor.npu, op)
-                return None if text == FFI.NULL else str(FFI.string(text).decode())
-
-            matrix = name(make_op("MUL_MAT", dst, [weights, few]))
-            assert matrix is not None
-            assert matrix.startswith("gemm_q4c_")
-            assert matrix.endswith("avx512vnni" if isa == "avx512bf16" else isa)  # which adds BF16 weights to that set
-            assert name(make_op("MUL_MAT", dst, [weights, dst])) is None
-            assert name(make_op("SCALE", dst, [dst])) is None
 
 
 def test_too_many_ops() -> None:

@@ -47,32 +47,31 @@ def floats(seed: int, ne: tuple[int, ...]) -> NDArray[np.float32]:
 @runs
 @threads
 @few
-@given(ne=SHAPES, order=ROW_ORDERS, pad=PADS, seed=SEEDS, eps=st.sampled_from([1e-6, 1e-1]), in_place=st.booleans())
-def test_norm(isa: str, n_threads: int, ne: Any, order: Any, pad: Any, seed: int, eps: float, in_place: bool) -> None:
+@given(
+    name=st.sampled_from(["RMS_NORM", "NORM", "L2_NORM"]),
+    ne=SHAPES,
+    order=ROW_ORDERS,
+    pad=PADS,
+    seed=SEEDS,
+    eps=st.sampled_from([1e-12, 1e-6, 1e-1, 30.0]),
+    in_place=st.booleans(),
+)
+def test_norms(
+    isa: str, n_threads: int, name: str, ne: Any, order: Any, pad: Any, seed: int, eps: float, in_place: bool
+) -> None:
     a = t.Arena()
     x = a.add(t.F32, ne, floats(seed, ne), order, pad)
     v = x.floats()
     dst = x if in_place else a.add(t.F32, ne, None, (0, 2, 1, 3), (1, 0, 0, 0))
-    got = t.run(a, t.make_op("NORM", dst, [x], {0: eps}), dst, isa, n_threads)
-    centred = v - v.mean(axis=-1, keepdims=True)
-    want = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
-    # The mean is rounded to float: of a mean of 60, by 4e-6, which counts where a row hardly varies.
-    slack = 1e-5 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
+    got = t.run(a, t.make_op(name, dst, [x], {0: eps}), dst, isa, n_threads)
+    slack: Any = 1e-9
+    if name == "NORM":
+        v = v - v.mean(axis=-1, keepdims=True)
+        # The mean is rounded to float: of a mean of 60, by 4e-6, which counts where a row hardly varies.
+        slack = 1e-5 / np.sqrt((v**2).mean(axis=-1, keepdims=True) + eps)
+    length = np.maximum(np.sqrt((v * v).sum(axis=-1, keepdims=True)), eps)
+    want = v / (length if name == "L2_NORM" else np.sqrt((v * v).mean(axis=-1, keepdims=True) + eps))
     assert np.all(np.abs(got - want) <= 4e-6 * np.abs(want) + slack)
-
-
-@runs
-@threads
-@few
-@given(ne=SHAPES, order=ROW_ORDERS, pad=PADS, seed=SEEDS, eps=st.sampled_from([1e-12, 1e-6, 30.0]))
-def test_l2_norm(isa: str, n_threads: int, ne: Any, order: Any, pad: Any, seed: int, eps: float) -> None:
-    a = t.Arena()
-    x = a.add(t.F32, ne, numbers(seed, t.F32, ne), order, pad)
-    dst = a.add(t.F32, ne, None, (0, 2, 1, 3), (1, 0, 0, 0))
-    got = t.run(a, t.make_op("L2_NORM", dst, [x], {0: eps}), dst, isa, n_threads)
-    v = x.floats()
-    want = v / np.maximum(np.sqrt((v * v).sum(axis=-1, keepdims=True)), eps)
-    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-9)
 
 
 @runs

@@ -90,7 +90,6 @@ EXACT_FLOATS: dict[str, Callable[..., Array]] = {
     "floorf": np.floor,
     "ceilf": np.ceil,
     "truncf": np.trunc,
-    "rintf": np.rint,
     "roundf": lambda x: np.copysign(np.floor(np.abs(x.astype(np.float64)) + 0.5), x).astype(np.float32),
 }
 EXACT_DOUBLES: dict[str, Callable[..., Array]] = {
@@ -115,10 +114,8 @@ def test_arithmetic_is_exact(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_rests_and_scaling_are_exact() -> None:
+def test_scaling_is_exact() -> None:
     rng = np.random.default_rng(2)
-    x = rng.standard_normal(4000) * np.exp(rng.uniform(-30, 30, 4000))
-    assert np.all(same(on_guest("fmod", x), np.fmod(x[0::2], x[1::2])))
     powers = float_inputs(np.float64, 4000, 3)
     powers[1::2] = rng.integers(-2300, 2300, powers.size // 2)
     assert np.all(same(on_guest("ldexp", powers), np.ldexp(powers[0::2], powers[1::2].astype(int))))
@@ -132,10 +129,7 @@ def test_rests_and_scaling_are_exact() -> None:
 FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
     "expf": (np.exp, 1.0),
     "exp2f": (np.exp2, 1.0),
-    "expm1f": (np.expm1, 0.51),
     "logf": (np.log, 0.51),
-    "log2f": (np.log2, 0.51),
-    "log1pf": (np.log1p, 0.51),
     "sinf": (np.sin, 0.51),
     "cosf": (np.cos, 0.51),
     "tanhf": (np.tanh, 0.51),

@@ -41,7 +41,7 @@ from hypothesis import strategies as st
 from k_quants import K_PANELS
 from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
-from tilebeam._ext import Type
+from tilebeam._ext import Type, dequantize, quantize
 from tilebeam.native import executor as _npu
 
 from bench.lib.float32 import in_float32
@@ -69,8 +69,7 @@ def test_packing_and_back(tmp_path: Path, arch: str, type: str) -> None:
     layouts = {x["name"]: x["layout"] for x in gguf_tools.inspect(packed)["tensors"]}
     assert [layouts[name] for name in EXPERTS] == [f"{type}_col"] * 3
     assert layouts["blk.0.ffn_gate_inp.weight"] is None
-    verified = gguf_tools.verify(packed, against=model)
-    assert verified.exact == report.n_tensors
+    assert gguf_tools.verify(packed, against=model).exact == report.n_tensors
     assert gguf_tools.verify(packed).unpacks
     gguf_tools.unpack(packed, tmp_path / "back.gguf")
     assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
@@ -92,7 +91,6 @@ def test_requantizing_to_tile_grouping(tmp_path: Path, source: str) -> None:
     report = gguf_tools.pack(model, packed, policy=gguf_tools.Policy.make(preset="paper"))
     types = {x.name: x.type for x in report.tensors}
     assert [types[name] for name in EXPERTS] == ["q4_0_tile", "q4_0_tile", "q8_0_tile"]
-    assert gguf_tools.verify(packed, against=model).against
     assert set(EXPERTS) <= {x.name for x in report.tensors if x.error is not None}
     gguf_tools.unpack(packed, tmp_path / "back.gguf")
     with gguf_tools.GGUFFile(tmp_path / "back.gguf") as f:
@@ -101,6 +99,22 @@ def test_requantizing_to_tile_grouping(tmp_path: Path, source: str) -> None:
             (Q.Q4_0, (256, 512, 4)),
             (Q.Q8_0, (512, 256, 4)),
         ]
+
+
+def test_importance_of_each_expert(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", replace(SMALL, type="f32"))
+    rng = np.random.default_rng(1)
+    importance = {
+        name: rng.exponential(1, (4, k)).astype(np.float32) for name, k in zip(EXPERTS, (256, 256, 512), strict=True)
+    }
+    gguf_tools.pack(model, tmp_path / "p.gguf", type="q4_0", importance=importance)
+    for name, weights in importance.items():
+        values = stored(model, name).view(np.float32).reshape(4, -1, weights.shape[1])
+        tiles = stored(tmp_path / "p.gguf", name).reshape(4, -1)
+        for e in range(4):
+            assert np.array_equal(tiles[e], quantize(Type.Q4_0_COL, values[e], search=True, weights=weights[e]))
+            y = dequantize(Type.Q4_0_COL, tiles[e], values.shape[2], values.shape[1])
+            assert np.linalg.norm(y - values[e]) < 0.12 * np.linalg.norm(values[e])
 
 
 def test_biases_of_experts_stay_plain(tmp_path: Path) -> None:
@@ -117,23 +131,6 @@ def test_biases_of_experts_stay_plain(tmp_path: Path) -> None:
         "blk.0.ffn_up_exps.weight": ("q8_0_col", "NPU"),
         "blk.0.ffn_up_exps.bias": (None, "CPU"),
     }
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"arch": "qwen2"}, "qwen2 has no experts"),
-        ({"arch": "qwen3moe", "n_expert": 0, "n_expert_used": 0}, "qwen3moe needs experts"),
-        ({"n_expert": 1, "n_expert_used": 1}, "at least 2"),
-        ({"n_expert_used": 0}, "not between 1 and n_expert 4"),
-        ({"n_expert_used": 5}, "not between 1 and n_expert 4"),
-        ({"n_expert": 0}, "not between 1 and n_expert 0"),
-    ],
-)
-def test_impossible_mixtures(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        write_model(tmp_path / "m.gguf", replace(SMALL, **changes))
-    assert not list(tmp_path.iterdir())
 
 
 # ---- the op
@@ -227,7 +224,7 @@ def test_rows_go_through_the_experts_they_name(
         got_rows, of_expert = out[chosen].astype(np.float64), inputs[chosen]
         exact = of_expert.astype(np.float64) @ w.values.T
         if type in FLOATS:
-            exact, bound = float_product(w, of_expert, isa)
+            exact, bound = float_product(w, of_expert)
         else:
             model, magnitude = int8_product(w, of_expert)
             assert np.all(np.abs(got_rows - model) <= magnitude * (2.0**-23) * (k / 32 + 4) + 1e-30)
@@ -257,24 +254,6 @@ def test_an_experts_rows_are_those_of_a_mul_mat(isa: str, type: Type, flags: int
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=20, deadline=None)
-@given(
-    ne=st.tuples(*[st.integers(1, n) for n in (70, 40, 3, 2)]),
-    pads=st.tuples(*[st.integers(0, 2)] * 4),
-    threads=st.sampled_from(t.THREADS),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_sum_rows(isa: str, ne: tuple[int, ...], pads: tuple[int, ...], threads: int, seed: int) -> None:
-    arena = t.Arena()
-    values = np.random.default_rng(seed).standard_normal(ne[::-1]).astype(np.float32)
-    x = arena.add(t.F32, ne, values, pad=pads)
-    dst = arena.add(t.F32, (1, *ne[1:]), pad=pads)
-    out = t.run(arena, t.make_op("SUM_ROWS", dst, [x]), dst, isa, threads)
-    want = values.astype(np.float64).sum(axis=-1, keepdims=True)
-    assert np.all(np.abs(out - want) <= np.abs(want) * 2.0**-23 + 1e-14 * ne[0])
-
-
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("threads", t.THREADS)
 @pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1, -(2**31)])
 def test_an_index_of_no_expert_is_refused(isa: str, threads: int, bad: int) -> None:
@@ -299,10 +278,7 @@ def test_an_index_of_no_expert_is_refused(isa: str, threads: int, bad: int) -> N
 MODES = ("prefill", "decode", "parallel")
 MODELS = {
     "llama-q4_0": replace(SMALL, type="q4_0"),
-    "llama-q8_0": replace(SMALL, type="q8_0"),
-    "llama-iq4_nl": replace(SMALL, type="iq4_nl"),
     "llama-f16": replace(SMALL, type="f16"),
-    "llama-mxfp4": replace(SMALL, type="mxfp4"),
     "llama-q4_k": replace(SMALL, type="q4_k", types={"ffn_down_exps": "q6_k"}),
     "llama-all-used": replace(SMALL, type="q4_0", n_expert=3, n_expert_used=3),
     "qwen3moe-q8_0": replace(SMALL, arch="qwen3moe", type="q8_0", n_expert=8, n_expert_used=2, n_ff=256),

@@ -251,32 +251,6 @@ def test_gated_delta_net(
     assert np.isnan(states[tokens:]).all()  # states before the first token are not written
 
 
-@t.runs_here
-def test_results_do_not_depend_on_the_number_of_threads(isa: str) -> None:
-    def run(threads: int) -> list[NDArray[Any]]:
-        rng = np.random.default_rng(5)
-        a = t.Arena(1 << 24)
-
-        def tensor(*ne: int) -> t.Tensor:
-            return a.add(t.F32, ne, normal(rng, *ne))
-
-        x, w, conv = tensor(9, 70, 2), tensor(4, 70), a.add(t.F32, (70, 6, 2))
-        ids = a.add(t.I32, (2,), np.array([1, 0], np.int32))
-        scan_sources = [tensor(*ne) for ne in [(33, 5, 6, 2), (5, 6, 6, 2), (6, 6, 2), (33, 6)]]
-        scan_sources += [tensor(33, 2, 6, 2), tensor(33, 2, 6, 2), ids]
-        scan = a.add(t.F32, (5 * 6 * 6 * 2 + 33 * 5 * 6 * 2,))
-        net_sources = [tensor(*ne) for ne in [(40, 3, 5, 2)] * 3 + [(40, 3, 5, 2), (1, 3, 5, 2), (40, 40, 3, 2)]]
-        net = a.add(t.F32, (120, 10 + 2 * 80))
-        t.run(a, t.make_op("SSM_CONV", conv, [x, w]), conv, isa, threads)
-        t.run(a, t.make_op("SSM_SCAN", scan, scan_sources, {0: 1}), scan, isa, threads)
-        t.run(a, t.make_op("GATED_DELTA_NET", net, net_sources, {0: 2}), net, isa, threads)
-        return [d.array.view(np.uint32).copy() for d in (conv, scan, net)]
-
-    alone = run(1)
-    for threads in (2, 5):
-        assert all(np.array_equal(x, y) for x, y in zip(alone, run(threads), strict=True)), threads
-
-
 def test_gated_delta_net_refuses_what_does_not_fit() -> None:
     a = t.Arena(1 << 24)
     good: list[Any] = [(8, 2, 3, 1), (8, 4, 3, 2), (8, 4, 3, 2), (1, 4, 3, 2), (1, 4, 3, 2), (8, 8, 4, 2)]

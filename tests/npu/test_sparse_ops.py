@@ -241,12 +241,20 @@ def test_results_do_not_depend_on_the_number_of_threads(isa: str) -> None:
 
         done = []
         mask = a.add(t.F16, (200, 7), normal(rng, 200, 7))
+        scanned = [
+            tensor(*ne) for ne in [(33, 5, 6, 2), (5, 6, 6, 2), (6, 6, 2), (33, 6), (33, 2, 6, 2), (33, 2, 6, 2)]
+        ]
+        states = a.add(t.I32, (2,), np.array([1, 0], np.int32))
+        net = [tensor(*ne) for ne in [(40, 3, 5, 2)] * 4 + [(1, 3, 5, 2), (40, 40, 3, 2)]]
         listed: list[tuple[str, list[t.Tensor | None], Any, dict[int, int | float]]] = [
             ("LIGHTNING_INDEXER", [tensor(64, 3, 7), tensor(64, 1, 200), tensor(3, 7), mask], (200, 7), {}),
             ("DSV4_HC_PRE", [tensor(1100, 4, 7), tensor(1100, 4, 7)], (1100, 7), {0: 0.5, 1: 1}),
             ("DSV4_HC_POST", [tensor(1100, 7), tensor(1100, 4, 7), tensor(4, 7), tensor(4, 4, 7)], (1100, 4, 7), {}),
             ("DSV4_HC_COMB", [tensor(24, 7), tensor(3), tensor(24)], (4, 4, 7), {0: 1e-6, 1: 5}),
             ("POOL_2D", [tensor(40, 9, 3)], (20, 4, 3), {0: 1, 1: 2, 2: 2, 3: 2, 4: 2, 5: 0, 6: 0}),
+            ("SSM_CONV", [tensor(9, 70, 2), tensor(4, 70)], (70, 6, 2), {}),
+            ("SSM_SCAN", [*scanned, states], (5 * 6 * 6 * 2 + 33 * 5 * 6 * 2,), {0: 1}),
+            ("GATED_DELTA_NET", net, (120, 10 + 2 * 80), {0: 2}),
         ]
         for name, sources, ne, params in listed:
             dst = a.add(t.F32, ne)

@@ -15,7 +15,6 @@ typedef struct pthread_attr_t pthread_attr_t;
 // `attr` is NULL.
 int pthread_create(pthread_t * thread, const pthread_attr_t * attr, void * (*start)(void *), void * arg);
 int pthread_join(pthread_t thread, void ** result);
-int pthread_detach(pthread_t thread);
 
 static inline int pthread_sigmask(int how, const sigset_t * set, sigset_t * old) {
     (void)how;

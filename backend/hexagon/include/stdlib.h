@@ -22,24 +22,15 @@ typedef struct lldiv_t {
     long long quot, rem;
 } lldiv_t;
 
-void * malloc(size_t n);
-void * calloc(size_t n, size_t size);
-void * realloc(void * p, size_t n);
 void free(void * p);
 int posix_memalign(void ** p, size_t align, size_t n);
-void * aligned_alloc(size_t align, size_t n);
 
 // For libc++'s headers; not there to be linked.
+__attribute__((noreturn)) void abort(void);
 ldiv_t ldiv(long x, long y);
 lldiv_t lldiv(long long x, long long y);
 
-int abs(int x);
-long labs(long x);
-long long llabs(long long x);
-int atoi(const char * s);
 long strtol(const char * s, char ** end, int base);
-char * getenv(const char * name); // always NULL: what the NPU side does is asked for in the channel
-__attribute__((noreturn)) void abort(void);
 __attribute__((noreturn)) void exit(int code);
 __attribute__((noreturn)) void _Exit(int code);
 

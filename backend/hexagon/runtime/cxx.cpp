@@ -65,12 +65,8 @@ template <class Less, class Iterator> void __sort(Iterator first, Iterator last,
     std::make_heap(first, last);
     std::sort_heap(first, last);
 }
-template void __sort<__less<int> &, int *>(int *, int *, __less<int> &);
-template void __sort<__less<unsigned> &, unsigned *>(unsigned *, unsigned *, __less<unsigned> &);
-template void __sort<__less<long long> &, long long *>(long long *, long long *, __less<long long> &);
 template void __sort<__less<unsigned long long> &, unsigned long long *>(unsigned long long *, unsigned long long *,
                                                                          __less<unsigned long long> &);
-template void __sort<__less<float> &, float *>(float *, float *, __less<float> &);
 
 namespace {
 template <class T> string decimal(T value) {
@@ -80,11 +76,7 @@ template <class T> string decimal(T value) {
 }
 } // namespace
 
-string to_string(int value) { return decimal(value); }
-string to_string(unsigned value) { return decimal(value); }
-string to_string(long value) { return decimal(value); }
 string to_string(unsigned long value) { return decimal(value); }
-string to_string(long long value) { return decimal(value); }
 string to_string(unsigned long long value) { return decimal(value); }
 
 _LIBCPP_END_NAMESPACE_STD

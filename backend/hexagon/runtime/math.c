@@ -14,9 +14,7 @@ double copysign(double x, double y) {
     return bits_double((double_bits(x) & 0x7fffffffffffffffu) | (double_bits(y) & 0x8000000000000000u));
 }
 float copysignf(float x, float y) { return bits_float((float_bits(x) & 0x7fffffffu) | (float_bits(y) & 0x80000000u)); }
-double fmax(double x, double y) { return x != x ? y : x < y ? y : x; }
 float fmaxf(float x, float y) { return x != x ? y : x < y ? y : x; }
-double fmin(double x, double y) { return x != x ? y : y < x ? y : x; }
 float fminf(float x, float y) { return x != x ? y : y < x ? y : x; }
 
 // 2^e for e in -1022 .. 1023
@@ -40,16 +38,12 @@ double ldexp(double x, int e) {
     return x * power_of_two(e);
 }
 
-float ldexpf(float x, int e) { return (float)ldexp((double)x, e < -400 ? -400 : e > 400 ? 400 : e); }
-
 int ilogb(double x) {
     const uint64_t u = double_bits(x) & 0x7fffffffffffffffu;
     if (u == 0) return FP_ILOGB0;
     if (u >= 0x7ff0000000000000u) return u == 0x7ff0000000000000u ? 0x7fffffff : FP_ILOGBNAN;
     return u >> 52 ? (int)(u >> 52) - 1023 : -1011 - __builtin_clzll(u);
 }
-
-int ilogbf(float x) { return ilogb((double)x); }
 
 // --- rounding -------------------------------------------------------------------------------------------------------
 
@@ -93,24 +87,6 @@ float truncf(float x) { return (float)trunc((double)x); }
 float floorf(float x) { return (float)floor((double)x); }
 float ceilf(float x) { return (float)ceil((double)x); }
 float roundf(float x) { return (float)round((double)x); }
-float rintf(float x) { return (float)rint((double)x); }
-float nearbyintf(float x) { return rintf(x); }
-
-float fmodf(float x, float y) { return (float)fmod((double)x, (double)y); }
-
-// Long division of the mantissas: exact.
-double fmod(double x, double y) {
-    const double limit = fabs(y);
-    double rest = fabs(x);
-    if (x != x || y != y || limit == 0.0 || rest == INFINITY) return __builtin_nan("");
-    while (rest >= limit) {
-        const int apart = ilogb(rest) - ilogb(limit);
-        double part = ldexp(limit, apart);
-        if (part > rest) part = ldexp(limit, apart - 1);
-        rest -= part;
-    }
-    return copysign(rest, x);
-}
 
 // --- exponentials ---------------------------------------------------------------------------------------------------
 
@@ -183,8 +159,6 @@ double expm1(double x) {
     return x * (1.0 + x * (1.0 / 2 + x * (1.0 / 6 + x * (1.0 / 24 + x * (1.0 / 120 + x * (1.0 / 720 + x / 5040))))));
 }
 
-float expm1f(float x) { return (float)expm1((double)x); }
-
 double tanh(double x) {
     const double a = fabs(x);
     if (a > 20.0) return copysign(1.0, x);
@@ -235,15 +209,7 @@ double log2(double x) {
     return e + r * 1.44269504088896340736;
 }
 
-double log1p(double x) {
-    const double y = 1.0 + x;
-    // The rounding of 1 + x is made good by the factor x / (y - 1).
-    return y == 1.0 ? x : !(y > 0.0 && y < INFINITY) ? log(y) : log(y) * (x / (y - 1.0));
-}
-
 float logf(float x) { return (float)log((double)x); }
-float log2f(float x) { return (float)log2((double)x); }
-float log1pf(float x) { return (float)log1p((double)x); }
 
 // Doubles lose |y log2 x| * 2^-52 here, of which a float sees nothing.
 double pow(double x, double y) {

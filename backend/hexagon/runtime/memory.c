@@ -14,8 +14,7 @@ enum { least_shift = 5, most_shift = 16, piece_bytes = 1 << 20 };
 typedef struct header {
     void * block;
     uint32_t size;
-    uint32_t shift;  // of the list; 0: a mapping
-    uint32_t usable; // bytes from the caller's address
+    uint32_t shift; // of the list; 0: a mapping
 } header;
 
 typedef struct free_block {
@@ -76,21 +75,12 @@ static void * allocate(size_t align, size_t n) {
     h->block = block;
     h->size = mapped ? (uint32_t)size : (uint32_t)1 << shift;
     h->shift = mapped ? 0 : shift;
-    h->usable = h->size - (uint32_t)(p - block);
-    return p;
-}
-
-static header * header_of(void * p) { return (header *)(void *)((char *)p - sizeof(header)); }
-
-void * malloc(size_t n) {
-    void * p = allocate(16, n);
-    if (!p) errno = ENOMEM;
     return p;
 }
 
 void free(void * p) {
     if (!p) return;
-    const header h = *header_of(p);
+    const header h = *(header *)(void *)((char *)p - sizeof(header));
     if (h.shift == 0) {
         munmap(h.block, h.size);
         return;
@@ -102,32 +92,9 @@ void free(void * p) {
     unlock();
 }
 
-void * calloc(size_t n, size_t size) {
-    size_t bytes;
-    if (__builtin_mul_overflow(n, size, &bytes)) return NULL;
-    void * p = malloc(bytes);
-    return p ? memset(p, 0, bytes) : NULL;
-}
-
-void * realloc(void * p, size_t n) {
-    if (!p) return malloc(n);
-    const size_t have = header_of(p)->usable;
-    if (n <= have) return p;
-    void * grown = malloc(n);
-    if (!grown) return NULL;
-    memcpy(grown, p, have);
-    free(p);
-    return grown;
-}
-
 int posix_memalign(void ** p, size_t align, size_t n) {
     void * got = align != 0 && (align & (align - 1)) == 0 ? allocate(align, n) : NULL;
     if (!got) return ENOMEM;
     *p = got;
     return 0;
-}
-
-void * aligned_alloc(size_t align, size_t n) {
-    void * p = NULL;
-    return posix_memalign(&p, align, n) == 0 ? p : NULL;
 }

@@ -18,17 +18,6 @@ void _Exit(int code) { _exit(code); }
 // No destructors of static objects: the kernel takes everything back.
 void exit(int code) { _exit(code); }
 
-void abort(void) { _exit(134); }
-
-int abs(int x) { return x < 0 ? -x : x; }
-long labs(long x) { return x < 0 ? -x : x; }
-long long llabs(long long x) { return x < 0 ? -x : x; }
-
-char * getenv(const char * name) {
-    (void)name;
-    return NULL;
-}
-
 // Decimal only; saturates.
 long strtol(const char * s, char ** end, int base) {
     const char * p = s;
@@ -47,8 +36,6 @@ long strtol(const char * s, char ** end, int base) {
     value = negative ? -value : value;
     return (long)(value > INT32_MAX ? INT32_MAX : value);
 }
-
-int atoi(const char * s) { return (int)strtol(s, NULL, 10); }
 
 typedef struct sink {
     char * to;

@@ -72,14 +72,6 @@ int memcmp(const void * a, const void * b, size_t n) {
     return 0;
 }
 
-void * memchr(const void * s, int byte, size_t n) {
-    const unsigned char * p = s;
-    for (size_t i = 0; i < n; i++) {
-        if (p[i] == (unsigned char)byte) return (void *)(uintptr_t)(p + i);
-    }
-    return NULL;
-}
-
 size_t strlen(const char * s) {
     size_t n = 0;
     while (s[n])
@@ -111,13 +103,6 @@ char * strncpy(char * to, const char * from, size_t n) {
     for (; i < n; i++)
         to[i] = 0;
     return to;
-}
-
-char * strchr(const char * s, int c) {
-    for (;; s++) {
-        if (*s == (char)c) return (char *)(uintptr_t)s;
-        if (!*s) return NULL;
-    }
 }
 
 char * strerror(int error) {

@@ -134,9 +134,3 @@ int pthread_join(pthread_t t, void ** result) {
     munmap(t->mapping, t->size);
     return 0;
 }
-
-// Its memory stays until the process ends, which detached threads here do not outlive.
-int pthread_detach(pthread_t t) {
-    (void)t;
-    return 0;
-}

@@ -7,7 +7,6 @@
 //   softmax     t = (s - running max) * log2(e) rounded to FP16, p = exp2 table entry (FP16)     per row
 //               (or, asked for exact ones, p = exp(s - running max) in float32)
 //   accumulate  o[r][:] = o[r][:] * alpha[r] + sum_c p[r][c] * v[c][:]                         float32 sums
-// Sets with BF16 products round what many rows multiply, if they are asked to (docs/accuracy.md).
 // exp2 of FP16 is defined by a table over the 32768 non-positive inputs; a set may evaluate it in registers if it
 // returns the same bits for every one of them.
 #ifndef TILEBEAM_NPU_KERNELS_ATTENTION_H
@@ -95,18 +94,6 @@ struct attention_fp16 {
     void (*products)(const attention_accumulate_args & a);
 };
 
-// The two products of a tile.
-struct attention_products {
-    void (*scores)(const attention_scores_args & a);
-    void (*accumulate)(const attention_accumulate_args & a);
-};
-
-// Both products with operands rounded to BF16, whatever type they are in, and float32 sums: of tiles of enough rows,
-// where TB_FLAG_BF16 asks for it. Of K, differences from a tile's middle cell are rounded.
-struct attention_bf16 : attention_products {
-    int rows; // from so many on; 0: the set has no such products
-};
-
 // Sums that are the same bits in whatever order their terms come (TB_FLAG_DETERMINISTIC): every term is rounded to one
 // grid, and sums of multiples of the grid are exact. The grid is the last bit of an `anchor`, a double from which the
 // sum starts, and from which it stays closer than half of it: each addition then rounds to the grid. No term lies in
@@ -118,23 +105,18 @@ struct attention_any_order {
     void (*accumulate)(const attention_any_order_args & a);
 };
 
-struct attention_kernels : attention_products {
+struct attention_kernels {
     const char * name; // e.g. "attention_f16_4x4_avx512vnni"
+    void (*scores)(const attention_scores_args & a);
     void (*softmax)(const attention_softmax_args & a);
+    void (*accumulate)(const attention_accumulate_args & a);
     // Of `cells` (at most 64) F16 mask values: bit c is set if cell c is not -inf. *biased gets the bits of those that
     // are not zero either.
     uint64_t (*visible)(const uint16_t * mask, int cells, uint64_t * biased);
     // out[i] = exp2(in[i]) for non-positive FP16 numbers (bits); positive inputs count as 0, NaN gives NaN.
     void (*exp2_fp16)(const uint16_t * in, uint16_t * out, size_t n);
     attention_fp16 fp16;
-    attention_bf16 bf16;
     attention_any_order any_order;
-
-    // Those of a tile of so many rows without the FP16 numerics.
-    const attention_products & products(int rows, bool bf16_asked) const {
-        const bool many = bf16.rows != 0 && rows >= bf16.rows;
-        return bf16_asked && many ? static_cast<const attention_products &>(bf16) : *this;
-    }
 };
 
 // The 64 KiB table, indexed by the low 15 bits of a non-positive FP16 number; built at first use.
@@ -143,9 +125,7 @@ const uint16_t * attention_exp2_table();
 void fill_attention_portable(attention_kernels & k);
 void fill_attention_avx2(attention_kernels & k);
 void fill_attention_avx512vnni(attention_kernels & k);
-void fill_attention_avx512bf16(attention_kernels & k);
 void fill_attention_neon(attention_kernels & k);
-void fill_attention_i8mm(attention_kernels & k);
 void fill_attention_hvx(attention_kernels & k);
 
 } // namespace tb::npu

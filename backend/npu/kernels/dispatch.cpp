@@ -6,8 +6,6 @@
 
 #if defined(__x86_64__)
 #    include <cpuid.h>
-#    include <sys/syscall.h>
-#    include <unistd.h>
 #elif defined(__aarch64__)
 #    include <asm/hwcap.h>
 #    include <sys/auxv.h>
@@ -29,48 +27,20 @@ bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
 }
 
-// Features of CPUID leaf 7, subleaf 1, whose names GCC 12 does not know here. The registers are those of AVX2 and
-// AVX-512, so that the system saves them.
-bool has_feature(unsigned bit) {
+// CPUID leaf 7, subleaf 1, bit 4, whose name GCC 12 does not know here. The registers are AVX2's, so that the system
+// saves them.
+bool has_avxvnni() {
     unsigned a = 0;
     unsigned b = 0;
     unsigned c = 0;
     unsigned d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << bit) != 0;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 4) != 0;
 }
-
-bool has_avxvnni() { return has_avx2() && has_feature(4); }
 
 bool has_avx512vnni() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
-}
-
-bool has_avx512bf16() { return has_avx512vnni() && has_feature(5); }
-
-// Tiles are large, and Linux (5.16 and later) saves them only for processes that ask, once for all their threads. It
-// refuses where a thread's alternate stack for signals is too small for them.
-bool may_use_tiles() {
-    constexpr long request_permission = 0x1023; // ARCH_REQ_XCOMP_PERM
-    constexpr long tile_data = 18;              // XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-}
-
-bool has_amx() {
-    unsigned a = 0;
-    unsigned b = 0;
-    unsigned c = 0;
-    unsigned d = 0;
-    constexpr unsigned instructions = 1u << 24 | 1u << 25; // AMX-TILE, AMX-INT8
-    if (!has_avx512bf16() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & instructions) != instructions) {
-        return false;
-    }
-    constexpr unsigned state = 1u << 17 | 1u << 18; // configuration, tiles
-    unsigned low = 0;
-    unsigned high = 0;
-    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); // there, as AVX-512 is
-    return (low & state) == state && may_use_tiles();
 }
 
 #elif defined(__aarch64__)
@@ -100,8 +70,6 @@ struct kernel_set {
 // All that are compiled in, best first. Room for their tables follows from this list.
 constexpr kernel_set compiled[] = {
 #if defined(__x86_64__)
-    {"amx", has_amx, fill_amx},
-    {"avx512bf16", has_avx512bf16, fill_avx512bf16},
     {"avx512vnni", has_avx512vnni, fill_avx512vnni},
     {"avxvnni", has_avxvnni, fill_avxvnni},
     {"avx2", has_avx2, fill_avx2},

@@ -34,17 +34,13 @@ constexpr float gemm_least_amax = 0x1p-110f; // a block of activations smaller t
 // Bytes of the record of one 32 k of an int8 group.
 constexpr size_t gemm_record_bytes(int rows) { return static_cast<size_t>(rows) * 40; }
 
-// How weights reach an integer kernel: tiles with a scale per column; `tile` grouping; or `prepared`, what `tile`
-// grouping is turned into for sets whose integer kernels do not read it: the 8-bit quants of a Q8_0 tile, then 32 float
-// scales.
+// How weights reach an integer kernel: tiles with a scale per column; or `prepared`, what `tile` grouping is turned
+// into: the 8-bit quants of a Q8_0 tile, then 32 float scales.
 enum gemm_format {
     gemm_q4,
     gemm_q8,
     gemm_iq4nl,
     gemm_prepared,
-    gemm_q4_tile,
-    gemm_q8_tile,
-    gemm_iq4nl_tile,
     gemm_q5_0,
     gemm_q4_1,
     gemm_q5_1,
@@ -155,8 +151,8 @@ struct gemm_fp16 {
 };
 
 struct gemm_kernels {
-    gemm_int8 int8[gemm_format_count]; // `tile` grouping: name = nullptr where the set prepares it
-    bool row_pairs;                    // of int8 groups
+    gemm_int8 int8[gemm_format_count];
+    bool row_pairs; // of int8 groups
     gemm_float f32;
     gemm_fp16 fp16;
     gemm_dot dot[gemm_float_type_count];
@@ -166,7 +162,7 @@ struct gemm_kernels {
     // The same for a K group: n * 8 tiles of activations.
     void (*quantize_k)(const float * x, int64_t k_tiles, uint8_t * group, int rows, int row);
     // `tile`-grouped tiles (TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE) to gemm_prepared: int8 against one scale per
-    // column and 32 k. For sets without kernels of these formats.
+    // column and 32 k.
     void (*prepare)(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out);
     // Any tiled type to float [k][32], each value rounded to FP16.
     void (*dequantize)(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out);
@@ -181,8 +177,6 @@ void fill_gemm_portable(gemm_kernels & k);
 void fill_gemm_avx2(gemm_kernels & k);
 void fill_gemm_avxvnni(gemm_kernels & k);
 void fill_gemm_avx512vnni(gemm_kernels & k);
-void fill_gemm_avx512bf16(gemm_kernels & k);
-void fill_gemm_amx(gemm_kernels & k);
 void fill_gemm_neon(gemm_kernels & k);
 void fill_gemm_i8mm(gemm_kernels & k);
 void fill_gemm_hvx(gemm_kernels & k);

@@ -534,26 +534,19 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
     {"gemm_q4k_" end, "gemm_q5k_" end, "gemm_q6k_" end, "gemm_q2k_" end,                                               \
      "gemm_q3k_" end, "gemm_nlx_" end, "gemm_tq2_" end, "gemm_tq1_" end}
 
-// How a set runs a kernel: in most nothing stands around it.
-template <class unit> struct k_runs {
-    template <gemm_format format, class Format> static void run(const gemm_int8_args & a) {
-        multiply_k_panels<unit, Format>(a);
-    }
-};
-
-template <class unit, class Runs = k_runs<unit>>
+template <class unit>
 void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_count - gemm_q4_k]) {
     const auto fill = [&](gemm_format f, void (*run)(const gemm_int8_args & a)) {
         k.int8[f] = {names[f - gemm_q4_k], gemm_max_rows, 0, run};
     };
-    fill(gemm_q4_k, Runs::template run<gemm_q4_k, format_q4_k<unit>>);
-    fill(gemm_q5_k, Runs::template run<gemm_q5_k, format_q5_k<unit>>);
-    fill(gemm_q6_k, Runs::template run<gemm_q6_k, format_q6_k<unit>>);
-    fill(gemm_q2_k, Runs::template run<gemm_q2_k, format_q2_k<unit>>);
-    fill(gemm_q3_k, Runs::template run<gemm_q3_k, format_q3_k<unit>>);
-    fill(gemm_iq4_xs, Runs::template run<gemm_iq4_xs, format_iq4_xs<unit>>);
-    fill(gemm_tq2_0, Runs::template run<gemm_tq2_0, format_tq2_0<unit>>);
-    fill(gemm_tq1_0, Runs::template run<gemm_tq1_0, format_tq1_0<unit>>);
+    fill(gemm_q4_k, multiply_k_panels<unit, format_q4_k<unit>>);
+    fill(gemm_q5_k, multiply_k_panels<unit, format_q5_k<unit>>);
+    fill(gemm_q6_k, multiply_k_panels<unit, format_q6_k<unit>>);
+    fill(gemm_q2_k, multiply_k_panels<unit, format_q2_k<unit>>);
+    fill(gemm_q3_k, multiply_k_panels<unit, format_q3_k<unit>>);
+    fill(gemm_iq4_xs, multiply_k_panels<unit, format_iq4_xs<unit>>);
+    fill(gemm_tq2_0, multiply_k_panels<unit, format_tq2_0<unit>>);
+    fill(gemm_tq1_0, multiply_k_panels<unit, format_tq1_0<unit>>);
 }
 
 } // namespace

@@ -38,7 +38,6 @@ template <class unit> struct format_q4 {
     static constexpr bool streams = true, has_minima = false;
     static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
     static constexpr int32_t offset = 8;
-    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
@@ -58,7 +57,6 @@ template <class unit, uint32_t type> struct format_bits {
     static constexpr bool streams = true, has_minima = traits.minima;
     static constexpr size_t bytes = traits.bytes;
     static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
-    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
         format_q4<unit>::weights(tile, i, w);
         if constexpr (traits.fifth) {
@@ -80,7 +78,6 @@ template <class unit> struct format_mxfp4 {
     static constexpr bool streams = true, has_minima = false;
     static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
     static constexpr int32_t offset = mxfp4_offset;
-    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
         const typename unit::ints values = unit::table(TB_MXFP4_VALUES(mxfp4_offset));
         format_q4<unit>::weights(tile, i, w);
@@ -97,7 +94,6 @@ template <class unit> struct format_iq4nl {
     static constexpr bool streams = true, has_minima = false;
     static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr int32_t offset = 128;
-    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
         const typename unit::ints values = unit::table(TB_IQ4_NL_VALUES(128));
         format_q4<unit>::weights(tile, i, w);
@@ -114,7 +110,6 @@ template <class unit> struct format_q8 {
     static constexpr bool streams = true, has_minima = false;
     static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
     static constexpr int32_t offset = 128;
-    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
@@ -180,9 +175,7 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
     open_sums<unit>(a, sums);
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
-    Format format;
     for (int64_t t = 0; t < a.k_tiles; t++, tile += Format::bytes, record += gemm_record_bytes(rows)) {
-        format.open(tile, t, a.k_tiles);
         if constexpr (Format::streams) { // one or two rows are done with a tile before another could come from L2
             rows <= 2 ? prefetch<Format::bytes, 12, _MM_HINT_T0>(tile) : prefetch<Format::bytes, 24, _MM_HINT_T1>(tile);
         }
@@ -192,9 +185,9 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
             typename unit::floats scale[vectors], least[vectors];
 #pragma GCC unroll 4
             for (int i = 0; i < vectors; i++) {
-                format.weights(tile, first + i, w[i]);
-                scale[i] = format.scales(tile, first + i);
-                if constexpr (Format::has_minima) least[i] = format.minima(tile, first + i);
+                Format::weights(tile, first + i, w[i]);
+                scale[i] = Format::scales(tile, first + i);
+                if constexpr (Format::has_minima) least[i] = Format::minima(tile, first + i);
             }
             const uint8_t * q = record;
             const uint8_t * factors = record + 32 * rows;

@@ -8,10 +8,7 @@ void add_id(const op_context & ctx) {
     const view & x = ctx.src[0];
     const view & biases = ctx.src[1];
     const view & ids = ctx.src[2];
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(x.rows(), 1, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(x.rows())) {
         const row_index i = row_of(x, r);
         const int32_t id = ids.at<const int32_t>(i.i2)[i.i1];
         if (id < 0 || id >= biases.ne(1)) {

@@ -39,13 +39,10 @@ void binary(const op_context & ctx, binary_kernel kernel) {
     const view & b = ctx.src[1];
     const view & dst = ctx.dst;
     const kernel_table & k = *ctx.kernels;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share_runs(dst, &first, &last);
     float buffer_a[run_elements];
     float buffer_b[run_elements];
     float buffer_dst[run_elements];
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share_runs(dst)) {
         const auto [i, at, n] = run_of(dst, item);
         const float * x = load_run(k, a, a.at<uint8_t>(i.i1, i.i2, i.i3), at, n, buffer_a);
         const uint8_t * row_b = b.at<uint8_t>(i.i1 % b.ne(1), i.i2 % b.ne(2), i.i3 % b.ne(3));

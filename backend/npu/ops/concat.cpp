@@ -25,10 +25,7 @@ void along_rows(const op_context & ctx, const run_item & run) {
 void concat(const op_context & ctx) {
     const view & dst = ctx.dst;
     const int dim = ctx.param_i(0);
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share_runs(dst, &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share_runs(dst)) {
         const run_item run = run_of(dst, item);
         if (dim == 0) {
             along_rows(ctx, run);

@@ -10,10 +10,7 @@ namespace {
 void cpy_same_shape(const op_context & ctx) {
     const view & src = ctx.src[0];
     const view & dst = ctx.dst;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(dst.rows() * runs_per_row(dst), 1, &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share(dst.rows() * runs_per_row(dst))) {
         const auto [i, at, n] = run_of(dst, item);
         copy_run(*ctx.kernels, src, src.at<uint8_t>(i.i1, i.i2, i.i3), at, dst, dst.at<uint8_t>(i.i1, i.i2, i.i3), at,
                  n);
@@ -28,10 +25,7 @@ template <class T> void transpose(const op_context & ctx) {
     const view & dst = ctx.dst;
     const int64_t squares0 = (dst.ne(0) + square - 1) / square;
     const int64_t squares1 = (dst.ne(1) + square - 1) / square;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(squares0 * squares1 * dst.ne(2) * dst.ne(3), 1, &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share(squares0 * squares1 * dst.ne(2) * dst.ne(3))) {
         const int64_t plane = item / (squares0 * squares1);
         const int64_t i0 = item % squares0 * square;
         const int64_t i1 = item / squares0 % squares1 * square;
@@ -52,10 +46,7 @@ template <class T> void transpose(const op_context & ctx) {
 void cpy_reshape(const op_context & ctx) {
     const view & src = ctx.src[0];
     const view & dst = ctx.dst;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(dst.rows(), 1, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(dst.rows())) {
         const row_index to = row_of(dst, r);
         uint8_t * row = dst.at<uint8_t>(to.i1, to.i2, to.i3);
         const int64_t start = r * dst.ne(0);

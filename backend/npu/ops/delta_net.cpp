@@ -75,10 +75,7 @@ void gated_delta_net(const op_context & ctx) {
     const int64_t n = v.ne(0);
     const int64_t blocks = divide_up(n, block_rows);
     float * workspace = reinterpret_cast<float *>(ctx.scratch + ctx.thread * workspace_bytes(n));
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(blocks * v.ne(1) * v.ne(3), 1, &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share(blocks * v.ne(1) * v.ne(3))) {
         const int64_t row = item % blocks * block_rows;
         const int64_t head = item / blocks;
         run_block(ctx, {row, std::min(block_rows, n - row), head % v.ne(1), head / v.ne(1)}, workspace);

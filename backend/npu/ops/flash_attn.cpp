@@ -225,10 +225,9 @@ class item_runner {
         const attention_accumulate_args pv = {
             rows,   cells, static_cast<int>(p.dv),          scores, alpha, v_rows, kernel_type(v.type()),
             o_rows, tile,  part_of(v, v_bytes, next, group)};
-        const attention_products & own = kernels.products(rows, (ctx.op->flags & TB_FLAG_BF16) != 0);
-        p.fp16 ? fp16.scores(qk) : own.scores(qk);
+        p.fp16 ? fp16.scores(qk) : kernels.scores(qk);
         softmax(group * group_rows, lines, n, cell, cells, visible, alpha);
-        p.fp16 ? fp16.accumulate(pv) : own.accumulate(pv);
+        p.fp16 ? fp16.accumulate(pv) : kernels.accumulate(pv);
     }
 
     // ---- attention_any_order: an item has one group
@@ -457,10 +456,7 @@ void read_mask(const op_context & ctx) {
     const view & mask = ctx.src[3];
     uint64_t * bits = reinterpret_cast<uint64_t *>(ctx.prepared);
     uint8_t * biased = ctx.prepared + p.biased_at;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(p.mask_lines() * p.words, 8, &first, &last);
-    for (int64_t i = first; i < last; i++) {
+    for (const int64_t i : ctx.share(p.mask_lines() * p.words, 8)) {
         const int64_t line = i / p.words;
         const int64_t cell = i % p.words * word_cells;
         const int64_t token = line % p.tokens;
@@ -493,9 +489,7 @@ void flash_attn(const op_context & ctx) {
     }
     if (p.splits > 1) {
         ctx.barrier();
-        int64_t first = 0;
-        int64_t last = 0;
-        ctx.share(p.items * p.item_rows(), 1, &first, &last);
+        const auto [first, last] = ctx.share(p.items * p.item_rows());
         for (int64_t i = first; i < last;) {
             const int64_t item = i / p.item_rows();
             const int64_t end = std::min(last, (item + 1) * p.item_rows());

@@ -14,12 +14,9 @@ void glu(const op_context & ctx) {
     const int64_t gate_at = !b && ctx.param_i(1) != 0 ? half : 0;
     const int64_t up_at = b || gate_at != 0 ? 0 : half;
     const view & up = b ? b : a;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share_runs(dst, &first, &last);
     float gate_buffer[run_elements];
     float up_buffer[run_elements];
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share_runs(dst)) {
         const auto [i, at, n] = run_of(dst, item);
         const float * x = load_run(k, a, a.at<uint8_t>(i.i1, i.i2, i.i3), gate_at + at, n, gate_buffer);
         const float * y = load_run(k, up, up.at<uint8_t>(i.i1, i.i2, i.i3), up_at + at, n, up_buffer);

@@ -34,11 +34,8 @@ void hc_pre(const op_context & ctx) {
     const view & weights = ctx.src[1];
     const vec_kernels & vec = ctx.kernels->vec;
     const bool is_gated = ctx.param_i(1) != 0;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share_runs(ctx.dst, &first, &last);
     float gates[run_elements];
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share_runs(ctx.dst)) {
         const auto [i, at, n] = run_of(ctx.dst, item);
         const int64_t token = i.i1;
         float sums[run_elements] = {};
@@ -62,10 +59,7 @@ void hc_post(const op_context & ctx) {
     const view & residual = ctx.src[1];
     const view & comb = ctx.src[3];
     const vec_kernels & vec = ctx.kernels->vec;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share_runs(ctx.dst, &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share_runs(ctx.dst)) {
         const auto [i, at, n] = run_of(ctx.dst, item);
         const int64_t to = i.i1;
         const int64_t token = i.i2;
@@ -124,10 +118,7 @@ void make_mixer(const op_context & ctx, int64_t token, float * m) {
 }
 
 void hc_comb(const op_context & ctx) {
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(ctx.dst.ne(2), 4, &first, &last);
-    for (int64_t token = first; token < last; token++) {
+    for (const int64_t token : ctx.share(ctx.dst.ne(2), 4)) {
         float m[streams * streams];
         make_mixer(ctx, token, m);
         for (int from = 0; from < streams; from++) {

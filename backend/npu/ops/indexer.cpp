@@ -37,10 +37,7 @@ void lightning_indexer(const op_context & ctx) {
     const int64_t cells = k.ne(2);
     const int64_t blocks = divide_up(cells, block_cells);
     float * keys = reinterpret_cast<float *>(ctx.scratch + ctx.thread * keys_bytes(n));
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(blocks * k.ne(3), 1, &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share(blocks * k.ne(3))) {
         const int64_t cell = item % blocks * block_cells;
         const int64_t here = std::min(block_cells, cells - cell);
         const int64_t stream = item / blocks;

@@ -2,8 +2,8 @@
 //
 // Four ways through, by weight type and row count:
 //   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles are read where
-//            they lie; plain ggml rows, and `tile` grouping where the set has no kernel for it, are first turned into
-//            a few tiles at a time in scratch, which all rows then use.
+//            they lie; plain ggml rows and `tile` grouping are first turned into a few tiles at a time in scratch,
+//            which all rows then use.
 //   float    F32, F16, BF16 weights, and quantized ones under TB_FLAG_FP16. The same with float panels and groups.
 //   matrix   quantized weights under TB_FLAG_FP16, for sets with a matrix unit. A panel's tiles become FP16 tiles in
 //            scratch, and the unit sums over all of k before it rounds.
@@ -355,12 +355,7 @@ bool converts_activations(const tb_op & op, const mul_mat_plan & p) {
 // threads begin at different places.
 void convert_activations(const op_context & ctx, const mul_mat_plan & p) {
     const int64_t runs = divide_up(p.k, run_elements), pieces = divide_up(p.k, convert_k);
-    int64_t begin, end;
-    if (p.matrices == 1) {
-        ctx.share_runs(ctx.src[1], &begin, &end);
-    } else {
-        ctx.share(p.matrices * p.rows * runs, 1, &begin, &end);
-    }
+    const auto [begin, end] = p.matrices == 1 ? ctx.share_runs(ctx.src[1]) : ctx.share(p.matrices * p.rows * runs);
     if (begin >= end) return;
     const int64_t first_row = begin / runs, last_row = (end - 1) / runs;
     for (int64_t i = 0; i < pieces; i++) {

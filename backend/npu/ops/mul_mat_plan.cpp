@@ -9,82 +9,23 @@ constexpr int64_t item_bytes = 256 << 10; // weights that one item keeps in L2 w
 constexpr int64_t least_bytes = 32 << 10; // of an item's weights that pass once: each begins by waiting for memory
 constexpr int64_t items_per_thread = 4;   // at least, where there is enough to share
 
-gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
-    gemm_format format = gemm_prepared;
-    switch (type) {
-    case TB_Q4_0:
-    case TB_Q4_0_COL:
-        format = gemm_q4;
-        break;
-    case TB_Q8_0:
-    case TB_Q8_0_COL:
-        format = gemm_q8;
-        break;
-    case TB_IQ4_NL:
-    case TB_IQ4_NL_COL:
-        format = gemm_iq4nl;
-        break;
-    case TB_Q4_0_TILE:
-        format = gemm_q4_tile;
-        break;
-    case TB_Q8_0_TILE:
-        format = gemm_q8_tile;
-        break;
-    case TB_IQ4_NL_TILE:
-        format = gemm_iq4nl_tile;
-        break;
-    case TB_Q5_0:
-    case TB_Q5_0_COL:
-        format = gemm_q5_0;
-        break;
-    case TB_Q4_1:
-    case TB_Q4_1_COL:
-        format = gemm_q4_1;
-        break;
-    case TB_Q5_1:
-    case TB_Q5_1_COL:
-        format = gemm_q5_1;
-        break;
-    case TB_MXFP4:
-    case TB_MXFP4_COL:
-        format = gemm_mxfp4;
-        break;
-    case TB_Q4_K:
-    case TB_Q4_K_COL:
-        format = gemm_q4_k;
-        break;
-    case TB_Q5_K:
-    case TB_Q5_K_COL:
-        format = gemm_q5_k;
-        break;
-    case TB_Q6_K:
-    case TB_Q6_K_COL:
-        format = gemm_q6_k;
-        break;
-    case TB_Q2_K:
-    case TB_Q2_K_COL:
-        format = gemm_q2_k;
-        break;
-    case TB_Q3_K:
-    case TB_Q3_K_COL:
-        format = gemm_q3_k;
-        break;
-    case TB_IQ4_XS:
-    case TB_IQ4_XS_COL:
-        format = gemm_iq4_xs;
-        break;
-    case TB_TQ2_0:
-    case TB_TQ2_0_COL:
-        format = gemm_tq2_0;
-        break;
-    case TB_TQ1_0:
-    case TB_TQ1_0_COL:
-        format = gemm_tq1_0;
-        break;
-    default:
-        break;
+// By plain type, which are those of tiles in `column` grouping, too. `tile` grouping is prepared.
+constexpr struct {
+    uint32_t type;
+    gemm_format format;
+} formats[] = {
+    {TB_Q4_0, gemm_q4},       {TB_Q8_0, gemm_q8},     {TB_IQ4_NL, gemm_iq4nl}, {TB_Q5_0, gemm_q5_0},
+    {TB_Q4_1, gemm_q4_1},     {TB_Q5_1, gemm_q5_1},   {TB_MXFP4, gemm_mxfp4},  {TB_Q4_K, gemm_q4_k},
+    {TB_Q5_K, gemm_q5_k},     {TB_Q6_K, gemm_q6_k},   {TB_Q2_K, gemm_q2_k},    {TB_Q3_K, gemm_q3_k},
+    {TB_IQ4_XS, gemm_iq4_xs}, {TB_TQ2_0, gemm_tq2_0}, {TB_TQ1_0, gemm_tq1_0},
+};
+
+gemm_format format_of(uint32_t type) {
+    const uint32_t source = tb_tiled_source(type), key = tb_tiled_column(source) == type ? source : type;
+    for (const auto & [of, format] : formats) {
+        if (of == key) return format;
     }
-    return kernels.int8[format].name != nullptr ? format : gemm_prepared;
+    return gemm_prepared;
 }
 
 } // namespace
@@ -95,7 +36,7 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     mul_mat_plan p{};
     p.type = w.type;
     p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
-    p.format = format_of(w.type, kernels.gemm);
+    p.format = format_of(w.type);
     p.k_quant = p.format >= gemm_q4_k && !p.fp16;
     p.k = w.ne[0];
     p.n = w.ne[1];

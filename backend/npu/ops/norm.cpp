@@ -40,10 +40,7 @@ template <class Row> void each_row(const op_context & ctx, const Row & row) {
     const view & bias = ctx.src[2];
     const int64_t n = x.ne(0);
     const vec_kernels & vec = ctx.kernels->vec;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(x.rows(), 1, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(x.rows())) {
         const row_index i = row_of(x, r);
         float * dst = ctx.dst.at<float>(i.i1, i.i2, i.i3);
         row(n, x.at<const float>(i.i1, i.i2, i.i3), dst);

@@ -10,49 +10,55 @@
 
 namespace tb::npu {
 
-extern const op_entry mul_mat_entry;
-extern const op_entry flash_attn_entry;
-extern const op_entry rms_norm_entry;
-extern const op_entry mul_entry;
-extern const op_entry add_entry;
-extern const op_entry rope_entry;
-extern const op_entry set_rows_entry;
-extern const op_entry get_rows_entry;
-extern const op_entry glu_entry;
-extern const op_entry scale_entry;
-extern const op_entry soft_max_entry;
-extern const op_entry cpy_entry;
-extern const op_entry sub_entry;
-extern const op_entry div_entry;
-extern const op_entry unary_entry;
-extern const op_entry log_entry;
-extern const op_entry clamp_entry;
-extern const op_entry fill_entry;
-extern const op_entry sum_entry;
-extern const op_entry cumsum_entry;
-extern const op_entry argmax_entry;
-extern const op_entry argsort_entry;
-extern const op_entry top_k_entry;
-extern const op_entry pad_entry;
-extern const op_entry mul_mat_id_entry;
-extern const op_entry sum_rows_entry;
-extern const op_entry repeat_entry;
-extern const op_entry norm_entry;
-extern const op_entry sqr_entry;
-extern const op_entry sqrt_entry;
-extern const op_entry concat_entry;
-extern const op_entry l2_norm_entry;
-extern const op_entry add_id_entry;
-extern const op_entry ssm_conv_entry;
-extern const op_entry ssm_scan_entry;
-extern const op_entry gated_delta_net_entry;
-extern const op_entry lightning_indexer_entry;
-extern const op_entry hc_pre_entry;
-extern const op_entry hc_post_entry;
-extern const op_entry hc_comb_entry;
-extern const op_entry arange_entry;
-extern const op_entry pool_2d_entry;
-extern const op_entry rope_back_entry;
+// X(code of ggml_ext's ops.h, name): an op, whose entry NAME_entry is defined in its own file.
+#define TILEBEAM_OPS(X)                                                                                                \
+    X(MUL_MAT, mul_mat)                                                                                                \
+    X(FLASH_ATTN, flash_attn)                                                                                          \
+    X(RMS_NORM, rms_norm)                                                                                              \
+    X(MUL, mul)                                                                                                        \
+    X(ADD, add)                                                                                                        \
+    X(ROPE, rope)                                                                                                      \
+    X(SET_ROWS, set_rows)                                                                                              \
+    X(GLU, glu)                                                                                                        \
+    X(SCALE, scale)                                                                                                    \
+    X(SOFT_MAX, soft_max)                                                                                              \
+    X(GET_ROWS, get_rows)                                                                                              \
+    X(CPY, cpy)                                                                                                        \
+    X(SUB, sub)                                                                                                        \
+    X(DIV, div)                                                                                                        \
+    X(UNARY, unary)                                                                                                    \
+    X(LOG, log)                                                                                                        \
+    X(CLAMP, clamp)                                                                                                    \
+    X(FILL, fill)                                                                                                      \
+    X(SUM, sum)                                                                                                        \
+    X(CUMSUM, cumsum)                                                                                                  \
+    X(ARGMAX, argmax)                                                                                                  \
+    X(ARGSORT, argsort)                                                                                                \
+    X(TOP_K, top_k)                                                                                                    \
+    X(PAD, pad)                                                                                                        \
+    X(MUL_MAT_ID, mul_mat_id)                                                                                          \
+    X(SUM_ROWS, sum_rows)                                                                                              \
+    X(REPEAT, repeat)                                                                                                  \
+    X(NORM, norm)                                                                                                      \
+    X(SQR, sqr)                                                                                                        \
+    X(SQRT, sqrt)                                                                                                      \
+    X(CONCAT, concat)                                                                                                  \
+    X(L2_NORM, l2_norm)                                                                                                \
+    X(ADD_ID, add_id)                                                                                                  \
+    X(SSM_CONV, ssm_conv)                                                                                              \
+    X(SSM_SCAN, ssm_scan)                                                                                              \
+    X(GATED_DELTA_NET, gated_delta_net)                                                                                \
+    X(LIGHTNING_INDEXER, lightning_indexer)                                                                            \
+    X(DSV4_HC_PRE, hc_pre)                                                                                             \
+    X(DSV4_HC_POST, hc_post)                                                                                           \
+    X(DSV4_HC_COMB, hc_comb)                                                                                           \
+    X(ARANGE, arange)                                                                                                  \
+    X(POOL_2D, pool_2d)                                                                                                \
+    X(ROPE_BACK, rope_back)
+
+#define TILEBEAM_ENTRY(CODE, NAME) extern const op_entry NAME##_entry;
+TILEBEAM_OPS(TILEBEAM_ENTRY)
+#undef TILEBEAM_ENTRY
 
 // The GEMM kernel that a MUL_MAT of this shape runs.
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels);

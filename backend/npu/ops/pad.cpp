@@ -20,10 +20,7 @@ void pad(const op_context & ctx) {
     const view & x = ctx.src[0];
     const view & dst = ctx.dst;
     const int64_t n = dst.ne(0);
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(dst.rows(), 1, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(dst.rows())) {
         const row_index i = row_of(dst, r);
         float * out = dst.at<float>(i.i1, i.i2, i.i3);
         const int64_t i1 = source_of(ctx, 1, i.i1);

@@ -8,11 +8,7 @@
 namespace tb::npu {
 namespace {
 
-// Elements [first, last) of a dimension that a rectangle covers.
-struct range {
-    int64_t first, last;
-};
-
+// Elements of a dimension that a rectangle covers.
 range covered(const op_context & ctx, int d, int64_t i) {
     const int64_t start = i * ctx.param_i(3 + d) - ctx.param_i(5 + d);
     return {std::max(int64_t{0}, start), std::min(ctx.src[0].ne(d), start + ctx.param_i(1 + d))};
@@ -35,16 +31,13 @@ void pool_2d(const op_context & ctx) {
     const view & x = ctx.src[0];
     const bool is_max = ctx.param_i(0) == 0;
     const float area = static_cast<float>(int64_t{ctx.param_i(1)} * ctx.param_i(2));
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(ctx.dst.rows(), 1, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(ctx.dst.rows())) {
         const row_index i = row_of(ctx.dst, r);
         const range rows = covered(ctx, 1, i.i1);
         float * out = ctx.dst.at<float>(i.i1, i.i2, i.i3);
         for (int64_t j = 0; j < ctx.dst.ne(0); j++) {
             float result = is_max ? -std::numeric_limits<float>::max() : 0.0f;
-            for (int64_t y = rows.first; y < rows.last; y++) {
+            for (const int64_t y : rows) {
                 result = pool_row(ctx, x.at<const uint8_t>(y, i.i2, i.i3), covered(ctx, 0, j), is_max, result);
             }
             out[j] = is_max ? result : result / area;

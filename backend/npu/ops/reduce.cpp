@@ -24,10 +24,7 @@ void sum(const op_context & ctx) {
 
 void sum_rows(const op_context & ctx) {
     const view & x = ctx.src[0];
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(x.rows(), 16, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(x.rows(), 16)) {
         const row_index i = row_of(x, r);
         const float * row = x.at<const float>(i.i1, i.i2, i.i3);
         double total = 0;
@@ -41,10 +38,7 @@ void sum_rows(const op_context & ctx) {
 // The first of the largest elements of each row.
 void argmax(const op_context & ctx) {
     const view & x = ctx.src[0];
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(x.ne(1), 16, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(x.ne(1), 16)) {
         const float * row = x.at<const float>(r);
         int64_t best = 0;
         for (int64_t j = 1; j < x.ne(0); j++) {
@@ -59,10 +53,7 @@ void argmax(const op_context & ctx) {
 void cumsum(const op_context & ctx) {
     const view & x = ctx.src[0];
     const view & dst = ctx.dst;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(x.rows(), 1, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(x.rows())) {
         const row_index i = row_of(x, r);
         const float * row = x.at<const float>(i.i1, i.i2, i.i3);
         float * out = dst.at<float>(i.i1, i.i2, i.i3);

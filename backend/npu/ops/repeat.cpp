@@ -22,10 +22,7 @@ void repeat(const op_context & ctx) {
     const view & dst = ctx.dst;
     const kernel_table & k = *ctx.kernels;
     const int64_t period = x.ne(0);
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share_runs(dst, &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share_runs(dst)) {
         const auto [i, at, n] = run_of(dst, item);
         const uint8_t * from = x.at<const uint8_t>(i.i1 % x.ne(1), i.i2 % x.ne(2), i.i3 % x.ne(3));
         uint8_t * row = dst.at<uint8_t>(i.i1, i.i2, i.i3);

@@ -198,18 +198,16 @@ void rope(const op_context & ctx) {
     const int64_t rotated = 2 * pairs;
     const int64_t tail = offset + rotated;
     const bool in_place = x.data == dst.data;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(x.rows(), 1, &first, &last);
-    if (first >= last) {
-        return;
+    const range mine = ctx.share(x.rows());
+    if (mine.first == mine.last) {
+        return; // and makes no angles
     }
     angle_memo & memo = find_memo(p, freq_factors && rotated > 0 ? freq_factors.at<const float>(0) : nullptr);
     std::vector<float> buffer(x.type() == TB_F32 ? 0 : static_cast<size_t>(rotated));
     const float * cos = nullptr;
     const float * sin = nullptr;
     int64_t token = -1;
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : mine) {
         const row_index i = row_of(x, r);
         if (i.i2 != token) {
             token = i.i2;

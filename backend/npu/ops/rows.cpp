@@ -24,10 +24,7 @@ void get_rows(const op_context & ctx) {
     const view & src = ctx.src[0];
     const view & indices = ctx.src[1];
     const view & dst = ctx.dst;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(dst.rows(), 1, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(dst.rows())) {
         const row_index i = row_of(dst, r);
         const int64_t index = read_index(indices, i.i1, i.i2, i.i3);
         if (index < 0 || index >= src.ne(1)) {
@@ -44,10 +41,7 @@ void set_rows(const op_context & ctx) {
     const view & src = ctx.src[0];
     const view & indices = ctx.src[1];
     const view & dst = ctx.dst;
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(src.rows(), 1, &first, &last);
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(src.rows())) {
         const row_index i = row_of(src, r);
         const int64_t index = read_index(indices, i.i1, i.i2 % indices.ne(1), i.i3 % indices.ne(2));
         if (index < 0 || index >= dst.ne(1)) {

@@ -17,12 +17,9 @@ void soft_max(const op_context & ctx) {
     const float scale = ctx.param_f(0);
     const float max_bias = ctx.param_f(1);
     const int64_t n = x.ne(0);
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(x.rows(), 1, &first, &last);
     float buffer[run_elements];
     float bias[run_elements];
-    for (int64_t r = first; r < last; r++) {
+    for (const int64_t r : ctx.share(x.rows())) {
         const row_index i = row_of(x, r);
         const float * src = x.at<const float>(i.i1, i.i2, i.i3);
         float * out = dst.at<float>(i.i1, i.i2, i.i3);

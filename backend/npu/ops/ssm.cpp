@@ -63,10 +63,7 @@ void ssm_conv(const op_context & ctx) {
     const int64_t channels = ctx.dst.ne(0);
     const int64_t tokens = ctx.dst.ne(1);
     const int64_t pieces = divide_up(channels, line_floats);
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(pieces * ctx.dst.ne(2), 1, &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share(pieces * ctx.dst.ne(2))) {
         const int64_t channel = item % pieces * line_floats;
         const int64_t n_channels = std::min(line_floats, channels - channel);
         if (tokens < few_tokens) {
@@ -142,10 +139,7 @@ void ssm_scan(const op_context & ctx) {
     const view & states = ctx.src[0];
     const view & x = ctx.src[1];
     const int64_t heads = x.ne(1);
-    int64_t first = 0;
-    int64_t last = 0;
-    ctx.share(heads * x.ne(3), std::max(int64_t{1}, line_floats / x.ne(0)), &first, &last);
-    for (int64_t item = first; item < last; item++) {
+    for (const int64_t item : ctx.share(heads * x.ne(3), std::max(int64_t{1}, line_floats / x.ne(0)))) {
         const int64_t sequence = item / heads;
         const int32_t index = ctx.src[6].at<const int32_t>(0)[sequence];
         if (index < 0 || index >= states.ne(3)) {

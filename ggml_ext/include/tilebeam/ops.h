@@ -96,7 +96,6 @@ enum tb_op_code {
 // tb_op.flags
 #define TB_FLAG_FP16 1      // MUL_MAT, MUL_MAT_ID, FLASH_ATTN: the matrix unit's own numerics (docs/accuracy.md)
 #define TB_FLAG_EXACT_EXP 2 // FLASH_ATTN, without TB_FLAG_FP16: float32 exponentials instead of the FP16 table
-#define TB_FLAG_BF16 8      // FLASH_ATTN alone: products of many rows in BF16 where the CPU multiplies it
 // MUL_MAT, MUL_MAT_ID, FLASH_ATTN, without any other: a row's result is the same bits whatever other rows there are,
 // and wherever the cells that it sees lie (docs/accuracy.md)
 #define TB_FLAG_DETERMINISTIC 16

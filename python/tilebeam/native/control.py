@@ -26,7 +26,7 @@ _STATES = {0: "none", 1: "alive", 2: "dead"}
 EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 # enum tilebeam_numerics: the matrix arithmetic, and what is added to it.
 NUMERICS: dict[str, int] = dict(zip(get_args(Numerics), (0, 1), strict=True))
-SOFTMAX: dict[str, int] = dict(zip(get_args(Softmax), (0, 16, 32), strict=True))
+SOFTMAX: dict[str, int] = dict(zip(get_args(Softmax), (0, 16), strict=True))
 DETERMINISTIC = 64
 _FUNCTIONS = (  # of the plugin, without the prefix of their names
     *("announce", "loaded", "get_options", "configure", "status", "device_status", "device"),

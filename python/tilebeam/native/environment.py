@@ -15,7 +15,7 @@ VARIABLES = {
     "TILEBEAM_MEMORY_LIMIT": "address space of each session, such as 2GiB",
     "TILEBEAM_ISA": "a kernel set",
     "TILEBEAM_NUMERICS": "how products are computed: int8 or fp16",
-    "TILEBEAM_SOFTMAX": "attention: exponents from the FP16 table (table), in float32 (exact), or BF16 products (bf16)",
+    "TILEBEAM_SOFTMAX": "attention: exponents from the FP16 table (table) or in float32 (exact)",
     "TILEBEAM_DETERMINISTIC": "1: results do not depend on what else is computed beside them",
     "TILEBEAM_FUSE": "0 runs graphs op by op",
     "TILEBEAM_LIB_DIR": "the folder of the native libraries",

@@ -8,5 +8,5 @@ from typing import Literal
 Executor = Literal["thread", "process", "qemu-hexagon"]
 # Its matrix arithmetic: int8 products per 32 inputs, or FP16 operands.
 Numerics = Literal["int8", "fp16"]
-# Its flash attention: exponentials from a table, or all in float32, or the table and products of many rows in BF16.
-Softmax = Literal["table", "exact", "bf16"]
+# Its flash attention: exponentials from a table, or all in float32.
+Softmax = Literal["table", "exact"]

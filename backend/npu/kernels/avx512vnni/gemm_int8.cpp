@@ -1,12 +1,10 @@
 // Integer GEMM on AVX-512's vpdpbusd: the shared kernels over 16 lanes.
-#include "kernels/avx512vnni/tile_groups.h"
 #include "kernels/avx512vnni/unit.h"
 #include "kernels/gemm_vnni.h"
 
 namespace tb::npu {
 
 void fill_gemm_avx512vnni_float(gemm_kernels & k);
-void fill_gemm_avx512vnni_convert(gemm_kernels & k);
 void fill_gemm_avx512vnni_k(gemm_kernels & k);
 
 namespace {
@@ -21,15 +19,12 @@ void fill_gemm_avx512vnni(gemm_kernels & k) {
     k.int8[gemm_q4] = kernel<format_q4<unit>>("gemm_q4c_32x32_avx512vnni");
     k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_32x32_avx512vnni");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_32x32_avx512vnni");
+    k.int8[gemm_prepared] = kernel<format_prepared<unit>>("gemm_q8p_32x32_avx512vnni");
     k.int8[gemm_q5_0] = kernel<format_bits<unit, TB_Q5_0_COL>>("gemm_q50c_32x32_avx512vnni");
     k.int8[gemm_q4_1] = kernel<format_bits<unit, TB_Q4_1_COL>>("gemm_q41c_32x32_avx512vnni");
     k.int8[gemm_q5_1] = kernel<format_bits<unit, TB_Q5_1_COL>>("gemm_q51c_32x32_avx512vnni");
     k.int8[gemm_mxfp4] = kernel<format_mxfp4<unit>>("gemm_mx4c_32x32_avx512vnni");
-    k.int8[gemm_q4_tile] = kernel<format_nibbles_tile<TB_Q4_0_TILE>>("gemm_q4t_32x32_avx512vnni");
-    k.int8[gemm_q8_tile] = kernel<format_q8_tile>("gemm_q8t_32x32_avx512vnni");
-    k.int8[gemm_iq4nl_tile] = kernel<format_nibbles_tile<TB_IQ4_NL_TILE>>("gemm_nlt_32x32_avx512vnni");
     fill_gemm_avx512vnni_float(k);
-    fill_gemm_avx512vnni_convert(k);
     fill_gemm_avx512vnni_k(k);
 }
 

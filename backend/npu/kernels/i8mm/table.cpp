@@ -1,4 +1,4 @@
-// The i8mm kernel set: NEON's but for the integer GEMM and attention of many rows.
+// The i8mm kernel set: NEON's but for the integer GEMM.
 #include "kernels/kernels.h"
 
 namespace tb::npu {
@@ -7,7 +7,6 @@ void fill_i8mm(kernel_table & t) {
     fill_neon(t);
     t.isa = "i8mm";
     fill_gemm_i8mm(t.gemm);
-    fill_attention_i8mm(t.attention);
 }
 
 } // namespace tb::npu
