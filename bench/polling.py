@@ -1,10 +1,10 @@
-"""The channel's round trip against a Unix socket and against ggml's RPC backend, and what an idle model costs.
+"""The channel's round trip, against ggml's RPC backend, and what an idle model costs.
 
 Three things, each with the thread and the process executor, one NPU thread:
 
-* an empty message, hot (the next follows at once, so both sides still spin) and after a pause (both sleep), against one
-  byte over a Unix socket and back. With the thread executor the thread that asks answers itself, so that this is what
-  making, checking and reading a message and its reply costs, whatever pause there was;
+* an empty message, hot (the next follows at once, so both sides still spin) and after a pause (both sleep). With the
+  thread executor the thread that asks answers itself, so that this is what making, checking and reading a message and
+  its reply costs, whatever pause there was; the process executor's is compared with it;
 * a graph of 1 and of 64 small ops through ggml's API, one result read, against ggml's own RPC backend with a CPU server
   in another process, over loopback: the same llama.cpp source, built here from the pinned source distribution;
 * CPU time of a loaded model that nobody asks anything, from 100 ms after its last token on.
@@ -72,15 +72,6 @@ class Session:
         self._lib.tb_session_stop(self._handle)
 
 
-def _socket(n: int) -> Times:
-    ffi, lib = _npu.load()
-    times = np.zeros(n, np.int64)
-    result = ffi.new("tb_session_result *")
-    if lib.tb_time_socket_echo(n, ffi.cast("int64_t *", times.ctypes.data), result) != 0:
-        raise RuntimeError(ffi.string(result.why).decode())
-    return times
-
-
 def _cold(call: Callable[[int], Times], n: int) -> Times:
     parts = []
     for _ in range(n):
@@ -101,25 +92,24 @@ def _row(name: str, ours: Sequence[Times], baseline: Sequence[Times], percentile
 
 def noop_rows(rounds: int, hot: int, cold: int) -> list[dict[str, Any]]:
     sessions = {name: Session(name == "process", 1) for name in EXECUTORS}
-    calls: dict[str, Callable[[int], Times]] = {"socket": _socket, **{k: s.noops for k, s in sessions.items()}}
-    seen: dict[str, list[Times]] = {name: [] for name in calls}
+    seen: dict[str, list[Times]] = {name: [] for name in sessions}
     slow: dict[str, list[Times]] = {name: [] for name in sessions}
     try:
         for _ in range(rounds):
-            for name, call in calls.items():
-                call(200)  # both sides awake
-                seen[name].append(call(hot))
+            for name, s in sessions.items():
+                s.noops(200)  # both sides awake
+                seen[name].append(s.noops(hot))
             for name, s in sessions.items():
                 slow[name].append(_cold(s.noops, cold))
     finally:
         for s in sessions.values():
             s.stop()
     rows = []
-    for name in EXECUTORS:
+    for name in sessions:
         late = np.concatenate(slow[name]) / 1e3
         more = {f"after_pause_p{p}_us": round(float(np.percentile(late, p)), 3) for p in (50, 99)}
-        rows.append(_row(f"no-op / Unix socket, {name}", seen[name], seen["socket"], **more))
-        rows.append(_row(f"no-op / Unix socket, {name}, 99 %", seen[name], seen["socket"], 99))
+        rows.append(_row(f"no-op / thread executor's, {name}", seen[name], seen["thread"], **more))
+        rows.append(_row(f"no-op / thread executor's, {name}, 99 %", seen[name], seen["thread"], 99))
     return rows
 
 

@@ -68,7 +68,6 @@ std::vector<std::string> kernel_sets(int32_t executor) {
 
 tilebeam_options options_of_environment() {
     tilebeam_options opt{};
-    opt.version = TILEBEAM_CONTROL_VERSION;
     if (const char * v = std::getenv("TILEBEAM_NPU"); v && *v) {
         if (std::strcmp(v, "process") == 0) {
             opt.executor = TILEBEAM_EXECUTOR_PROCESS;
@@ -132,11 +131,6 @@ int device_count_of_environment() {
 }
 
 tb_status check_options(const tilebeam_options & o, std::string & why) {
-    if (o.version != TILEBEAM_CONTROL_VERSION) {
-        why = "options of version " + std::to_string(o.version) + ", the plugin has version " +
-              std::to_string(TILEBEAM_CONTROL_VERSION);
-        return TB_E_VERSION;
-    }
     if (o.executor < TILEBEAM_EXECUTOR_THREAD || o.executor > TILEBEAM_EXECUTOR_HEXAGON) {
         why = "executor must be thread, process or hexagon";
     } else if (!known_numerics(o.numerics, why)) {

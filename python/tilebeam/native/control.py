@@ -224,11 +224,11 @@ class Control:
         return records, int(lost[0]), int(damaged[0])
 
     def status(self) -> dict[str, Any]:
-        """Return everything in tilebeam_status of control.h, with names for the enums."""
+        """Return everything in tilebeam_status of control.h, and what `device_status` says of HMX0."""
         status = self._ffi.new("tilebeam_status *")
         if self._status(status) != 0:
             raise TilebeamError(f"The NPU's status cannot be read: {self.last_error() or 'no reason was given'}")
-        return {**self._fields(status), **_arithmetic(status.numerics)}
+        return {**self.device_status(0), **self._fields(status), **_arithmetic(status.numerics)}
 
     def device_status(self, index: int) -> dict[str, Any]:
         """Return everything in tilebeam_device_status of control.h, with names for the enums. Starts no session.
@@ -268,8 +268,9 @@ class Control:
         for name, _ in self._ffi.typeof(status).item.fields:
             value = getattr(status, name)
             result[name] = value if isinstance(value, int) else self._text(value)
-        result["session"] = _STATES.get(status.session, str(status.session))
-        result["executor"] = EXECUTORS[status.executor]
+        if "session" in result:
+            result["session"] = _STATES.get(status.session, str(status.session))
+            result["executor"] = EXECUTORS[status.executor]
         return result
 
     def _options(self) -> Any:
