@@ -283,7 +283,7 @@ def memory(pids: set[int]) -> int:
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
-@pytest.mark.parametrize("options", [{}, {"devices": 2}, {"devices": 3, "memory_limit": "24MiB"}])
+@pytest.mark.parametrize("options", [{}, {"devices": 3, "memory_limit": "24MiB"}])
 @pytest.mark.parametrize("repacked", [False, True])
 def test_prefill_and_decode_share_one_copy(
     big_files: tuple[Path, Path], repacked: bool, options: dict[str, Any], executor: str

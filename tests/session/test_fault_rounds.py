@@ -28,7 +28,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KINDS = [
     ("kill", "process"),
     ("stop", "process"),
-    ("errors", "process"),
     ("page", "process"),
     ("word", "process"),
     pytest.param("memory", "process", marks=pytest.mark.skipif(SANITIZED, reason="a sanitizer ends where memory does")),
