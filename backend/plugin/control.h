@@ -69,7 +69,6 @@ typedef struct tilebeam_options {
     // Longest wait for one op, in proportion longer for one of more than 2^34 operations; the default of an executor
     // goes when another one is chosen.
     int32_t deadline_ms;
-    uint32_t n_devices;   // that ggml was told of when the plugin was loaded; cannot be changed
     char isa[32];         // kernel set, "" = best
     char npud_path[4096]; // the executable of the NPU process, "" = tilebeam-npud(-hexagon) beside the plugin
     uint64_t memory_limit[TILEBEAM_MAX_DEVICES]; // per device: address space for mapped buffers, bytes; 0 = none
@@ -101,14 +100,13 @@ typedef struct tilebeam_status {
     char build_id[40]; // digest of the sources, in hexadecimal digits: the NPU process must have the same
 } tilebeam_status;
 
-// One device, whether ggml was told of it or not.
+// One device.
 typedef struct tilebeam_device_status {
     uint32_t index;
     int32_t session;   // enum tilebeam_session_state
     int32_t executor;  // of the running session, or of the next one
     int32_t n_threads; // 0 without a session
     int32_t npu_pid;   // a process: its pid; else this process's; 0 without a session
-    uint32_t listed;   // 1: ggml was told of it
     char name[16];
     char description[112];
     char isa[32];          // kernel set of the running session, "" without one

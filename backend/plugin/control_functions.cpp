@@ -115,7 +115,6 @@ int device_status(uint32_t index, tilebeam_device_status * out) try {
     out->index = index;
     out->session = state_of(session);
     out->executor = executor_of(session, st.options());
-    out->listed = device < st.n_devices() ? 1 : 0;
     if (session) {
         out->n_threads = st.n_threads(device);
         out->npu_pid = session->npu_pid();

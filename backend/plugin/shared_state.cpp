@@ -43,8 +43,6 @@ state & state::get() {
 state::state() {
     opt = options_of_environment();
     opt.deadline_ms = tb::session::default_deadline_ms(kind_of(opt.executor));
-    listed = device_count_of_environment();
-    opt.n_devices = static_cast<uint32_t>(listed);
     numerics_in_force = opt.numerics;
 }
 
@@ -116,7 +114,6 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
         if (o.executor != before && o.deadline_ms == tb::session::default_deadline_ms(kind_of(before))) {
             opt.deadline_ms = tb::session::default_deadline_ms(kind_of(o.executor));
         }
-        opt.n_devices = static_cast<uint32_t>(listed);
         numerics_in_force = opt.numerics;
     }
     const tb::session::result r = give_threads();

@@ -41,8 +41,6 @@ class state {
     session_ptr current(int device);
     uint64_t started(int device); // sessions so far
 
-    // How many devices ggml is told of. The others can be used by who asks for them (control.h, tilebeam_device).
-    int n_devices() const { return listed; }
     // Address space of the device's running session, or of its next one; 0 = no limit.
     uint64_t limit_of(int device);
 
@@ -79,7 +77,6 @@ class state {
     fork_lock starting{fork_lock::at_fork::renewed}; // one session starts at a time
     fork_lock lock;                                  // options, sessions, threads
     tilebeam_options opt{};
-    int listed = 1;
     int asked_threads = 0;
     std::array<slot, TILEBEAM_MAX_DEVICES> slots;
     std::atomic<int32_t> numerics_in_force{TILEBEAM_NUMERICS_INT8};

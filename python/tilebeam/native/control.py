@@ -151,7 +151,7 @@ class Control:
         return LoadResult(load.announced_tensors, load.tiled_tensors, load.bad_buffers, self._text(load.reason))
 
     def options(self) -> dict[str, Any]:
-        """Return the options in force, by the names of `configure`, and n_devices, npud_path.
+        """Return the options in force, by the names of `configure`, and npud_path.
 
         memory_limit has an entry per device, in bytes of address space, 0 for none.
         """
@@ -161,7 +161,6 @@ class Control:
             **_arithmetic(options.numerics),
             "n_threads": options.n_threads,
             "deadline_ms": options.deadline_ms,
-            "n_devices": options.n_devices,
             "memory_limit": list(options.memory_limit),
             "isa": self._text(options.isa),
             "npud_path": self._text(options.npud_path),
@@ -242,9 +241,9 @@ class Control:
         return self._fields(status)
 
     def devices(self) -> list[dict[str, Any]]:
-        """Return `device_status` of the devices that llama.cpp was told of, and of others that have had a session."""
+        """Return `device_status` of HMX0, and of other devices that have had a session."""
         every = (self.device_status(i) for i in range(self.max_devices))
-        return [d for d in every if d["listed"] or d["sessions"]]
+        return [d for d in every if d["index"] == 0 or d["sessions"]]
 
     def device(self, index: int) -> int:
         """Return the ggml_backend_dev_t of a device, for llama_model_params.devices."""
