@@ -75,7 +75,7 @@ def command(reasoners: Sequence[str], kind: str, items: Path) -> list[str]:
 def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     """Rows in the form that all benches share: greedy is the baseline, the range is Wilson's interval."""
     found = json.loads((folder / "report.json").read_text(encoding="utf-8"))["accuracy"]
-    figures = {(r["model"], r["series"], r["budget"]): r for r in found if r["figure"] != "naive@k"}
+    figures = {(r["model"], r["series"], r["budget"]): r for r in found}
     most = max(budget for _, _, budget in figures)
     for model in references.REASONERS:
         single = max(1e-9, float(figures[model, GREEDY, 1]["value"]))
@@ -114,7 +114,7 @@ def thoughts(count: int, threads: int, budgets: Sequence[int] = BUDGETS, seed: i
             single, voted = [], []
             for problem, result in zip(problems, results, strict=True):
                 single.append(sum(arithmetic.is_right(problem, c.text) for c in result.candidates) / VOTERS)
-                voted.append(arithmetic.is_right(problem, result.the_one.text))
+                voted.append(arithmetic.is_right(problem, result.best.text))
             short = [len((arithmetic.parts_of(p) or [])[::2]) <= SHORT for p in problems]
             groups = [single, voted]
             groups += [

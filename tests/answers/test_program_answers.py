@@ -115,7 +115,7 @@ def test_in_votes_an_answer_on_which_words_and_program_agree_counts_twice(option
 def test_an_adaptive_vote_knows_that_the_candidates_that_are_left_could_weigh_more() -> None:
     texts = ["It is 4."] * 3 + [AGREES, AGREES]
     for extract, settled in ((ProgramAnswer(), False), (last_number, True)):
-        result = Adaptive(extract, wave=3, confidence=1).infer(Writes(*texts), "Q", 5)
+        result = Adaptive(extract, confidence=1).infer(Writes(*texts), "Q", 5)
         assert result.settled is settled
         assert result.answer == (2 if extract is not last_number else 4)
 

@@ -76,7 +76,7 @@ def test_a_vote_of_cut_thoughts_is_the_same_again_and_beats_its_samples(lm: LM) 
     first, again = (SelfConsistency(arithmetic.answer).run(lm, TALKS, 8, sampling=sampling) for _ in range(2))
     assert [c.token_ids for r in first for c in r.candidates] == [c.token_ids for r in again for c in r.candidates]
     single = sum(share([r.candidates[i].text for r in first]) for i in range(8)) / 8
-    voted = share([r.the_one.text for r in first])
+    voted = share([r.best.text for r in first])
     assert voted >= single
     assert voted >= share([o.outputs[0].text for o in lm.chat(TALKS, **GREEDY | {"thinking_budget": 0})]) + 0.1
 

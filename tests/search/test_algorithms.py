@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_kit import END, Drawn, ScriptedLM, ScriptedPRM
 from tilebeam import SamplingParams, SearchResult, VoteResult, last_number
@@ -49,7 +49,7 @@ def check_result(result: SearchResult, lm: ScriptedLM, sampling: SamplingParams,
     """What holds for all algorithms."""
     assert result.budget == budget
     assert len(result.candidates) == len(result.scores) == len(result.trajectories) > 0
-    assert result.the_one is result.candidates[result.best_index]
+    assert result.best is result.candidates[result.best_index]
     assert [c.index for c in result.candidates] == list(range(len(result.candidates)))
     for candidate, trajectory in zip(result.candidates, result.trajectories, strict=True):
         assert "".join(trajectory.steps) == candidate.text
@@ -58,7 +58,7 @@ def check_result(result: SearchResult, lm: ScriptedLM, sampling: SamplingParams,
         assert not any(s in candidate.text for s in sampling.stop)
         assert len(candidate.token_ids) <= (sampling.max_tokens or lm.n_ctx)
         assert END not in candidate.token_ids[:-1]
-    assert result.as_dict()["text"] == result.the_one.text
+    assert result.as_dict()["text"] == result.best.text
 
 
 def check_calls(lm: ScriptedLM, prompts: Sequence[str], budget: int, results: Sequence[SearchResult]) -> None:
@@ -165,7 +165,6 @@ class StepOptions:
     max_steps: int
     step_stop: str
     max_step_tokens: int
-    lookahead: int
 
 
 @st.composite
@@ -175,7 +174,6 @@ def step_options(draw: st.DrawFn) -> StepOptions:
         draw(st.integers(1, 5)),
         draw(st.sampled_from(["\n", "b", "\n\n"])),
         draw(st.integers(1, 6)),
-        draw(st.integers(0, 2)),
     )
 
 
@@ -205,16 +203,11 @@ class Oracle:
     sampling: SamplingParams
     options: StepOptions
 
-    def grow(self, node: Node, seed: int, *, greedy: bool = False) -> Node:
+    def grow(self, node: Node, seed: int) -> Node:
         ids = self.lm.tokenize(self.prompt)
         most = self.sampling.max_tokens if self.sampling.max_tokens is not None else 10**6
         limit = min(self.options.max_step_tokens, most - len(node.tokens))
-        params = replace(
-            self.sampling,
-            max_tokens=limit,
-            stop=(self.options.step_stop, *self.sampling.stop),
-            temperature=0.0 if greedy else self.sampling.temperature,
-        )
+        params = replace(self.sampling, max_tokens=limit, stop=(self.options.step_stop, *self.sampling.stop))
         got = self.lm.draw(ids + node.tokens, params, seed)
         tokens = node.tokens + got.tokens
         text = self.lm.detokenize(tokens)
@@ -231,16 +224,7 @@ class Oracle:
         return [self.prm.score_of(self.prompt, steps[: i + 1]) for i in range(len(steps))]
 
     def worth(self, node: Node) -> float:
-        """With lookahead, the end of what greedy decoding makes of it stands for the last step."""
-        scores, scout = self.scores(node), node
-        for _ in range(self.options.lookahead):
-            if not scout.done:
-                scout = self.grow(scout, 0, greedy=True)
-        if len(scout.steps()) > len(node.steps()):
-            scores[-1] = self.scores(scout)[-1]
-        elif len(scout.steps()) == len(node.steps()):  # the step went on
-            scores = self.scores(scout)
-        return self.prm.total(scores)
+        return self.prm.total(self.scores(node))
 
     def search(self, budget: int, diverse: bool) -> tuple[list[Node], list[float], int]:
         """Candidates, what they are worth, and the best."""
@@ -283,16 +267,6 @@ class Oracle:
     st.sampled_from(["last", "min", "prod", "mean"]),
     st.integers(0, 99),
 )
-# The look-ahead meets a stop string that begins in the beam's last step: it would cut that step away.
-@example(
-    lm=ScriptedLM(4, 8, 0.0),
-    sampling=SamplingParams(max_tokens=None, stop="a\n", seed=1),
-    options=StepOptions(4, 2, "\n", 1, 1),
-    trees=1,
-    name="beam",
-    aggregate="last",
-    world=1,
-)
 @settings(max_examples=150, deadline=None)
 def test_beam_search_and_dvts(
     lm: ScriptedLM,
@@ -312,12 +286,11 @@ def test_beam_search_and_dvts(
         max_steps=options.max_steps,
         step_stop=options.step_stop,
         max_step_tokens=options.max_step_tokens,
-        lookahead=options.lookahead,
     )
     results = method.run(lm, PROMPTS, budget, sampling=sampling)
     check_calls(lm, PROMPTS, budget, results)
     assert all(p.max_tokens is not None and p.max_tokens <= options.max_step_tokens for c in lm.calls for _, p in c)
-    assert len(lm.calls) <= options.max_steps * (1 + options.lookahead)
+    assert len(lm.calls) <= options.max_steps
     for prompt, result in zip(PROMPTS, results, strict=True):
         check_result(result, lm, sampling, budget)
         nodes, worth, best = Oracle(lm, prm, prompt, sampling, options).search(budget, name == "dvts")
@@ -403,20 +376,18 @@ def settled(
     models(),
     samplings(),
     st.integers(1, 16),
-    st.sampled_from([None, 1, 2, 3, 5]),
     st.sampled_from([0.5, 0.8, 0.95, 1.0]),
     st.sampled_from(["plain", "logprob", "reward"]),
 )
 @settings(max_examples=150, deadline=None)
 def test_adaptive_stops_when_the_vote_is_settled(
-    lm: ScriptedLM, sampling: SamplingParams, budget: int, wave: int | None, confidence: float, weighting: str
+    lm: ScriptedLM, sampling: SamplingParams, budget: int, confidence: float, weighting: str
 ) -> None:
     options: dict[str, Any] = {"weighting": weighting} | ({"scorer": ScriptedPRM()} if weighting == "reward" else {})
-    options |= {} if wave is None else {"wave": str(wave)}
     method = methods.create("adaptive", confidence=str(confidence), **options)
     results = method.run(lm, PROMPTS, budget, sampling=sampling)
     check_calls(lm, PROMPTS, budget, results)
-    assert all(p.n <= (wave or 4) for call in lm.calls for _, p in call)
+    assert all(p.n <= 4 for call in lm.calls for _, p in call)
     for prompt, result in zip(PROMPTS, results, strict=True):
         assert isinstance(result, AdaptiveResult)
         check_result(result, lm, sampling, budget)
@@ -425,14 +396,16 @@ def test_adaptive_stops_when_the_vote_is_settled(
         assert sampling.seed is not None
         drawn = [lm.draw(lm.tokenize(prompt), sampling, sampling.seed + i) for i in range(budget)]
         ended = [d.finish_reason == "stop" for d in drawn]
-        looks = range(wave or 1, budget, wave or 1)
         weighted = weighting != "plain"
-        n = next((k for k in looks if settled(answers[:k], ended[:k], budget, confidence, weighted=weighted)), budget)
+        n = next(
+            (k for k in range(1, budget) if settled(answers[:k], ended[:k], budget, confidence, weighted=weighted)),
+            budget,
+        )
         voting = ballots(answers[:n], ended[:n])
         assert [c.text for c in result.candidates] == texts[:n]
         assert result.answers == answers[:n]
         assert (result.settled, result.budget) == (n < budget, budget)
-        vote = methods.create("vote", **{k: v for k, v in options.items() if k != "wave"})
+        vote = methods.create("vote", **options)
         plain = vote.infer(ScriptedLM(lm.world, lm.n_ctx, lm.ends), prompt, n, sampling=sampling)
         assert isinstance(plain, VoteResult)
         assert (result.answer, result.votes, result.scores) == (plain.answer, plain.votes, plain.scores)
@@ -464,70 +437,3 @@ def test_candidates_wait_in_an_order_that_fills_the_slots(prompts: int, budget: 
             assert len(between) * size >= slots - size + 1
     assert queued(2, 8, 4, 8) == [(0, 0), (1, 0), (0, 4), (1, 4)]
     assert queued(4, 8, 4, 8) == [(0, 0), (1, 0), (0, 4), (2, 0), (1, 4), (3, 0), (2, 4), (3, 4)]
-
-
-@given(
-    models(),
-    samplings(),
-    step_options(),
-    st.integers(1, 8),
-    st.integers(1, 4),
-    st.sampled_from([0.0, 0.3, 0.7]),
-    st.integers(0, 99),
-)
-@settings(max_examples=100, deadline=None)
-def test_adaptive_gives_up_hopeless_candidates(
-    lm: ScriptedLM,
-    sampling: SamplingParams,
-    options: StepOptions,
-    budget: int,
-    wave: int,
-    give_up: float,
-    world: int,
-) -> None:
-    options = replace(options, lookahead=0)
-    prm = ScriptedPRM(world, aggregate="mean")
-    method = methods.create(
-        "adaptive",
-        scorer=prm,
-        wave=wave,
-        give_up=give_up,
-        max_steps=options.max_steps,
-        step_stop=options.step_stop,
-        max_step_tokens=options.max_step_tokens,
-    )
-    results = method.run(lm, PROMPTS, budget, sampling=sampling)
-    check_calls(lm, PROMPTS, budget, results)
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        assert isinstance(result, AdaptiveResult)
-        check_result(result, lm, sampling, budget)
-        oracle = Oracle(lm, prm, prompt, sampling, options)
-        nodes: list[Node] = []
-        hopeless: list[bool] = []
-        assert sampling.seed is not None
-        while len(nodes) < budget:
-            for i in range(len(nodes), min(len(nodes) + wave, budget)):
-                node = Node()
-                for round in range(options.max_steps):
-                    node = oracle.grow(node, sampling.seed + round * budget + i)
-                    if node.done or oracle.worth(node) < give_up:
-                        break
-                nodes.append(node)
-                hopeless.append(not node.done and oracle.worth(node) < give_up)
-            answers = [None if h else last_number(n.text) for n, h in zip(nodes, hopeless, strict=True)]
-            ended = [n.ended for n in nodes]
-            if settled(answers, ended, budget, 0.95):
-                break
-        assert [c.text for c in result.candidates] == [n.text for n in nodes]
-        assert [c.finish_reason == "aborted" for c in result.candidates] == hopeless
-        assert result.answers == answers
-        voting = ballots(answers, ended)
-        assert result.answer == first_with_most(voting, [1.0] * len(nodes))
-        worth = [oracle.worth(n) for n in nodes]
-        assert result.scores == worth
-        shown = [i for i, a in enumerate(voting) if a == result.answer]
-        if result.answer is None:
-            shown = [i for i in shown if ended[i]] or [i for i in shown if not hopeless[i]] or shown
-        assert result.best_index == max(shown, key=lambda i: (worth[i], -i))
-    if give_up == 0.0:
-        assert not any(c.finish_reason == "aborted" for r in results for c in r.candidates)

@@ -24,14 +24,13 @@ MAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "borda": ("vote", {"extract": last_number, "weighting": "borda", "scorer": "consensus", "sharpness": "2"}),
     "beam": ("beam", {"beam_width": 2, "max_steps": 4}),
     "dvts": ("dvts", {"beam_width": 4, "max_steps": 3, "max_step_tokens": 2}),
-    "adaptive": ("adaptive", {"extract": last_number, "confidence": 1.0, "wave": 3}),
-    "hopeless": ("adaptive", {"extract": last_number, "give_up": 0.5, "wave": 3, "max_steps": 3, "confidence": 1.0}),
+    "adaptive": ("adaptive", {"extract": last_number, "confidence": 1.0}),
 }
 
 
 def searched(name: str, world: int, events: list[SearchEvent] | None) -> list[SearchResult]:
     method, options = MAKES[name]
-    if name in ("beam", "dvts", "hopeless"):
+    if name in ("beam", "dvts"):
         options = options | {"scorer": ScriptedPRM(world)}
     lm = ScriptedLM(world=world, ends=0.2)
     hook = None if events is None else events.append
@@ -53,7 +52,7 @@ def test_events_are_the_result_in_pieces(name: str, world: int) -> None:
         for event in candidates:
             candidate = result.candidates[event.index or 0]
             assert (event.text, event.tokens) == (candidate.text, len(candidate.token_ids))
-            assert event.fate == {"stop": "ended", "length": "cut", "aborted": "given up"}[candidate.finish_reason]
+            assert event.fate == {"stop": "ended", "length": "cut"}[candidate.finish_reason]
         rated = [e for e in own if e.event == "score" or (e.event == "candidate" and e.score is not None)]
         assert {e.index: e.score for e in rated} == pytest.approx(dict(enumerate(result.scores)))
         if isinstance(result, VoteResult):
@@ -68,7 +67,7 @@ def test_events_are_the_result_in_pieces(name: str, world: int) -> None:
         if steps:  # the last step of a text tells the same of it as its candidate
             ends = Counter(e.fate for e in steps if e.fate not in ("kept", "dropped"))
             assert ends == Counter(e.fate for e in candidates)
-        assert [e.round for e in steps] == sorted(e.round for e in steps) or name == "hopeless"
+        assert [e.round for e in steps] == sorted(e.round for e in steps)
         assert all(e.as_dict().keys() <= set(SearchEvent.__dataclass_fields__) for e in own)
     assert bool(events) == any(r.candidates for r in results)
 

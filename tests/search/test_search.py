@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import check_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import (
@@ -79,7 +80,7 @@ def test_best_of_n_takes_the_first_of_the_best(lines: list[tuple[str, float]], p
     result = BestOfN(lambda _, text: points[int(text.split()[0])]).infer(lm, "p", budget=len(lines))
     assert result.scores == points[: len(lines)]
     assert result.best_index == result.scores.index(max(result.scores))
-    assert result.the_one is result.candidates[result.best_index]
+    assert result.best is result.candidates[result.best_index]
     assert lm.calls[0][1].n == len(lines) == len(result.candidates)
     assert result.usage.completion_tokens == sum(len(c.token_ids) for c in result.candidates)
 
@@ -170,7 +171,7 @@ def test_ties_go_to_the_answer_seen_first() -> None:
 def test_several_prompts_share_one_call() -> None:
     lm = Scripted({"a": [("1", 0), ("2", 0)], "b": [("2", 0), ("1", 0)]})
     a, b = BestOfN(lambda _, text: float(text)).infer(lm, ["a", "b"], budget=2)
-    assert (a.prompt, a.the_one.text, b.prompt, b.the_one.text) == ("a", "2", "b", "2")
+    assert (a.prompt, a.best.text, b.prompt, b.best.text) == ("a", "2", "b", "2")
     assert [prompts for prompts, _ in lm.calls] == [["a", "b"]]
     assert BestOfN(LogProb()).infer(lm, [], budget=2) == []
 
@@ -264,7 +265,7 @@ def test_a_prompt_is_handed_on_as_it_is() -> None:
     assert (result.prompt, result.best.text) == ("<user> p", "2")
     assert asked == [prompt]
     (vote,) = SelfConsistency().run(lm, [prompt], 2)
-    assert vote.best is vote.the_one
+    assert vote.best is vote.best
     with pytest.raises(TilebeamError, match=r"a text or a tilebeam\.Prompt, not list"):
         BestOfN(LogProb()).run(lm, [[7, 8]], 2)  # type: ignore[list-item]
 
@@ -500,7 +501,7 @@ def test_a_search_with_a_real_model_is_reproducible(lm: tilebeam.LM) -> None:
     first = BestOfN(LogProb()).infer(lm, ["the number", "one more"], budget=6, sampling=params)
     again = BestOfN(LogProb()).infer(lm, ["the number", "one more"], budget=6, sampling=params)
     assert [r.scores for r in first] == [r.scores for r in again]
-    assert [r.the_one.text for r in first] == [r.the_one.text for r in again]
+    assert [r.best.text for r in first] == [r.best.text for r in again]
     assert first[0].scores == [c.cumulative_logprob / len(c.token_ids) for c in first[0].candidates]  # type: ignore[operator]
     assert first[0].usage.completion_tokens == sum(len(c.token_ids) for c in first[0].candidates)
     assert first[0].usage.scoring_seconds > 0
@@ -536,4 +537,4 @@ def test_settled_votes_make_room_and_are_those_of_their_first_candidates(
         spent = [sum(r.usage.completion_tokens for r in results) for results in (found, votes)]
         assert spent[0] < spent[1]
         assert not lm._engine.busy
-        lm._engine.check()
+        check_engine(lm._engine)

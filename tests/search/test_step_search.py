@@ -108,8 +108,8 @@ def test_the_best_letters_win_when_all_are_tried(letters: str, depth: int, trees
         scorer = Points(points, aggregate="mean")
         search = method(scorer, width, max_steps=depth + rounds_more)
         result = search.infer(lm, "p\n".replace("\n", ":"), budget=trees * width, sampling=SamplingParams(seed=0))
-        assert result.the_one.text == "\n".join(letters[-1] * (depth + 1))
-        assert result.the_one.finish_reason == "stop"
+        assert result.best.text == "\n".join(letters[-1] * (depth + 1))
+        assert result.best.finish_reason == "stop"
         assert result.rounds == depth + 1
         assert result.scores[result.best_index] == max(result.scores)
         assert result.step_scores[result.best_index] == [points[letters[-1]]] * (depth + 1)
@@ -128,13 +128,8 @@ def test_beam_search_follows_the_best_start_and_dvts_keeps_both() -> None:
     points = {"b\n": 0.9, "a\n": 0.5, "b\na": 0.4, "b\nb": 0.4, "a\na": 0.2, "a\nb": 1.0}
     beam = BeamSearch(Points(points), 2, max_steps=3)
     lm = Scripted("ab", 1)
-    assert beam.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).the_one.text == "b\na"
-    assert beam.infer(lm, "p", budget=4, sampling=SamplingParams(seed=0)).the_one.text in ("b\na", "a\nb")
-    ahead = BeamSearch(Points(points), 2, max_steps=3, lookahead=1)
-    # Greedy continues "a" by "a" (0.2) and "b" by "a" (0.4): looking ahead sees 0.4 against 0.2.
-    assert ahead.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).the_one.text == "b\na"
-    lm.letters = "ba"  # greedy now takes "b": "a" leads to 1.0
-    assert ahead.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).the_one.text == "a\nb"
+    assert beam.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).best.text == "b\na"
+    assert beam.infer(lm, "p", budget=4, sampling=SamplingParams(seed=0)).best.text in ("b\na", "a\nb")
 
 
 def test_a_beam_that_ended_competes_and_is_not_lost() -> None:
@@ -150,16 +145,16 @@ def test_a_beam_that_ended_competes_and_is_not_lost() -> None:
     good = BeamSearch(Points({"a": 0.8, "b": 0.5}), 2, max_steps=4).infer(
         Early("ab", 2), "p", budget=2, sampling=SamplingParams(seed=0)
     )
-    assert (good.the_one.text, good.rounds) == ("a", 1)
+    assert (good.best.text, good.rounds) == ("a", 1)
     poor = BeamSearch(Points({"a": 0.3, "b": 0.5}), 2, max_steps=4).infer(
         Early("ab", 2), "p", budget=2, sampling=SamplingParams(seed=0)
     )
     assert {"a", "b\na", "b\nb\nb"} <= {c.text for c in poor.candidates}
-    assert poor.the_one.text == "b\nb\nb"
+    assert poor.best.text == "b\nb\nb"
     unfinished = BeamSearch(Points({"a": 0.1, "b": 0.5}), 2, max_steps=1).infer(
         Early("ab", 5), "p", budget=2, sampling=SamplingParams(seed=0)
     )
-    assert unfinished.the_one.text == "a"  # what ended goes before what did not
+    assert unfinished.best.text == "a"  # what ended goes before what did not
     assert unfinished.finished == [True, False]
 
 
@@ -167,8 +162,8 @@ def test_several_prompts_share_calls_and_cells_run_out_quietly() -> None:
     lm = Scripted("abc", 2, n_ctx=8)
     results = DVTS(Points({"c": 1.0}), 3, max_steps=5).infer(lm, ["p", "qqqq"], 6, sampling=SamplingParams(seed=1))
     assert [len(call) for call in lm.calls] == [2, 4, 2]
-    assert results[0].the_one.text == "c\nc\nc"
-    assert (results[1].the_one.text, results[1].the_one.finish_reason) == ("c\nc\n", "length")
+    assert results[0].best.text == "c\nc\nc"
+    assert (results[1].best.text, results[1].best.finish_reason) == ("c\nc\n", "length")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +186,7 @@ def test_steps_are_the_text(text: str) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     scorer = Points({})
-    for bad in ({"beam_width": 0}, {"max_steps": 0}, {"step_stop": ""}, {"lookahead": -1}, {"max_step_tokens": True}):
+    for bad in ({"beam_width": 0}, {"max_steps": 0}, {"step_stop": ""}, {"max_step_tokens": True}):
         with pytest.raises(TilebeamError, match=next(iter(bad))):
             BeamSearch(scorer, **bad)  # type: ignore[arg-type]
     with pytest.raises(TilebeamError, match="multiple of beam_width"):
@@ -248,7 +243,7 @@ class Bytes(Scripted):
 def test_characters_that_span_rounds_are_whole(text: str, size: int) -> None:
     search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
     result = search.infer(Bytes(text), "p", 1, sampling=SamplingParams(seed=0, max_tokens=None))
-    assert result.the_one.text == text
+    assert result.best.text == text
     assert result.steps[result.best_index] == split_steps(text)
     assert result.finished == [True]
 
@@ -259,7 +254,7 @@ def test_stop_strings_of_several_bytes_end_a_text(stop: str, expected: str) -> N
         search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
         params = SamplingParams(seed=0, max_tokens=None, stop=stop)
         result = search.infer(Bytes("né\n\u4e16\u754c\nx"), "p", 1, sampling=params)
-        assert (result.the_one.text, result.finished) == (expected, [True])
+        assert (result.best.text, result.finished) == (expected, [True])
 
 
 # --- real models ------------------------------------------------------------------------------------------------------

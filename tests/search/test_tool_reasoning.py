@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from tilebeam import CompletionOutput, SamplingParams, TilebeamError, ToolReasoning
 from tilebeam.errors import SearchCancelled
-from tilebeam.search.tool_forms import MARK
-from tilebeam.search.tool_reasoning import MOST_OUTPUT, ToolGenerator, confined, ran_program, shown
+from tilebeam.search.tool_forms import MARK, beginning, conversation
+from tilebeam.search.tool_reasoning import MOST_OUTPUT, ToolGenerator, confined, shown
+from tools_kit import HERMES, MISTRAL
 from typed_kit import TypedLM
 
 SUM = "I add.\n```python\nprint(1 + 1)\n```\n"
@@ -108,20 +109,37 @@ def test_samples_of_several_prompts_keep_their_places() -> None:
     )
     for output in outputs:
         assert [c.index for c in output.outputs] == [0, 1, 2, 3]
-        assert [ran_program(c.text) for c in output.outputs] == [False, True, False, True]
+        assert [MARK in c.text for c in output.outputs] == [False, True, False, True]
     assert sorted(ended) == [(p, i) for p in range(3) for i in range(4)]
 
 
-def test_the_vote_counts_programs_as_often_as_asked() -> None:
+def test_answers_vote() -> None:
     def split(so_far: str, seed: int) -> str:
         return computes(so_far, seed) if seed == 0 or MARK in so_far else "\\boxed{7}"
 
     plain = ToolReasoning(run=lambda _: "2").infer(TypedLM(split), "Q", 3, sampling=SamplingParams(seed=0))
     assert (plain.answer, plain.votes) == ("7", {"7": 2.0, "2": 1.0})
-    weighed = ToolReasoning(run=lambda _: "2", program_weight=3).infer(
-        TypedLM(split), "Q", 3, sampling=SamplingParams(seed=0)
+
+
+def test_the_extractor_chooses_the_winner_if_it_has_a_way_of_its_own() -> None:
+    """Each answer is another object: their fields vote."""
+    texts = ['{"a": 1, "b": 5}', '{"a": 2, "b": 3}', '{"a": 2, "b": 4}']
+    found = ToolReasoning("json", run=lambda _: "").infer(
+        TypedLM(lambda _, seed: texts[seed]), "Q", 3, sampling=SamplingParams(seed=0)
     )
-    assert (weighed.answer, weighed.votes) == ("2", {"2": 3.0, "7": 2.0})
+    assert found.answer == texts[1]
+
+
+def test_how_programs_are_asked_for() -> None:
+    """Qwen's models by the system prompt, all others in the first message, which every template takes."""
+    assert [m["role"] for m in conversation("Q")] == ["system", "user", "assistant", "user"]
+    assert [m["role"] for m in conversation("Q", example=False)] == ["system", "user"]
+    (alone,) = conversation("Q", example=False, words=True)
+    assert alone["content"].startswith("Solve problems")
+    assert alone["content"].endswith("\n\nQ")
+    assert beginning(f"<|im_start|>{HERMES}")[0]["role"] == "system"
+    for template in (MISTRAL, None):
+        assert [m["role"] for m in beginning(template)] == ["user", "assistant"]
 
 
 def test_a_hook_cancels_all_of_it() -> None:

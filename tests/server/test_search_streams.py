@@ -22,7 +22,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "best": {"method": "best-of-n", "budget": 4},
     "beam": {"method": "beam", "budget": 4, "beam_width": 2, "max_steps": 3, "step_stop": "e"},
     "dvts": {"method": "dvts", "budget": 4, "beam_width": 2, "max_steps": 2, "step_stop": "e"},
-    "adaptive": {"method": "adaptive", "budget": 6, "extract": "text", "step_stop": "e", "give_up": 0.1},
+    "adaptive": {"method": "adaptive", "budget": 6, "extract": "text"},
 }
 
 
@@ -136,7 +136,7 @@ def test_a_client_that_goes_away_ends_its_search(server: Running, name: str) -> 
 
 
 def test_what_is_wrong_is_said_before_the_stream(server: Running) -> None:
-    for search, code in (({"method": "no"}, "invalid_search"), ({"method": "beam", "lookahead": -1}, "invalid_search")):
+    for search, code in (({"method": "no"}, "invalid_search"), ({"method": "beam", "max_steps": -1}, "invalid_search")):
         answer = server.post(CHAT, {"messages": MESSAGES, "stream": True, "search": search})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == code

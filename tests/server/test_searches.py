@@ -32,24 +32,24 @@ def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -
 
     told = ask(method="best-of-n", budget=6, scorer="logprob")
     direct = BestOfN(LogProb()).infer(lm, PROMPT, 6, sampling=params)
-    assert told.text == direct.the_one.text
+    assert told.text == direct.best.text
     assert told.search["scores"] == pytest.approx(direct.scores, abs=1e-4)
     assert [c["text"] for c in told.search["candidates"]] == [c.text for c in direct.candidates]
     told = ask(method="best-of-n", budget=6)  # there is a reward model
     rated = BestOfN(reward).infer(lm, PROMPT, 6, sampling=params)
-    assert told.text == rated.the_one.text
+    assert told.text == rated.best.text
     assert told.search["scores"] == pytest.approx(rated.scores, abs=1e-4)
     told = ask(method="vote", budget=8, extract="text")
     voted = SelfConsistency(whole_text).infer(lm, PROMPT, 8, sampling=params)
-    assert (told.text, told.search["answer"]) == (voted.the_one.text, voted.answer)
+    assert (told.text, told.search["answer"]) == (voted.best.text, voted.answer)
     told = ask(method="beam", budget=8, beam_width=2, max_steps=3, step_stop="e")
     grown = BeamSearch(reward, 2, 3, "e").infer(lm, PROMPT, 8, sampling=params)
-    assert told.text == grown.the_one.text
+    assert told.text == grown.best.text
     assert told.search["budget"] == 8
     told = ask(method="adaptive", budget=6, extract="text")
     options: dict[str, Any] = {"scorer": reward, "extract": "text"}
     settled = tilebeam.search.algorithms.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
-    assert (told.text, told.search["votes"]) == (settled.the_one.text, settled.votes)  # type: ignore[attr-defined]
+    assert (told.text, told.search["votes"]) == (settled.best.text, settled.votes)  # type: ignore[attr-defined]
 
 
 def test_programs_run_only_where_the_server_was_told_so(server: Running, lm: LM) -> None:
@@ -154,8 +154,7 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
     assert len(names["answer"].choices) == 4
     assert str(names["found"].tilebeam["scored_tokens"]) in capsys.readouterr().out
     every = re.findall(r"curl localhost:8080(/\S+)[\s\\]* -d '(.*?)'", manual, re.DOTALL)
-    asked = [example for example in every if '"lora"' not in example[1]]  # test_lora.py has adapters
-    assert [where for where, _ in asked] == [
+    assert [where for where, _ in every] == [
         TEXT,
         "/v1/messages",
         "/v1/embeddings",
@@ -165,7 +164,7 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
         CHAT,
     ]
     typed = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d says
-    for where, body in asked:
+    for where, body in every:
         limited = json.dumps(json.loads(body) | ({"max_tokens": 5} if where in (TEXT, CHAT) else {}))
         answer = httpx.post(server.url + where, content=limited, headers=typed, timeout=60)
         if where == "/v1/rerank":

@@ -1,4 +1,4 @@
-"""JSON as an answer: the last value of a text, when two are equal, and what several of them agree on.
+"""JSON as an answer: the last value of a text, when two are equal, and which of several most agrees with the others.
 
 Of calls of functions the names are voted on first, and other calls have no say in the arguments. Then a value that
 several candidates gave wins; where all differ, each of their fields has a vote. Numbers are equal by value, texts but
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from tilebeam.answers.json_check import fits, key_of
-from tilebeam.errors import TilebeamError
+from tilebeam.grammars.combining import key_of
 
 _DEPTH = 64  # of values
 _DIGITS = 400  # of whole numbers; others are doubles
@@ -26,58 +25,34 @@ _FENCED = re.compile(r"\s*```\w*\n(.*?)\n\s*```\s*\Z", re.DOTALL)
 _NONE: Any = object()  # a value that is none, or a field that is left out
 
 
-class Elected(NamedTuple):
-    """What a vote chose.
-
-    Attributes:
-        answer: the winner.
-        given: the same, or where the winner was put together the answer nearest to it that a candidate gave.
-    """
-
-    answer: str
-    given: str
-
-
 class Structures:
     """Find the last JSON value of a text, and let such values vote field by field: an extractor of JSON.
 
-        vote = tilebeam.SelfConsistency(tilebeam.Structures(merge=True, schema=schema))
-        vote.infer(lm, prompt, 8, json_schema=schema).answer
+        tilebeam.SelfConsistency("json").infer(lm, prompt, 8, json_schema=schema).answer
+
+    The winner is the heaviest value that several candidates gave; where all differ, the one whose fields have the most
+    votes.
 
     Args:
         calls: texts are answers to a chat with functions: one that holds no JSON calls none, which is the answer "[]".
-        merge: the winner is put together of the values that won in each field, where that is valid under the schema.
-            Otherwise it is the heaviest value that several candidates gave; where all differ, the one whose fields have
-            the most votes.
-        schema: a JSON schema. Values that are not valid under it have no vote. Keywords that are not known here, such
-            as "pattern", make no value invalid, but nothing is put together then.
-
-    Raises:
-        TilebeamError: the schema is none.
     """
 
-    def __init__(
-        self, *, calls: bool = False, merge: bool = False, schema: Mapping[str, Any] | bool | None = None
-    ) -> None:
-        if not isinstance(schema, Mapping | bool | None):
-            raise TilebeamError(f"A schema is a dict, True or False, not {schema!r}.")
+    def __init__(self, *, calls: bool = False) -> None:
         self.calls = calls
-        self.merge = merge
-        self.schema = True if schema is None else schema
 
     def __call__(self, text: str) -> str | None:
-        """Return the last JSON value of a text as JSON on one line, None if there is none or it is not valid."""
+        """Return the last JSON value of a text as JSON on one line, None if there is none."""
         value = _last_value(text)
         if value is _NONE and self.calls and text and not _BRACKET.search(text):
             value = []
-        return None if value is _NONE or fits(value, self.schema) is False else _json(value)
+        return None if value is _NONE else _json(value)
 
     def equal(self, a: str, b: str) -> bool:
         """Tell whether two answers are the same value."""
         return _key(a) == _key(b)
 
-    def elect(self, answers: Sequence[str], weights: Sequence[float]) -> Elected:
-        """Let answers, at least one, vote.
+    def elect(self, answers: Sequence[str], weights: Sequence[float]) -> str:
+        """Let answers, at least one, vote; returns the winner.
 
         Args:
             weights: of each, at least 0.
@@ -85,15 +60,13 @@ class Structures:
         values = [json.loads(answer) for answer in answers]
         by_names = _grouped([_names(value) for value in values])
         among = max(by_names, key=lambda members: sum(weights[i] for i in members))
-        winner, fields = _consensus([values[i] for i in among], [weights[i] for i in among])
+        fields = _agreement([values[i] for i in among], [weights[i] for i in among])
         rank = {i: (0.0, vote, -i) for i, vote in zip(among, fields, strict=True)}
         for same in _grouped([_key(answers[i]) for i in among]):
             if len(same) > 1:
                 first = among[same[0]]
                 rank[first] = (sum(weights[among[j]] for j in same), *rank[first][1:])
-        given = answers[max(rank, key=lambda i: rank[i])]
-        valid = self.merge and winner is not _NONE and fits(winner, self.schema)
-        return Elected(given if not valid or self.equal(given, _json(winner)) else _json(winner), given)
+        return answers[max(rank, key=lambda i: rank[i])]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -200,37 +173,25 @@ def _side(value: Any) -> Hashable:
     return "call", value["name"] if _is_call(value) else None
 
 
-def _consensus(values: Sequence[Any], weights: Sequence[float]) -> tuple[Any, list[float]]:
-    """Let values vote.
-
-    Returns:
-        What won in each field put together, `_NONE` if most leave the value out; and for each value the share of the
-        votes that agree with it, 0 to 1, the mean over its fields.
-    """
+def _agreement(values: Sequence[Any], weights: Sequence[float]) -> list[float]:
+    """Return for each value the share of the votes that agree with it, 0 to 1, the mean over its fields."""
     sides = {_side(values[members[0]]): members for members in _grouped([_side(value) for value in values])}
     total = sum(weights) or 1.0
     shares = {side: sum(weights[i] for i in members) / total for side, members in sides.items()}
     winner = max(shares, key=lambda side: shares[side])
-    among = [values[i] for i in sides[winner]]
+    among, own = [values[i] for i in sides[winner]], [weights[i] for i in sides[winner]]
     if not isinstance(among[0], dict | list):
-        return among[0], [0.0 if isinstance(v, dict | list) else shares[_side(v)] for v in values]
-    names: Sequence[Any]
+        return [0.0 if isinstance(v, dict | list) else shares[_side(v)] for v in values]
     if isinstance(among[0], dict):
-        names = list(dict.fromkeys(name for value in among for name in value))
+        names = dict.fromkeys(name for value in among for name in value)
         rows, more = [[value.get(name, _NONE) for value in among] for name in names], [0] * len(among)
     else:
-        rows, more = _aligned(among, [weights[i] for i in sides[winner]])
-        names = range(len(rows))
-    won, votes = [], [0.0] * len(among)
-    for row in rows:
-        best, agree = _consensus(row, [weights[i] for i in sides[winner]])
-        won.append(best)
-        votes = [vote + one for vote, one in zip(votes, agree, strict=True)]
-    fields = {name: best for name, best in zip(names, won, strict=True) if best is not _NONE}
+        rows, more = _aligned(among, own)
+    votes = [sum(agree) for agree in zip(*(_agreement(row, own) for row in rows), strict=True)] or [0.0] * len(among)
     found = [0.0] * len(values)
     for i, vote, extra in zip(sides[winner], votes, more, strict=True):
         found[i] = shares[winner] * (vote / (len(rows) + extra) if len(rows) + extra else 1.0)
-    return fields if isinstance(among[0], dict) else list(fields.values()), found
+    return found
 
 
 def _aligned(arrays: Sequence[list[Any]], weights: Sequence[float]) -> tuple[list[list[Any]], list[int]]:

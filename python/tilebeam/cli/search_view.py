@@ -161,4 +161,4 @@ def _note(result: SearchResult, i: int) -> str:
 
 
 def _end(candidate: CompletionOutput) -> str:
-    return {"stop": "ended", "length": "cut", "aborted": "given up"}[candidate.finish_reason]
+    return {"stop": "ended", "length": "cut"}[candidate.finish_reason]

@@ -6,7 +6,7 @@ Where schemas meet, each keyword of the result is as strict as all of them toget
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -263,17 +263,24 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def key_of(value: Any, text: Callable[[str], str] = str) -> Hashable:
+    """Return what equal JSON values have in common: numbers by value, no boolean is one, members in any order.
+
+    Args:
+        text: what equal texts have in common.
+    """
+    if isinstance(value, dict):
+        return "object", frozenset((name, key_of(part, text)) for name, part in value.items())
+    if isinstance(value, list):
+        return "array", tuple(key_of(part, text) for part in value)
+    if isinstance(value, str):
+        return "text", text(value)
+    return type(value) is bool, value
+
+
 def same(a: Any, b: Any) -> bool:
     """Tell whether two values are one to JSON: 1 and 1.0 are, 1 and true are not."""
-    return json.dumps(_canonical(a), sort_keys=True) == json.dumps(_canonical(b), sort_keys=True)
-
-
-def _canonical(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_canonical(v) for v in value]
-    return {k: _canonical(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return key_of(a) == key_of(b)
 
 
 def _properties(a: Plain, b: Plain) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tilebeam.search.contract import Pruned, SearchResult, VoteResult
 from tilebeam.search.limits import standings, voters
 from tilebeam.search.tree import StepNode, step_tree, step_trees
 
-_ENDS = {"stop": "ended", "length": "cut", "aborted": "given up"}
+_ENDS = {"stop": "ended", "length": "cut"}
 _PREVIEW = 160  # characters of a candidate in its row
 
 
@@ -116,7 +116,6 @@ def _figures(result: SearchResult, details: Mapping[str, object]) -> dict[str, o
     if isinstance(result, AdaptiveResult):
         shown["Confidence"] = number(result.confidence)
         shown["Vote"] = "settled before the budget was spent" if result.settled else "not settled early"
-        shown["Given up below"] = result.give_up
     return shown | {"Seed": result.seed} | dict(details)
 
 
@@ -222,7 +221,7 @@ def _rounds(pruned: Sequence[Pruned]) -> Html:
 
 def _candidates(i: int, result: SearchResult) -> Html:
     """List all of them; of a vote in groups by answer."""
-    weight = "Weight" if isinstance(result, VoteResult) and getattr(result, "give_up", None) is None else "Score"
+    weight = "Weight" if isinstance(result, VoteResult) else "Score"
     columns = [("#", "n"), (weight, "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")]
     digits = 0 if all(math.isfinite(s) and s == int(s) for s in result.scores) else 3
     bodies = [tag("tbody", head, [_row(i, result, at, digits) for at in numbers]) for head, numbers in _groups(result)]
@@ -330,10 +329,8 @@ def _notes(node: StepNode, result: SearchResult) -> list[list[object]]:
         end = _ENDS[result.candidates[at].finish_reason]
         answer = result.answers[at] if isinstance(result, VoteResult) else None
         said = f"{'chosen: ' if chosen else ''}candidate {at}, {number(result.scores[at])}, {end}"
-        if isinstance(result, AdaptiveResult) and end == "given up" and result.give_up is not None:
-            said += f" below {result.give_up:g}"
         said += "" if answer is None else f", answer {one_line(answer, 40)}"
-        notes.append(["best" if chosen else "lost" if end == "given up" else "kept", said, at])
+        notes.append(["best" if chosen else "kept", said, at])
     for beam in node.pruned:
         said = f"dropped in round {beam.round}: {number(beam.score)}, lowest that stayed {number(beam.bar)}"
         notes.append(["lost", said, -1])

@@ -4,7 +4,7 @@ imported from here.
 contract   what an algorithm is, what it asks of a model, what it returns
 sampled    over whole candidates: Best-of-N, self-consistency
 beam       by steps: beam search, DVTS; steps: how texts grow step by step
-tool_reasoning   samples whose programs run; tool_forms: how families of models write these
+tool_reasoning   samples whose programs run; tool_forms: how a model is asked for these
 adaptive   votes that stop once they are settled
 algorithms   all of them by name, with options by keyword
 limits     how long candidates get, and which may win or vote

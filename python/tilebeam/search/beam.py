@@ -19,7 +19,7 @@ from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.contract import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
 from tilebeam.search.events import EventHook, Fate, candidate_event
 from tilebeam.search.limits import standings
-from tilebeam.search.search_defaults import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
+from tilebeam.search.search_defaults import BEAM_WIDTH, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
@@ -69,7 +69,7 @@ def width_for(beam_width: int, budget: int) -> int:
 
 @dataclass(eq=False)
 class _Search:
-    """One prompt's state: the survivors, all that are done (survivors or not), and what was given up."""
+    """One prompt's state: the survivors, all that are done (survivors or not), and what was dropped."""
 
     task: PromptTask
     beams: list[Beam]
@@ -89,8 +89,6 @@ class _StepSearch(Algorithm[StepResult]):
         max_steps: rounds at most; what has not ended then is a candidate as it is.
         step_stop: what ends a step.
         max_step_tokens: a step that grows longer is rated as it is and goes on in the next round.
-        lookahead: rate a continuation by what it leads to: this many further steps are drawn greedily and rated in its
-            stead, then thrown away (Snell et al., "lookahead search").
     """
 
     def __init__(
@@ -101,11 +99,10 @@ class _StepSearch(Algorithm[StepResult]):
         step_stop: str = STEP_STOP,
         *,
         max_step_tokens: int = MAX_STEP_TOKENS,
-        lookahead: int = LOOKAHEAD,
     ) -> None:
         self.beam_width = checked_integer("beam_width", beam_width)
         self.max_steps = checked_integer("max_steps", max_steps)
-        self._expander = StepExpander(scorer, step_stop, max_step_tokens, lookahead)
+        self._expander = StepExpander(scorer, step_stop, max_step_tokens)
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[StepResult]:
         """See `Algorithm.search`. The budget is N, a multiple of beam_width or less than it. The best candidate has the
@@ -147,7 +144,7 @@ class _StepSearch(Algorithm[StepResult]):
                 different.setdefault((child.tree, *child.tokens), child)
             fresh.setdefault(branch.task, []).extend(different.values())
             repeated[branch.task] = repeated.get(branch.task, 0) + len(children) - len(different)
-        self._expander.rate(lm, fresh, tell)
+        self._expander.rate(fresh)
         for search in searches:
             if search.task not in fresh:
                 continue

@@ -76,7 +76,7 @@ class Trajectory:
     Attributes:
         steps: its pieces, in order; a text that was drawn in one go is one step.
         scores: of the steps, under a process reward model; empty where nothing rated steps.
-        finished: whether it came to an end by itself: not cut by a limit, not given up.
+        finished: whether it came to an end by itself: not cut by a limit.
         tree: number of the prompt's tree that it grew in. DVTS grows several; beam search numbers the groups of first
             steps so, but lets all of them compete.
     """
@@ -112,8 +112,7 @@ class SearchResult:
 
     Attributes:
         prompt: the prompt's text.
-        candidates: the texts that were in the running to the end, in the order of their seeds. One that was given up
-            half-way and still counts against the budget has the finish reason "aborted".
+        candidates: the texts that were in the running to the end, in the order of their seeds.
         scores: one per candidate: what the search chose by.
         best_index: of the chosen candidate.
         usage: tokens and seconds spent on this prompt, in the model and in the scorer. Tokens are exact; the seconds of
@@ -138,8 +137,6 @@ class SearchResult:
     def best(self) -> CompletionOutput:
         """The chosen candidate."""
         return self.candidates[self.best_index]
-
-    the_one = best  # its former name
 
     @property
     def text(self) -> str:
@@ -471,11 +468,6 @@ class SearchProgress:
         self._before.prompt_tokens += self._last.prompt_tokens
         self._last = Progress()
         return self._tell if self._hook is not None else None
-
-    def aside(self, finished: int | None = None) -> ProgressHook | None:
-        """Return a hook for a call that finishes nothing by itself, before which so much was done (None: as before)."""
-        hook = self.call(self._finished if finished is None else finished)
-        return (lambda state: hook(replace(state, finished=0))) if hook else None
 
     def _tell(self, state: Progress) -> bool | None:
         assert self._hook is not None

@@ -16,8 +16,7 @@ from tilebeam.answers.normalize import Equal, checked_answer
 from tilebeam.outputs import CompletionOutput
 from tilebeam.search.limits import standing
 
-Fate = Literal["kept", "dropped", "ended", "cut", "given up"]
-_FATES: dict[str, Fate] = {"stop": "ended", "length": "cut", "aborted": "given up"}
+Fate = Literal["kept", "dropped", "ended", "cut"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +27,8 @@ class SearchEvent:
         event: "candidate": a text is complete. "score": a candidate was rated. "step": a continuation was drawn and
             rated.
         prompt: number of the prompt.
-        fate: what becomes of it. A step is kept or dropped, or it ends its text; a candidate has ended, was cut by a
-            limit or was given up.
+        fate: what becomes of it. A step is kept or dropped, or it ends its text; a candidate has ended, or was cut by a
+            limit.
         index: of the candidate; None of a step.
         round: of a search by steps, counted from 1; 0 of others.
         text: of a step this step, of a candidate all of it; "" in "score".
@@ -66,7 +65,7 @@ def candidate_event(prompt: int, candidate: CompletionOutput, **more: Any) -> Se
     return SearchEvent(
         event="candidate",
         prompt=prompt,
-        fate=_FATES[candidate.finish_reason],
+        fate="ended" if candidate.finish_reason == "stop" else "cut",
         index=candidate.index,
         text=candidate.text,
         tokens=len(candidate.token_ids),

@@ -30,12 +30,13 @@ def share_of_context(n_ctx: int, slots: int, prompts: Sequence[Sequence[int]], b
 
 
 def standing(finish_reason: str, text: str) -> int:
-    """Return how a candidate stands by the way it ended: 3 by itself, 2 cut by a limit, 1 in a loop, 0 given up.
+    """Return how a candidate stands by the way it ended: 3 by itself, 2 cut by a limit, 1 in a loop.
 
     Whatever scores say, one that stands higher wins, and an answer of one that stands lower has no vote.
     """
-    stands = {"aborted": 0, "length": 2}.get(finish_reason, ENDED)
-    return 1 if stands and repeats_itself(text) else stands
+    if repeats_itself(text):
+        return 1
+    return 2 if finish_reason in ("length", "aborted") else ENDED
 
 
 def standings(candidates: Sequence[CompletionOutput]) -> list[int]:

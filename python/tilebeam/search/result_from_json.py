@@ -60,18 +60,12 @@ def _result(report: Mapping[str, Any]) -> SearchResult:
     common["answer"] = None if report["answer"] is None else VotedAnswer(_text(report["answer"]))
     if "confidence" not in report:
         return VoteResult(**common)
-    give_up = report.get("give_up")
-    return AdaptiveResult(
-        **common,
-        confidence=_score(report["confidence"]),
-        settled=report["settled"] is True,
-        give_up=None if give_up is None else _score(give_up),
-    )
+    return AdaptiveResult(**common, confidence=_score(report["confidence"]), settled=report["settled"] is True)
 
 
 def _candidate(index: int, given: Mapping[str, Any]) -> CompletionOutput:
     reason = given["finish_reason"]
-    if reason not in ("stop", "length", "aborted"):
+    if reason not in ("stop", "length"):
         raise ValueError(f"finish_reason {reason!r}")
     tokens = [_integer(t) for t in _list(given["token_ids"])]
     return CompletionOutput(index, _text(given["text"]), tokens, reason, _integer(given.get("seed", 0)))

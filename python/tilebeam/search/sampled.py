@@ -13,7 +13,6 @@ from typing import Any, ClassVar, get_args
 from tilebeam.answers.extract import Extractor, equality_of, last_number, weight_of
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.answers.normalize import Equal, merged
-from tilebeam.answers.structures import Elected
 from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.checks import is_finite
 from tilebeam.errors import TilebeamError
@@ -252,11 +251,10 @@ def elected(
     candidates: Sequence[CompletionOutput],
     answers: Sequence[str | None],
     weights: Sequence[float],
-    scores: Sequence[float] | None = None,
-    elect: Callable[[Sequence[str], Sequence[float]], Elected] | None = None,
+    elect: Callable[[Sequence[str], Sequence[float]], str] | None = None,
 ) -> tuple[dict[str, float], VotedAnswer | None, int]:
     """Count votes: their total weights, the answer that won, and of the candidates that voted for it (without an
-    answer, of those that stand highest) the first with the best score, which is the weight where there is none.
+    answer, of those that stand highest) the heaviest, of equals the first.
 
     Args:
         elect: chooses the winner of answers and weights; None: the heaviest wins.
@@ -264,12 +262,12 @@ def elected(
     ends = standings(candidates)
     voting = voters(answers, ends)
     votes = tally(voting, weights)
-    winner = given = next(iter(votes), None)
+    winner = next(iter(votes), None)
     if winner is not None and elect is not None:
         voted = [(a, w) for a, w in zip(voting, weights, strict=True) if a is not None]
-        winner, given = elect(*zip(*voted, strict=True))
-    eligible = [i for i, a in enumerate(voting) if given is None or a == given]
-    best = max(eligible, key=lambda i: (ends[i], (scores or weights)[i], -i))
+        winner = elect(*zip(*voted, strict=True))
+    eligible = [i for i, a in enumerate(voting) if winner is None or a == winner]
+    best = max(eligible, key=lambda i: (ends[i], weights[i], -i))
     return votes, None if winner is None else VotedAnswer(winner), best
 
 

@@ -1,4 +1,4 @@
-"""Texts that grow step by step under a process reward model: what beam search, DVTS and adaptive voting have in common.
+"""Texts that grow step by step under a process reward model: what beam search and DVTS have in common.
 
 A fork shares the KV cells of its beginning, in the model and in the reward model: nothing is sent or decoded twice.
 """
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, FinishReason, ProgressHook, RequestOutput, Usage, check_complete
+from tilebeam.outputs import CompletionOutput, FinishReason, ProgressHook, Usage, check_complete
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import checked_scores, shares
-from tilebeam.search.contract import SearchCall, SearchProgress, StepGenerator, Trajectory
+from tilebeam.search.contract import SearchCall, StepGenerator, Trajectory
 from tilebeam.search.events import EventHook, Fate, SearchEvent
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class Beam:
         """Describe it for the result."""
         return Trajectory(tuple(self.steps), tuple(self.scores), self.ended, self.tree)
 
-    def candidate(self, index: int, *, given_up: bool = False) -> CompletionOutput:
+    def candidate(self, index: int) -> CompletionOutput:
         """Describe it for the result."""
-        reason: FinishReason = "aborted" if given_up else "stop" if self.ended else "length"
+        reason: FinishReason = "stop" if self.ended else "length"
         total = None if self.logprobs is None else sum(self.logprobs)
         hidden = self.states[-1] if self.states else None
         return CompletionOutput(index, self.text, self.tokens, reason, self.seed, total, self.logprobs, hidden=hidden)
@@ -93,10 +93,10 @@ class PromptTask:
         self.calls += 1
 
 
-def tasks_of(lm: StepGenerator | None, call: SearchCall) -> list[PromptTask]:
-    """Return the searches of a call's prompts; without a model they know no tokens."""
+def tasks_of(lm: StepGenerator, call: SearchCall) -> list[PromptTask]:
+    """Return the searches of a call's prompts."""
     return [
-        PromptTask(prompt, prompt.tokens(lm) if lm else [], params, Usage())
+        PromptTask(prompt, prompt.tokens(lm), params, Usage())
         for prompt, params in zip(call.prompts, call.sampling, strict=True)
     ]
 
@@ -118,11 +118,9 @@ class StepExpander:
         scorer: rates steps.
         step_stop: what ends a step.
         max_step_tokens: a step that grows longer is rated as it is and goes on in the next round.
-        lookahead: rate a continuation by what it leads to: this many further steps are drawn greedily and rated in its
-            stead, then thrown away (Snell et al., "lookahead search").
     """
 
-    def __init__(self, scorer: StepScorer, step_stop: str, max_step_tokens: int, lookahead: int) -> None:
+    def __init__(self, scorer: StepScorer, step_stop: str, max_step_tokens: int) -> None:
         if not isinstance(scorer, StepScorer):
             raise TilebeamError(f"A search by steps needs a StepScorer (a process reward model), not {scorer!r}.")
         if not isinstance(step_stop, str) or not step_stop:
@@ -130,7 +128,6 @@ class StepExpander:
         self.scorer = scorer
         self.step_stop = step_stop
         self.max_step_tokens = checked_integer("max_step_tokens", max_step_tokens)
-        self.lookahead = checked_integer("lookahead", lookahead, 0)
 
     @contextmanager
     def session(self, lm: StepGenerator) -> Iterator[None]:
@@ -140,30 +137,29 @@ class StepExpander:
 
     def expand(self, lm: StepGenerator, branches: Sequence[Branch], hook: ProgressHook | None) -> list[list[Beam]]:
         """Draw the continuations of each branch, in the order of their seeds. They are not rated yet."""
-        outputs = self._generate(lm, branches, [self._params(b, n=b.n, seed=b.seed) for b in branches], hook)
+        params = [self._params(branch) for branch in branches]
+        outputs = lm.generate([b.task.prompt_ids + b.beam.tokens for b in branches], params, progress=hook)
+        check_complete(outputs)
+        for branch, output in zip(branches, outputs, strict=True):
+            branch.task.account(output.usage)
         return [[self._child(lm, b, c) for c in o.outputs] for b, o in zip(branches, outputs, strict=True)]
 
-    def rate(self, lm: StepGenerator, fresh: dict[PromptTask, list[Beam]], progress: SearchProgress) -> None:
+    def rate(self, fresh: dict[PromptTask, list[Beam]]) -> None:
         """Give each new beam the scores of its steps.
 
         Raises:
             TilebeamError: the scorer returned something else than a number for every step.
         """
         flat = [(task, beam) for task, beams in fresh.items() for beam in beams]
-        scouts = self._look_ahead(lm, flat, progress)
-        solutions = [scout.steps for scout in scouts]
         began = time.perf_counter()
         if self.scorer.needs_hidden:
-            ratings = self.scorer.rate_states([scout.states for scout in scouts])
+            ratings = self.scorer.rate_states([beam.states for _, beam in flat])
         else:
-            ratings = self.scorer.rate_steps([task.prompt for task, _ in flat], solutions)
+            ratings = self.scorer.rate_steps([task.prompt for task, _ in flat], [beam.steps for _, beam in flat])
         if len(ratings) != len(flat):
             raise TilebeamError(f"{type(self.scorer).__name__} rated {len(ratings)} of {len(flat)} solutions.")
-        for (task, beam), rating, steps in zip(flat, ratings, solutions, strict=True):
-            scores = checked_scores(rating.scores, len(steps), self.scorer)
-            beam.scores = scores[: len(beam.steps)]
-            if len(scores) > len(beam.steps):  # the end of the look-ahead stands for the step that leads there
-                beam.scores[-1] = scores[-1]
+        for (task, beam), rating in zip(flat, ratings, strict=True):
+            beam.scores = checked_scores(rating.scores, len(beam.steps), self.scorer)
             task.usage += replace(rating.usage, scoring_seconds=0.0)
         seconds = shares(time.perf_counter() - began, [len(beams) for beams in fresh.values()])
         for task, own in zip(fresh, seconds, strict=True):
@@ -178,7 +174,7 @@ class StepExpander:
         facts: dict[str, Any] = {"text": beam.steps[-1], "tokens": len(beam.tokens), "score": self.total(beam)}
         events(SearchEvent(event="step", prompt=prompt, fate=fate, round=round, **facts))
 
-    def _params(self, branch: Branch, **changes: Any) -> SamplingParams:
+    def _params(self, branch: Branch) -> SamplingParams:
         """Return those for one step, within what the whole text may have."""
         params = branch.task.params
         if params.constrained:
@@ -194,20 +190,10 @@ class StepExpander:
             limit = min(limit, left)
             answer = max(0, params.answer_tokens - (left - limit))  # before the end of the whole text
         continues = params.continues + len(branch.beam.tokens)
-        changes |= {"answer_tokens": answer, "continues": continues}
+        changes: dict[str, Any] = {"n": branch.n, "seed": branch.seed, "answer_tokens": answer, "continues": continues}
         if self.scorer.needs_hidden:  # the token drawn last is decoded now
             changes |= {"hidden": True, "hidden_prompt": bool(branch.beam.tokens)}
         return replace(params, max_tokens=limit, stop=(self.step_stop, *(params.stop or ())), **changes)
-
-    def _generate(
-        self, lm: StepGenerator, branches: Sequence[Branch], params: Sequence[SamplingParams], hook: ProgressHook | None
-    ) -> list[RequestOutput]:
-        """Draw one step from each beam, on the tasks' accounts."""
-        outputs = lm.generate([b.task.prompt_ids + b.beam.tokens for b in branches], params, progress=hook)
-        check_complete(outputs)
-        for branch, output in zip(branches, outputs, strict=True):
-            branch.task.account(output.usage)
-        return outputs
 
     def _child(self, lm: StepGenerator, branch: Branch, sample: CompletionOutput) -> Beam:
         """Make a beam with one more step, or more of the step that was too long for one round."""
@@ -243,29 +229,6 @@ class StepExpander:
             states=_states(beam, len(steps), sample.hidden),
             fresh=len(sample.token_ids),
         )
-
-    def _look_ahead(
-        self, lm: StepGenerator, fresh: list[tuple[PromptTask, Beam]], progress: SearchProgress
-    ) -> list[Beam]:
-        """Extend each beam by what greedy decoding makes of it.
-
-        Where that meets a stop string which begins in the beam's own steps, and so would take one of them away, the
-        beam is rated as it is: it need not go on like that.
-        """
-        scouts = list(fresh)
-        for _ in range(self.lookahead):
-            going = [i for i, (_, beam) in enumerate(scouts) if not beam.done]
-            if not going:
-                break
-            branches = [Branch(*scouts[i], n=1, seed=scouts[i][0].params.seed or 0) for i in going]
-            params = [self._params(b, n=1, temperature=0.0) for b in branches]
-            outputs = self._generate(lm, branches, params, progress.aside())
-            for i, branch, output in zip(going, branches, outputs, strict=True):
-                scouts[i] = branch.task, self._child(lm, branch, output.outputs[0])
-        return [
-            scout if len(scout.steps) >= len(beam.steps) else beam
-            for (_, scout), (_, beam) in zip(scouts, fresh, strict=True)
-        ]
 
 
 def _states(beam: Beam, steps: int, new: TextState | None) -> list[TextState]:

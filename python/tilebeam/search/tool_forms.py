@@ -1,21 +1,13 @@
-"""How families of models write programs that are to be run, and read what these print, as data.
+"""How a model is asked for programs that are to be run: a block of Python, and behind it the mark of an output.
 
-Models that were trained on tool-integrated reasoning write a block of Python and behind it the mark of an output. Those
-that were trained to call functions call one named python, or write Python behind a mark of its own.
+Models with Qwen's templates, which were trained on it, are asked by the system prompt; to all others the first message
+explains it in words.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from tilebeam.chat.answer_parts import calls_in, reasoning_in, text_in
-from tilebeam.chat.answer_reader import AnswerReader
-from tilebeam.chat.thoughts import CHANNELS, Marks, Thinking, texts_of
-from tilebeam.chat.tool_families import FAMILIES
-from tilebeam.chat.tools import Tool, ToolUse
 
 MARK = "```output"
 # The words that Qwen2.5-Math was trained with, and its kin understand.
@@ -36,125 +28,37 @@ _EXAMPLE = (
     "```output\n60.0\n```\n"
     "Together they pay \\boxed{60} dollars.",
 )
-_CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
-PYTHON = Tool("python", "Runs a Python program, whose variables are kept, and returns what it prints.", _CODE)
-
-
-@dataclass(frozen=True)
-class ToolForm:
-    """One way of having programs run.
-
-    Attributes:
-        name: of the way.
-        told_by: a chat template that holds all of these is of this form.
-        system: what asks for programs; "": the words before the first question do, which every template takes.
-        calls: the family of `tilebeam.chat.tool_families` whose call of python is a program; "": blocks with `MARK`.
-        thinking: marks around thoughts, where calls stand beside them.
-        opens: behind this all is a program, where it is no call.
-        before, after: the family's own text around an output that a call is answered with.
-        quoted: such an output is JSON.
-    """
-
-    name: str
-    told_by: tuple[str, ...] = ()
-    system: str = SYSTEM
-    calls: str = ""
-    thinking: Marks | None = None
-    opens: str = ""
-    before: str = ""
-    after: str = ""
-    quoted: bool = False
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """Arguments of `LM.chat_prompt` besides the messages: functions that the template is to tell of."""
-        return {"tools": [PYTHON]} if self.calls and not self.opens else {}
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Texts whose control tokens have to be seen."""
-        return (*FAMILIES[self.calls].marks, *texts_of(self.thinking)) if self.calls else ()
-
-    def program(self, text: str) -> tuple[str, str] | None:
-        """Find the call in a complete text: the text without it, and its program. None: it calls nothing."""
-        if not self.calls:
-            return None
-        thinking = None if self.thinking is None else Thinking(self.thinking, opened=False)
-        parts, _ = AnswerReader(ToolUse(FAMILIES[self.calls], [PYTHON], False, False), thinking).take(text, "stop")
-        if calls := calls_in(parts):
-            said = (reasoning_in(parts) + text_in(parts)).strip()
-            try:
-                return said, str(json.loads(calls[0].arguments)["code"])
-            except (ValueError, KeyError, TypeError, RecursionError):
-                return said, "raise ValueError('The call has no argument \"code\".')"
-        words, opened, code = text.partition(self.opens) if self.opens else (text, "", "")
-        return (words.strip(), code) if opened else None
-
-
-OUTPUT = ToolForm("output", ("<|im_start|>", "<tool_call>"))
-# In the order in which a template is compared with them.
-FORMS = (
-    ToolForm(
-        "gpt-oss",
-        ("<|channel|>", "functions."),
-        calls="gpt-oss",
-        thinking=CHANNELS,
-        before="<|start|>functions.python to=assistant<|channel|>commentary<|message|>",
-        after="<|end|><|start|>assistant",
-        quoted=True,
-    ),
-    ToolForm(
-        "llama",
-        ("<|start_header_id|>", "Environment: ipython"),
-        system=f"Environment: ipython\n\n{SYSTEM}",
-        calls="llama",
-        opens="<|python_tag|>",
-        before="<|start_header_id|>ipython<|end_header_id|>\n\n",
-        after="<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-        quoted=True,
-    ),
-    ToolForm(
-        "mistral-json",
-        ("[TOOL_CALLS]", '[TOOL_RESULTS]{"content": '),
-        calls="mistral",
-        before='[TOOL_RESULTS]{"content": ',
-        after=', "call_id": "python000"}[/TOOL_RESULTS]',
-    ),
-    ToolForm("mistral", ("[TOOL_CALLS]",), calls="mistral", before="[TOOL_RESULTS]", after="[/TOOL_RESULTS]"),
-    OUTPUT,
-    ToolForm("output", ("Please reason step by step, and put your final answer within",)),  # Qwen2.5-Math
-    ToolForm("few-shot", system=""),
+# A chat template that holds all texts of one of these is of a model that the system prompt suffices for.
+_KNOWS = (
+    ("<|im_start|>", "<tool_call>"),
+    ("Please reason step by step, and put your final answer within",),  # Qwen2.5-Math
 )
 
 
-def form_of(template: str | None) -> ToolForm:
-    """Return the form that a chat template tells of; where it tells of none, the last: an example shows it in words."""
-    return next(form for form in FORMS if all(mark in (template or "") for mark in form.told_by))
+def needs_words(template: str | None) -> bool:
+    """Tell whether a model with this chat template has to be told in words how programs are written."""
+    return not any(all(mark in (template or "") for mark in marks) for marks in _KNOWS)
 
 
 def conversation(
-    question: str, *, example: bool | Sequence[Mapping[str, Any]] = True, form: ToolForm = OUTPUT
+    question: str, *, example: bool | Sequence[Mapping[str, Any]] = True, words: bool = False
 ) -> list[dict[str, Any]]:
     """Return the messages that ask a question so that a model writes programs.
 
     Args:
         question: of the user.
         example: show one worked example in front, or these turns.
-        form: of the model, see `form_of`. Where it has functions (`ToolForm.told`), the prompt must tell of them, and
-            they stand in place of an example.
+        words: explain in the first message instead of the system prompt; see `needs_words`.
     """
     shots = [] if isinstance(example, bool) else [dict(turn) for turn in example]
-    if example is True and not form.calls:
+    if example is True:
         shots = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), _EXAMPLE, strict=True)]
-    asked = {"role": "user", "content": question}
-    if form.system:
-        return [{"role": "system", "content": form.system}, *shots, asked]
-    first, *others = [*shots, asked]
+    first, *others = [*shots, {"role": "user", "content": question}]
+    if not words:
+        return [{"role": "system", "content": SYSTEM}, first, *others]
     return [first | {"content": f"{_IN_WORDS}\n\n{first['content']}"}, *others]
 
 
 def beginning(template: str | None) -> list[dict[str, Any]]:
-    """Return the messages before a conversation under which a model with this template writes programs; none of them
-    needs functions that the prompt tells of."""
-    form = form_of(template)
-    return conversation("", form=FORMS[-1] if form.told else form)[:-1]
+    """Return the messages before a conversation under which a model with this template writes programs."""
+    return conversation("", words=needs_words(template))[:-1]

@@ -5,25 +5,21 @@
 
 A model that was trained on it (Gou et al., "ToRA"; Qwen2.5-Math) writes a block of Python, then a block that begins
 with "```output", and without help invents what stands there. Here a sample stops at that mark, its program runs, the
-output is put behind the mark, and the sample goes on. Models that call functions end their turn with a program and read
-its output in a turn of its own (`tool_forms`). KV cells are kept meanwhile, so that only the output is read; samples of
-all prompts go on in the same batches while programs run.
+output is put behind the mark, and the sample goes on. KV cells are kept meanwhile, so that only the output is read;
+samples of all prompts go on in the same batches while programs run.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 from tilebeam.answers.code import ends_in_python, python_blocks
-from tilebeam.answers.extract import Extractor, equality_of, marked_number, weight_of
-from tilebeam.answers.extractors import as_extractor
+from tilebeam.answers.extract import Extractor, marked_number
 from tilebeam.answers.normalize import Equal
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
@@ -34,7 +30,7 @@ from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.contract import Algorithm, SearchCall, StepGenerator, VoteResult
 from tilebeam.search.sampled import SelfConsistency
 from tilebeam.search.search_defaults import ROUNDS, Weighting
-from tilebeam.search.tool_forms import MARK, ToolForm, form_of
+from tilebeam.search.tool_forms import MARK
 
 # Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
 Run = Callable[[Sequence[str]], str]
@@ -53,11 +49,6 @@ class ToolModel(StepGenerator, Protocol):
     def tokenize(self, text: str, *, add_special: bool = ..., parse_special: bool = ...) -> list[int]:
         """Return token ids."""
         ...
-
-
-def ran_program(text: str) -> bool:
-    """Tell whether a program of this text was run."""
-    return MARK in text
 
 
 def shown(output: str) -> str:
@@ -131,12 +122,10 @@ class ToolGenerator:
         lm: the model.
         run: runs programs; from several threads at once.
         rounds: programs of a sample; one that wants more is cut there.
-        form: how the model has programs run, besides the blocks that all may write; None: as its chat template tells.
     """
 
-    def __init__(self, lm: ToolModel, run: Run, *, rounds: int = ROUNDS, form: ToolForm | None = None) -> None:
+    def __init__(self, lm: ToolModel, run: Run, *, rounds: int = ROUNDS) -> None:
         self._lm = lm
-        self._form = form or form_of(getattr(lm, "chat_template", None))
         self._run = run
         self._rounds = checked_integer("rounds", rounds)
 
@@ -191,13 +180,13 @@ class ToolGenerator:
         ids = Prompt.of(prompt).tokens(self._lm) if isinstance(prompt, str | Prompt) else list(prompt)
 
         def ended(_: int, first: CompletionOutput) -> None:
-            if self._stopped(first.finish_reason, first.stop_reason, first.text):
+            if _wants_output(first.finish_reason, first.stop_reason, first.text):
                 under_way[first.index] = pool.submit(self._go_on, ids, params, first, told)
             else:
                 told.ended(number, first)
 
         hidden = params.hidden  # those of the first part come with the result of the call
-        params = self._watched(params)
+        params = replace(params, stop=(*(params.stop or ()), MARK))
         output = self._lm.generate(
             cast(Sequence[Prompt], [prompt]), [params], progress=told.hook(), on_sample=None if hidden else ended
         )[0]
@@ -214,7 +203,7 @@ class ToolGenerator:
     ) -> tuple[CompletionOutput, Usage]:
         """Run a sample's program and let the model write on, until it ends."""
         draft, usage = _Draft.of(first), Usage()
-        while self._stopped(draft.finish, draft.stop_reason, draft.last):
+        while _wants_output(draft.finish, draft.stop_reason, draft.last):
             left = None if params.max_tokens is None else params.max_tokens - draft.written
             if len(draft.programs) == self._rounds or (left is not None and left < 1) or told.cancelled:
                 draft.finish, draft.stop_reason = "aborted" if told.cancelled else "length", None
@@ -238,34 +227,12 @@ class ToolGenerator:
             usage += replace(output.usage, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
         return draft.output(), usage
 
-    def _watched(self, params: SamplingParams) -> SamplingParams:
-        """Return how to draw samples that stop for their programs."""
-        tokens = {t for mark in self._form.marks for t in self._lm.tokenize(mark, add_special=False)}
-        shown = tuple(t for t in tokens if self._lm.is_control(t))
-        return replace(params, stop=(*(params.stop or ()), MARK), shown_tokens=(*params.shown_tokens, *shown))
-
-    def _stopped(self, finish: FinishReason, reason: str | None, text: str) -> bool:
-        """Return whether a text ended for its program to be run."""
-        if finish != "stop" or reason not in (None, MARK):
-            return False
-        return reason == MARK or ends_in_python(text) or self._form.program(text) is not None
-
     def _insert(self, draft: _Draft) -> None:
         """Put the output of a draft's last program behind it."""
-        called = self._form.program(draft.last) if draft.stop_reason is None else None
-        words, program = called or ("", (python_blocks(draft.text) or [""])[-1])
+        program = (python_blocks(draft.text) or [""])[-1]
         none = "There is no block of Python above."
-        output = shown(self._run([*draft.programs, program]) if called or program else none)
+        output = shown(self._run([*draft.programs, program]) if program else none)
         draft.programs.append(program)
-        if called:
-            # The text shows all calls alike; the tokens are the family's own, but for the output, which is plain text.
-            call = f"{words}\n```python\n{program.strip()}\n```\n{MARK}\n{output}\n```\n"
-            draft.text = draft.text.removesuffix(draft.last) + call.lstrip("\n")
-            before, after = (self._lm.tokenize(t, add_special=False) for t in (self._form.before, self._form.after))
-            written = json.dumps(output, ensure_ascii=False) if self._form.quoted else output
-            plain = self._lm.tokenize(written, add_special=False, parse_special=False)
-            draft.tokens += [*before, *plain, *after]
-            return
         # The last tokens may hold more than the mark: they are replaced. A text that ended without one gets it.
         ended, kept = draft.stop_reason is None, draft.tokens[draft.begin :]
         stopped = (draft.last.rstrip() + "\n" if ended else draft.last) + MARK
@@ -280,6 +247,11 @@ class ToolGenerator:
         draft.text = draft.text.removesuffix(draft.last) + stopped + inserted
         more = self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
         draft.tokens[draft.begin :] = [*kept, *more]
+
+
+def _wants_output(finish: FinishReason, reason: str | None, text: str) -> bool:
+    """Tell whether a text ended for its program to be run."""
+    return finish == "stop" and (reason == MARK or (reason is None and ends_in_python(text)))
 
 
 class _JoinedProgress:
@@ -335,7 +307,6 @@ class ToolReasoning(Algorithm[VoteResult]):
     Args:
         extract: from a text to its answer; see `tilebeam.answers.extract`.
         scorer: weighs votes; None: one vote each.
-        program_weight: votes of a candidate with a program that ran count so many times.
         rounds: programs of a candidate at most.
         equal: see `SelfConsistency`.
         run: runs programs; None: `tilebeam.sandbox` does, confined.
@@ -349,23 +320,16 @@ class ToolReasoning(Algorithm[VoteResult]):
         extract: Extractor | str = marked_number,
         *,
         scorer: Scorer | Callable[[str, str], float | bool] | str | None = None,
-        program_weight: float = 1.0,
         rounds: int = ROUNDS,
         equal: Equal | None = None,
         run: Run | None = None,
         unsafe_code: bool = False,
     ) -> None:
-        if not (math.isfinite(program_weight) and program_weight > 0):
-            raise TilebeamError(f"program_weight must be a number above 0, not {program_weight!r}.")
         self.rounds = checked_integer("rounds", rounds)
         self._run = run
         self._unsafe = unsafe_code
-        found = as_extractor(extract)
-        weighed: Any = partial(found)  # an extractor of its own
-        weighed.equal = equality_of(found)
-        weighed.weight = lambda text: weight_of(found, text) * (program_weight if ran_program(text) else 1)
         weighting: Weighting = "plain" if scorer is None else "reward"
-        self.vote = SelfConsistency(weighed, weighting=weighting, scorer=scorer, equal=equal)
+        self.vote = SelfConsistency(extract, weighting=weighting, scorer=scorer, equal=equal)
 
     def search(self, lm: ToolModel, call: SearchCall) -> list[VoteResult]:  # type: ignore[override]
         """See `Algorithm.search`."""

@@ -108,7 +108,7 @@ def _scorer(
             raise TilebeamError(f"scorer must be one of reward, {', '.join(_SCORERS)}, not {search.scorer!r}.")
         return named_scorer(search.scorer, lm)
     weighting = given.get("weighting", "plain" if name == "self-consistency" else "reward")
-    return None if weighting in ("plain", "logprob") and "give_up" not in given else reward
+    return None if weighting in ("plain", "logprob") else reward
 
 
 class SearchPool:

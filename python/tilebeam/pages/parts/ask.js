@@ -96,7 +96,7 @@
         at.rounds.hidden = false;
       }
       round.drawn += 1;
-      if (event.fate === "dropped" || event.fate === "given up") round.dropped += 1;
+      if (event.fate === "dropped") round.dropped += 1;
       else round.kept += 1;
       if (typeof event.score === "number") round.best = Math.max(round.best, event.score);
       const figures = [event.round, round.drawn, round.kept, round.dropped];
