@@ -1,6 +1,6 @@
 // A mapped file can lose pages at any time: somebody truncates it, or its disk fails. Touching such a page raises
 // SIGBUS, which ends the process. A guarded range gives zeros instead and remembers it, so that whoever computed with
-// them throws the result away and says why.
+// them throws the result away and says why. The first one installs the handler, for good.
 #ifndef TILEBEAM_BASE_BUS_GUARD_H
 #define TILEBEAM_BASE_BUS_GUARD_H
 
@@ -30,10 +30,6 @@ class guarded_range {
 
 // Has any range of this process ever been hit? Cheap, for the common case.
 bool any_range_hit();
-
-// Put the handler back in front if there are ranges and somebody installed another one since (Python's faulthandler
-// does). A range's constructor does it too.
-void keep_bus_handler();
 
 // Could the file behind fd lose pages? Not a memory file that is sealed against shrinking.
 bool can_shrink(int fd);

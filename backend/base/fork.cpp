@@ -4,7 +4,6 @@
 #include <atomic>
 #include <new>
 #include <pthread.h>
-#include <sys/mman.h>
 
 namespace tb {
 
@@ -12,12 +11,6 @@ namespace {
 
 std::atomic<uint32_t> forks{0};
 std::atomic<fork_lock *> all_locks{nullptr};
-private_in_children * all_mappings = nullptr; // guarded by mappings_lock()
-
-fork_lock & mappings_lock() {
-    static auto * const lock = new fork_lock; // mappings may end with static objects
-    return *lock;
-}
 
 } // namespace
 
@@ -47,18 +40,8 @@ struct fork_handlers {
 
     static void in_child() {
         forks.fetch_add(1);
-        for (const private_in_children * m = all_mappings; m; m = m->after) {
-            make_private(*m);
-        }
         for (fork_lock * l = held; l; l = l->next) {
             new (&l->mutex) std::mutex;
-        }
-    }
-
-    static void make_private(const private_in_children & m) {
-        if (mmap(m.base, m.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, m.fd, 0) ==
-            MAP_FAILED) {
-            mprotect(m.base, m.size, PROT_READ); // no copy, but no harm to the parent either
         }
     }
 
@@ -74,22 +57,5 @@ struct fork_handlers {
 uint32_t fork_count() { return forks.load(std::memory_order_relaxed); }
 
 fork_lock::fork_lock(at_fork what) : kind(what) { fork_handlers::enlist(*this); }
-
-private_in_children::private_in_children(void * b, uint64_t n, int f) : base(b), size(n), fd(f) {
-    std::lock_guard<fork_lock> hold(mappings_lock());
-    after = all_mappings;
-    if (after) {
-        after->before = this;
-    }
-    all_mappings = this;
-}
-
-private_in_children::~private_in_children() {
-    std::lock_guard<fork_lock> hold(mappings_lock());
-    (before ? before->after : all_mappings) = after;
-    if (after) {
-        after->before = before;
-    }
-}
 
 } // namespace tb

@@ -4,7 +4,7 @@
 // - What drives an NPU has a `home`, the process that made it. A child asks it before it takes any lock of such an
 //   object, because the thread that held it when fork() was called does not exist there.
 // - What a whole process uses (counters, lists) is guarded by fork_locks, which a child finds free.
-// - Memory that the NPU maps as well is `private_in_children`: a child that writes it writes a copy of its own.
+// - Memory that the NPU maps as well does not exist in a child (session/shm.h).
 //
 // vfork() and posix_spawn() need none of this: their children run no code of this program.
 #ifndef TILEBEAM_BASE_FORK_H
@@ -47,24 +47,6 @@ class fork_lock {
     std::mutex mutex;
     const at_fork kind;
     fork_lock * next = nullptr; // of all, which only become more
-};
-
-// A shared mapping of a file, from its beginning, that fork() turns into a private one in the child. Lives as long as
-// the mapping.
-class private_in_children {
-  public:
-    private_in_children(void * base, uint64_t size, int fd);
-    ~private_in_children();
-    private_in_children(const private_in_children &) = delete;
-    private_in_children & operator=(const private_in_children &) = delete;
-
-  private:
-    friend struct fork_handlers;
-    void * const base;
-    const uint64_t size;
-    const int fd;
-    private_in_children * before = nullptr;
-    private_in_children * after = nullptr;
 };
 
 } // namespace tb

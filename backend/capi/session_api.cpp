@@ -4,15 +4,11 @@
 #pragma GCC visibility pop
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <exception>
 #include <fcntl.h>
 #include <memory>
 #include <string>
-#include <sys/socket.h>
-#include <thread>
-#include <unistd.h>
 #include <utility>
 
 #include "build_id.h"
@@ -63,7 +59,6 @@ tb_session * tb_session_start(const tb_session_options * o, tb_session_result * 
         opt.spin_us = o->spin_us != 0 ? std::max(o->spin_us, 0) : opt.spin_us;
         opt.memory_limit = o->memory_limit;
         opt.npud_path = o->npud_path ? o->npud_path : "";
-        opt.emulator = o->emulator ? o->emulator : "";
         opt.isa = o->isa ? o->isa : "";
         tb::session::result r;
         auto s = tb::session::session::start(opt, r.why);
@@ -107,38 +102,6 @@ int tb_session_time_noop(tb_session * s, uint32_t n, int64_t * ns, tb_session_re
             const int64_t start = tb::now_ns();
             r = s->session->noop();
             ns[i] = tb::now_ns() - start;
-        }
-        return r;
-    });
-}
-
-int tb_time_socket_echo(uint32_t n, int64_t * ns, tb_session_result * result) {
-    return guarded(result, [&] {
-        tb::session::result r;
-        int ends[2];
-        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-            r.status = TB_E_NOMEM;
-            r.why = std::string("no socket pair: ") + std::strerror(errno);
-            return r;
-        }
-        std::thread echo([fd = ends[1]] {
-            char byte;
-            while (read(fd, &byte, 1) == 1 && write(fd, &byte, 1) == 1) {
-            }
-            close(fd);
-        });
-        bool ok = true;
-        for (uint32_t i = 0; i < n && ok; ++i) {
-            const int64_t start = tb::now_ns();
-            char byte = 1;
-            ok = write(ends[0], &byte, 1) == 1 && read(ends[0], &byte, 1) == 1;
-            ns[i] = tb::now_ns() - start;
-        }
-        close(ends[0]);
-        echo.join();
-        if (!ok) {
-            r.status = TB_E_INTERNAL;
-            r.why = "the socket broke";
         }
         return r;
     });

@@ -25,7 +25,6 @@ typedef struct tb_session_options {
     int spin_us; // -1: never spin
     uint64_t memory_limit;
     const char * npud_path;
-    const char * emulator;
     const char * isa;
 } tb_session_options;
 
@@ -59,9 +58,6 @@ int tb_session_set_threads(tb_session * session, int n_threads, tb_session_resul
 
 // Times n no-ops one after the other, in nanoseconds each: what Python's own call overhead would hide.
 int tb_session_time_noop(tb_session * session, uint32_t n, int64_t * ns, tb_session_result * result);
-
-// The yardstick for it: n one-byte requests and replies over a Unix socket pair with a thread of this process.
-int tb_time_socket_echo(uint32_t n, int64_t * ns, tb_session_result * result);
 
 int tb_session_alive(tb_session * session);
 int tb_session_pid(tb_session * session);

@@ -10,7 +10,6 @@ guarded_range::guarded_range(const void *, size_t, int, repair) : self(nullptr) 
 guarded_range::~guarded_range() = default;
 bool guarded_range::hit() const { return self != nullptr; }
 bool any_range_hit() { return false; }
-void keep_bus_handler() {}
 bool can_shrink(int) { return false; }
 
 } // namespace tb

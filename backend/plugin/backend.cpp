@@ -91,7 +91,6 @@ struct backend {
     }
 
     bool compute(const ggml_cgraph * graph, std::string & why) {
-        tb::keep_bus_handler();
         tb::session::trace & trace = tb::session::trace::get();
         const int64_t began = trace.on() ? now_ns() : 0;
         lowered_graph * g = lowered(graph, why);

@@ -54,26 +54,16 @@ void get_tensor(ggml_backend_buffer_t b, const ggml_tensor * t, void * data, siz
     guarded(b, [&](buffer & mine) { mine.read(t, data, offset, size); });
 }
 
-// From host memory or from another plain buffer of the device in one step; ggml copies the rest by way of the host.
-bool cpy_tensor(ggml_backend_buffer_t b, const ggml_tensor * src, ggml_tensor * dst) {
-    ggml_backend_buffer_t from = src->view_src ? src->view_src->buffer : src->buffer;
-    if (!from || !src->data || !ggml_is_contiguous(src) || !ggml_is_contiguous(dst)) return false;
-    const bool plain = is_own(from) && buffer::of(from) && self(from).is_here() &&
-                       self(from).what == buffer::kind::plain &&
-                       self(from).tiled_type(src->view_src ? src->view_src : src) == TB_TYPE_COUNT;
-    if (!plain && !ggml_backend_buffer_is_host(from)) return false;
-    set_tensor(b, dst, src->data, 0, ggml_nbytes(dst));
-    return true;
-}
-
 void clear(ggml_backend_buffer_t b, uint8_t value) {
     guarded(b, [&](buffer & mine) { mine.clear(value); });
 }
 
 const ggml_backend_buffer_i callbacks = {
-    free_buffer, get_base,   init_tensor, memset_tensor, set_tensor, get_tensor,
+    free_buffer, get_base, init_tensor, memset_tensor, set_tensor, get_tensor,
     nullptr, // set_tensor_2d and get_tensor_2d: ggml takes the copies one by one
-    nullptr,     cpy_tensor, clear,
+    nullptr,
+    nullptr, // cpy_tensor: ggml copies by way of the host
+    clear,
     nullptr, // reset
 };
 
@@ -328,7 +318,6 @@ bool buffer::tiles_of(const ggml_tensor * t, tiled_tensor & tiles, size_t & offs
     tiles.type = type;
     tiles.k = static_cast<uint64_t>(root->ne[0]);
     tiles.n = static_cast<uint64_t>(root->ne[1]);
-    tiles.matrices = static_cast<uint64_t>(root->ne[2] * root->ne[3]);
     tiles.data = static_cast<uint8_t *>(root->data);
     offset += static_cast<size_t>(static_cast<const uint8_t *>(t->data) - tiles.data);
     return true;
@@ -347,10 +336,8 @@ void buffer::write(const ggml_tensor * t, const void * data, size_t offset, size
 
 void buffer::fill(const ggml_tensor * t, uint8_t value, size_t offset, size_t n) {
     if (what == kind::mapped) return spoil(std::string("write to the mapped model file, tensor '") + t->name + "'");
-    tiled_tensor tiles;
-    if (what == kind::tiled && tiles_of(t, tiles, offset)) {
-        if (!fill_tiled(tiles, value, offset, n)) spoil(std::string("cannot pack tensor '") + t->name + "'");
-        return;
+    if (tiled_tensor tiles; what == kind::tiled && tiles_of(t, tiles, offset)) {
+        return spoil(std::string("tensor '") + t->name + "' is tiled and cannot be filled with one byte");
     }
     std::memset(static_cast<uint8_t *>(t->data) + offset, value, n);
 }
@@ -369,18 +356,7 @@ void buffer::read(const ggml_tensor * t, void * data, size_t offset, size_t n) {
 void buffer::clear(uint8_t value) {
     if (what == kind::mapped) return spoil("write to the mapped model file");
     std::memset(base, value, size);
-    if (what != kind::tiled || value == 0) return;
-    // Equal plain bytes are no equal tile bytes.
-    std::map<uint64_t, tiled_entry> all;
-    {
-        std::lock_guard<std::mutex> hold(lock);
-        all = tiled;
-    }
-    for (const auto & [at, e] : all) {
-        const tiled_tensor t{e.type, static_cast<uint64_t>(e.ne[0]), static_cast<uint64_t>(e.ne[1]),
-                             static_cast<uint64_t>(e.ne[2] * e.ne[3]), base + at};
-        if (!fill_tiled(t, value, 0, t.plain_bytes())) spoil("cannot clear a tiled tensor");
-    }
+    if (what == kind::tiled && value != 0) spoil("tiles can be cleared with zeros only");
 }
 
 } // namespace tb::plugin

@@ -2,11 +2,10 @@
 #include "configuration.h"
 
 #include <algorithm>
-#include <cctype>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #include "executor.h"
 #include "ggml-impl.h"
@@ -15,33 +14,23 @@ namespace tb::plugin {
 
 namespace {
 
-// "2GiB,4GiB": bytes, or with K, M, G (powers of 1024; iB or B may follow); the last one counts for all further
-// devices.
-bool read_limits(const char * text, uint64_t (&limits)[TILEBEAM_MAX_DEVICES]) {
-    uint64_t read[TILEBEAM_MAX_DEVICES] = {};
-    size_t n = 0;
-    for (const char * p = text; n < TILEBEAM_MAX_DEVICES; ++p) {
-        if (!std::isdigit(static_cast<unsigned char>(*p))) return false;
-        char * end = nullptr;
-        errno = 0;
-        const unsigned long long number = std::strtoull(p, &end, 10);
-        const char * const units = "KMG";
-        const char * unit = *end ? std::strchr(units, std::toupper(static_cast<unsigned char>(*end))) : nullptr;
-        const int shift = unit ? 10 * static_cast<int>(unit - units + 1) : 0;
-        if (errno != 0 || number > UINT64_MAX >> shift) return false;
-        read[n++] = uint64_t{number} << shift;
-        p = end;
-        if (unit) ++p;
-        if (unit && (*p == 'i' || *p == 'I')) ++p;
-        if (*p == 'B' || *p == 'b') ++p;
-        if (*p == '\0') {
-            for (size_t i = 0; i < TILEBEAM_MAX_DEVICES; ++i)
-                limits[i] = read[std::min(i, n - 1)];
-            return true;
-        }
-        if (*p != ',') return false;
+struct choice {
+    const char * word;
+    int32_t value;
+};
+
+// What the word in an environment variable stands for: the first choice where it is not set, and for another word.
+int32_t chosen(const char * variable, std::initializer_list<choice> choices) {
+    const char * said = std::getenv(variable);
+    if (!said || !*said) return choices.begin()->value;
+    std::string known;
+    for (const choice & c : choices) {
+        if (std::strcmp(said, c.word) == 0) return c.value;
+        known += &c == choices.begin() ? "" : &c + 1 == choices.end() ? " or " : ", ";
+        known += c.word;
     }
-    return false;
+    GGML_LOG_WARN("tilebeam: %s=%s is not %s: using %s\n", variable, said, known.c_str(), choices.begin()->word);
+    return choices.begin()->value;
 }
 
 bool known_numerics(int32_t numerics, std::string & why) {
@@ -66,16 +55,9 @@ std::vector<std::string> kernel_sets(int32_t executor) {
 
 tilebeam_options options_of_environment() {
     tilebeam_options opt{};
-    opt.version = TILEBEAM_CONTROL_VERSION;
-    if (const char * v = std::getenv("TILEBEAM_NPU"); v && *v) {
-        if (std::strcmp(v, "process") == 0) {
-            opt.executor = TILEBEAM_EXECUTOR_PROCESS;
-        } else if (std::strcmp(v, "qemu-hexagon") == 0) {
-            opt.executor = TILEBEAM_EXECUTOR_HEXAGON;
-        } else if (std::strcmp(v, "thread") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_NPU=%s is not thread, process or qemu-hexagon: using thread\n", v);
-        }
-    }
+    opt.executor = chosen("TILEBEAM_NPU", {{"thread", TILEBEAM_EXECUTOR_THREAD},
+                                           {"process", TILEBEAM_EXECUTOR_PROCESS},
+                                           {"qemu-hexagon", TILEBEAM_EXECUTOR_HEXAGON}});
     if (const char * v = std::getenv("TILEBEAM_THREADS"); v && *v) {
         char * end = nullptr;
         const long n = std::strtol(v, &end, 10);
@@ -86,53 +68,18 @@ tilebeam_options options_of_environment() {
         }
     }
     if (const char * v = std::getenv("TILEBEAM_ISA"); v && *v) std::snprintf(opt.isa, sizeof opt.isa, "%s", v);
-    if (const char * v = std::getenv("TILEBEAM_NUMERICS"); v && *v) {
-        if (std::strcmp(v, "fp16") == 0) {
-            opt.numerics = TILEBEAM_NUMERICS_FP16;
-        } else if (std::strcmp(v, "int8") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_NUMERICS=%s is not int8 or fp16: using int8\n", v);
-        }
-    }
-    if (const char * v = std::getenv("TILEBEAM_SOFTMAX"); v && *v) {
-        if (std::strcmp(v, "exact") == 0) {
-            opt.numerics |= TILEBEAM_NUMERICS_EXACT_EXP;
-        } else if (std::strcmp(v, "table") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_SOFTMAX=%s is not table or exact: using table\n", v);
-        }
-    }
-    if (const char * v = std::getenv("TILEBEAM_DETERMINISTIC"); v && *v && std::strcmp(v, "0") != 0) {
-        std::string why;
-        if (std::strcmp(v, "1") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_DETERMINISTIC=%s is not 0 or 1: ignored\n", v);
-        } else if (!known_numerics(opt.numerics | TILEBEAM_NUMERICS_DETERMINISTIC, why)) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_DETERMINISTIC is ignored: %s\n", why.c_str());
-        } else {
-            opt.numerics |= TILEBEAM_NUMERICS_DETERMINISTIC;
-        }
-    }
-    if (const char * v = std::getenv("TILEBEAM_MEMORY_LIMIT"); v && *v && !read_limits(v, opt.memory_limit)) {
-        GGML_LOG_WARN("tilebeam: TILEBEAM_MEMORY_LIMIT=%s is not a size such as 2GiB, nor a list of them: ignored\n",
-                      v);
+    opt.numerics = chosen("TILEBEAM_NUMERICS", {{"int8", TILEBEAM_NUMERICS_INT8}, {"fp16", TILEBEAM_NUMERICS_FP16}});
+    opt.numerics |= chosen("TILEBEAM_SOFTMAX", {{"table", 0}, {"exact", TILEBEAM_NUMERICS_EXACT_EXP}});
+    const int32_t alike = chosen("TILEBEAM_DETERMINISTIC", {{"0", 0}, {"1", TILEBEAM_NUMERICS_DETERMINISTIC}});
+    if (std::string why; alike != 0 && !known_numerics(opt.numerics | alike, why)) {
+        GGML_LOG_WARN("tilebeam: TILEBEAM_DETERMINISTIC is ignored: %s\n", why.c_str());
+    } else {
+        opt.numerics |= alike;
     }
     return opt;
 }
 
-int device_count_of_environment() {
-    const char * v = std::getenv("TILEBEAM_DEVICES");
-    if (!v || !*v) return 1;
-    char * end = nullptr;
-    const long n = std::strtol(v, &end, 10);
-    if (*end == '\0' && n >= 1 && n <= TILEBEAM_MAX_DEVICES) return static_cast<int>(n);
-    GGML_LOG_WARN("tilebeam: TILEBEAM_DEVICES=%s is not a number from 1 to %d: using 1\n", v, TILEBEAM_MAX_DEVICES);
-    return 1;
-}
-
 tb_status check_options(const tilebeam_options & o, std::string & why) {
-    if (o.version != TILEBEAM_CONTROL_VERSION) {
-        why = "options of version " + std::to_string(o.version) + ", the plugin has version " +
-              std::to_string(TILEBEAM_CONTROL_VERSION);
-        return TB_E_VERSION;
-    }
     if (o.executor < TILEBEAM_EXECUTOR_THREAD || o.executor > TILEBEAM_EXECUTOR_HEXAGON) {
         why = "executor must be thread, process or hexagon";
     } else if (!known_numerics(o.numerics, why)) {

@@ -15,7 +15,6 @@ constexpr int most_threads = 512;
 
 // What environment variables say; a value that makes no sense is reported and left out.
 tilebeam_options options_of_environment();
-int device_count_of_environment();
 
 // TB_OK, or `why` says which of the values is wrong.
 tb_status check_options(const tilebeam_options & options, std::string & why);

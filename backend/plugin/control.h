@@ -15,7 +15,6 @@ extern "C" {
 #endif
 
 // cffi: begin
-#define TILEBEAM_CONTROL_VERSION 3
 #define TILEBEAM_MAX_DEVICES 15 // HMX0 to HMX14: ggml schedules over 16 backends, the CPU is one of them
 
 enum tilebeam_executor {
@@ -62,14 +61,12 @@ typedef struct tilebeam_load {
 // Options for sessions started from now on. n_threads and numerics, but for TILEBEAM_NUMERICS_DETERMINISTIC, also
 // change those that run.
 typedef struct tilebeam_options {
-    uint32_t version;  // TILEBEAM_CONTROL_VERSION
     int32_t executor;  // enum tilebeam_executor
     int32_t numerics;  // enum tilebeam_numerics, with what is added
     int32_t n_threads; // 0: as many as llama.cpp asks for; else fixed, whatever llama.cpp says
     // Longest wait for one op, in proportion longer for one of more than 2^34 operations; the default of an executor
     // goes when another one is chosen.
     int32_t deadline_ms;
-    uint32_t n_devices;   // that ggml was told of when the plugin was loaded; cannot be changed
     char isa[32];         // kernel set, "" = best
     char npud_path[4096]; // the executable of the NPU process, "" = tilebeam-npud(-hexagon) beside the plugin
     uint64_t memory_limit[TILEBEAM_MAX_DEVICES]; // per device: address space for mapped buffers, bytes; 0 = none
@@ -81,27 +78,16 @@ enum tilebeam_session_state {
     TILEBEAM_SESSION_DEAD = 2, // the next model load starts a new one
 };
 
-// Of HMX0, unless it says "all devices".
+// All devices together.
 typedef struct tilebeam_status {
-    uint32_t version; // TILEBEAM_CONTROL_VERSION
-    int32_t session;  // enum tilebeam_session_state
-    int32_t executor; // of the running session, or of the next one
     int32_t numerics;
-    int32_t n_threads; // of the running session; 0 without one
-    int32_t npu_pid;   // a process: its pid; else this process's; 0 without a session
-    char isa[32];      // kernel set of the running session, "" without one
-    char device[16];
-    char description[112];
     char ggml_version[32]; // that the plugin was built for
     char ggml_commit[64];
-    uint64_t memory_free; // bytes, as told to llama.cpp
-    uint64_t memory_total;
-    uint64_t buffers; // all devices from here on: live buffers and their bytes, mapped files included
+    uint64_t buffers; // live buffers and their bytes, mapped files included
     uint64_t buffer_bytes;
     uint64_t mapped_bytes;  // of these, mapped from files without a copy
     uint64_t bad_buffers;   // of the live ones, those that no graph can use because something went wrong
     uint64_t tiled_tensors; // tensors held as tiles in live buffers
-    uint64_t sessions;      // started since the plugin was loaded
     uint64_t graphs;        // computed, and the ops in them
     uint64_t ops;
     uint64_t lowered;    // graphs translated; the others were sent from the cache
@@ -112,19 +98,16 @@ typedef struct tilebeam_status {
     char build_id[40]; // digest of the sources, in hexadecimal digits: the NPU process must have the same
 } tilebeam_status;
 
-// One device, whether ggml was told of it or not.
+// One device.
 typedef struct tilebeam_device_status {
-    uint32_t version; // TILEBEAM_CONTROL_VERSION
     uint32_t index;
     int32_t session;   // enum tilebeam_session_state
     int32_t executor;  // of the running session, or of the next one
     int32_t n_threads; // 0 without a session
-    int32_t npu_pid;   // as in tilebeam_status
-    uint32_t listed;   // 1: ggml was told of it
-    uint32_t reserved;
+    int32_t npu_pid;   // a process: its pid; else this process's; 0 without a session
     char name[16];
     char description[112];
-    char isa[32];
+    char isa[32];          // kernel set of the running session, "" without one
     uint64_t memory_limit; // of the running session, or of the next one; bytes, 0 = none
     uint64_t memory_used;  // address space that the running session has mapped, in whole pages
     uint64_t memory_free;  // as told to llama.cpp

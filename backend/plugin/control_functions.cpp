@@ -83,29 +83,15 @@ int32_t executor_of(const session_ptr & session, const tilebeam_options & o) {
 int status(tilebeam_status * out) try {
     if (!out) return TB_E_PROTOCOL;
     state & st = state::get();
-    const session_ptr session = st.current(0);
-    const tilebeam_options o = st.options();
     std::memset(out, 0, sizeof *out);
-    out->version = TILEBEAM_CONTROL_VERSION;
-    out->session = state_of(session);
-    out->executor = executor_of(session, o);
-    out->numerics = o.numerics;
-    if (session) {
-        out->n_threads = st.n_threads(0);
-        out->npu_pid = session->npu_pid();
-        set_text(out->isa, session->isa());
-    }
-    set_text(out->device, device_name(0));
-    set_text(out->description, device_description(0));
+    out->numerics = st.numerics();
     set_text(out->ggml_version, built_version);
     set_text(out->ggml_commit, built_commit);
-    st.memory(0, &out->memory_free, &out->memory_total);
     out->buffers = st.count.buffers;
     out->buffer_bytes = st.count.buffer_bytes;
     out->mapped_bytes = st.count.mapped_bytes;
     out->bad_buffers = st.count.bad_buffers;
     out->tiled_tensors = st.count.tiled_tensors;
-    out->sessions = st.count.sessions;
     out->graphs = st.count.graphs;
     out->ops = st.count.ops;
     out->lowered = st.count.lowered;
@@ -126,16 +112,14 @@ int device_status(uint32_t index, tilebeam_device_status * out) try {
     const int device = static_cast<int>(index);
     const session_ptr session = st.current(device);
     std::memset(out, 0, sizeof *out);
-    out->version = TILEBEAM_CONTROL_VERSION;
     out->index = index;
     out->session = state_of(session);
     out->executor = executor_of(session, st.options());
-    out->listed = device < st.n_devices() ? 1 : 0;
     if (session) {
         out->n_threads = st.n_threads(device);
         out->npu_pid = session->npu_pid();
         set_text(out->isa, session->isa());
-        out->memory_used = mapped_in(session.get());
+        out->memory_used = session->mapped();
     }
     set_text(out->name, device_name(device));
     set_text(out->description, device_description(device));

@@ -1,5 +1,5 @@
-// The devices HMX0 to HMX14 and their buffer types, as ggml sees them. ggml is told of the first only, or of as many as
-// TILEBEAM_DEVICES says; any of them can be used by handing its pointer to llama.cpp.
+// The devices HMX0 to HMX14 and their buffer types, as ggml sees them. ggml is told of the first only; any of them can
+// be used by handing its pointer to llama.cpp.
 #ifndef TILEBEAM_PLUGIN_DEVICE_H
 #define TILEBEAM_PLUGIN_DEVICE_H
 

@@ -2,15 +2,13 @@
 // for.
 //
 // ggml's backend vtables are positional and its API number does not change with them: a plugin in another ggml would
-// call the wrong functions. So version and commit must both be those of the headers this was compiled with, and what of
-// structs, enums and vtables can be tried is tried (abi.h).
+// call the wrong functions. So version and commit must both be those of the headers this was compiled with.
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
 
-#include "abi.h"
 #include "backend.h"
 #include "control_functions.h"
 #include "device.h"
@@ -23,9 +21,9 @@ namespace tb::plugin {
 namespace {
 
 const char * reg_name(ggml_backend_reg_t) { return "Tilebeam"; }
-size_t device_count(ggml_backend_reg_t) { return static_cast<size_t>(state::get().n_devices()); }
+size_t device_count(ggml_backend_reg_t) { return 1; } // of others a program may know (control.h, tilebeam_device)
 ggml_backend_dev_t get_device(ggml_backend_reg_t reg, size_t index) {
-    return index < device_count(reg) ? device(static_cast<int>(index)) : nullptr;
+    return index < device_count(reg) ? device(0) : nullptr;
 }
 
 // LLAMA_SPLIT_MODE_ROW asks for a buffer type that spreads the rows of a matrix over devices; llama.cpp refuses the
@@ -102,15 +100,8 @@ __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void
         GGML_LOG_ERROR("tilebeam: %s\n", why.c_str());
         return nullptr;
     }
+    tb::plugin::state::get(); // reads the environment, and says now what is wrong with it
     tb::plugin::adopt_devices(&tb::plugin::the_registration);
-    std::string differs = tb::plugin::abi_difference();
-    if (differs.empty()) differs = tb::plugin::device_difference(tb::plugin::device(0));
-    if (!differs.empty()) {
-        GGML_LOG_ERROR("tilebeam: this process's ggml %s (%s) is not the one of its commit: %s differs; reinstall "
-                       "llama-cpp-python\n",
-                       ggml_version(), ggml_commit(), differs.c_str());
-        return nullptr;
-    }
     return &tb::plugin::the_registration;
 }
 

@@ -9,7 +9,6 @@
 #include "configuration.h"
 #include "ggml-impl.h"
 #include "usable_memory.h"
-#include "window.h"
 
 namespace tb::plugin {
 
@@ -44,8 +43,6 @@ state & state::get() {
 state::state() {
     opt = options_of_environment();
     opt.deadline_ms = tb::session::default_deadline_ms(kind_of(opt.executor));
-    listed = device_count_of_environment();
-    opt.n_devices = static_cast<uint32_t>(listed);
     numerics_in_force = opt.numerics;
 }
 
@@ -84,7 +81,6 @@ session_ptr state::acquire(int device) {
     s.running = session;
     s.threads = o.n_threads > 0 ? o.n_threads : session->n_threads();
     s.started++;
-    count.sessions++;
     return session;
 }
 
@@ -111,8 +107,6 @@ tilebeam_options state::options() {
 
 tb_status state::configure(const tilebeam_options & o, std::string & why) {
     if (const tb_status status = check_options(o, why); status != TB_OK) return status;
-    std::vector<session_ptr> changed;
-    int threads = 0;
     {
         std::lock_guard<fork_lock> hold(lock);
         const int32_t before = opt.executor;
@@ -120,50 +114,40 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
         if (o.executor != before && o.deadline_ms == tb::session::default_deadline_ms(kind_of(before))) {
             opt.deadline_ms = tb::session::default_deadline_ms(kind_of(o.executor));
         }
-        opt.n_devices = static_cast<uint32_t>(listed);
         numerics_in_force = opt.numerics;
-        threads = wanted_threads();
-        changed = take_threads();
     }
-    for (const session_ptr & session : changed) {
-        if (!session->alive()) continue;
-        const tb::session::result r = session->set_threads(threads);
-        if (!r.ok()) {
-            why = r.why;
-            return r.status;
-        }
-    }
-    return TB_OK;
+    const tb::session::result r = give_threads();
+    if (!r.ok()) why = r.why;
+    return r.status;
 }
 
-std::vector<session_ptr> state::take_threads() {
-    std::vector<session_ptr> changed;
-    const int threads = wanted_threads();
-    for (slot & s : slots) {
-        if (threads <= 0 || threads == s.threads) continue;
-        session_ptr session = s.running.lock();
-        if (!session) continue;
-        s.threads = threads;
-        changed.push_back(std::move(session));
-    }
-    return changed;
-}
-
-void state::ask_threads(int n) {
-    if (n < 1) return;
+tb::session::result state::give_threads() {
     std::vector<session_ptr> changed;
     int threads = 0;
     {
         std::lock_guard<fork_lock> hold(lock);
-        asked_threads = std::min(n, most_threads);
         threads = wanted_threads();
-        changed = take_threads();
+        for (slot & s : slots) {
+            session_ptr session = s.running.lock();
+            if (!session || threads <= 0 || threads == s.threads) continue;
+            s.threads = threads;
+            changed.push_back(std::move(session));
+        }
     }
     for (const session_ptr & session : changed) {
         if (!session->alive()) continue;
-        const tb::session::result r = session->set_threads(threads);
-        if (!r.ok()) fail(r.why);
+        if (tb::session::result r = session->set_threads(threads); !r.ok()) return r;
     }
+    return {};
+}
+
+void state::ask_threads(int n) {
+    if (n < 1) return;
+    {
+        std::lock_guard<fork_lock> hold(lock);
+        asked_threads = std::min(n, most_threads);
+    }
+    if (const tb::session::result r = give_threads(); !r.ok()) fail(r.why);
 }
 
 int state::n_threads(int device) {
@@ -215,7 +199,7 @@ void state::memory(int device, uint64_t * free, uint64_t * total) {
     const memory_size usable = usable_memory();
     if (const uint64_t limit = limit_of(device); limit != 0) {
         const session_ptr session = current(device);
-        const uint64_t used = session ? mapped_in(session.get()) : 0;
+        const uint64_t used = session ? session->mapped() : 0;
         *total = std::min(usable.total, limit);
         *free = std::min({usable.available, *total, limit > used ? limit - used : 0});
         return;

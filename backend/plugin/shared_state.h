@@ -25,7 +25,7 @@ namespace tb::plugin {
 
 struct counters {
     std::atomic<uint64_t> buffers{0}, buffer_bytes{0}, mapped_bytes{0}, bad_buffers{0}, tiled_tensors{0};
-    std::atomic<uint64_t> sessions{0}, graphs{0}, ops{0}, lowered{0}, failures{0}, errors{0}, compute_ns{0};
+    std::atomic<uint64_t> graphs{0}, ops{0}, lowered{0}, failures{0}, errors{0}, compute_ns{0};
 };
 
 class state {
@@ -41,8 +41,6 @@ class state {
     session_ptr current(int device);
     uint64_t started(int device); // sessions so far
 
-    // How many devices ggml is told of. The others can be used by who asks for them (control.h, tilebeam_device).
-    int n_devices() const { return listed; }
     // Address space of the device's running session, or of its next one; 0 = no limit.
     uint64_t limit_of(int device);
 
@@ -73,13 +71,12 @@ class state {
     state();
     tb::session::options session_options(int device) const;
     int wanted_threads() const; // 0 = one per usable core
-    // The sessions that have another number of threads than wanted, and are now said to have it.
-    std::vector<session_ptr> take_threads();
+    // Tells the running sessions that have another number of threads than wanted.
+    tb::session::result give_threads();
 
     fork_lock starting{fork_lock::at_fork::renewed}; // one session starts at a time
     fork_lock lock;                                  // options, sessions, threads
     tilebeam_options opt{};
-    int listed = 1;
     int asked_threads = 0;
     std::array<slot, TILEBEAM_MAX_DEVICES> slots;
     std::atomic<int32_t> numerics_in_force{TILEBEAM_NUMERICS_INT8};

@@ -90,16 +90,6 @@ bool for_panels(const tiled_tensor & t, size_t offset, size_t size,
     return ok;
 }
 
-// Write one piece; `source(dst, range_offset, size)` gives its bytes.
-template <class Source>
-bool write_piece(const tiled_tensor & t, const piece & p, std::vector<uint8_t> & plain, const Source & source) {
-    const size_t row = t.row_bytes(), whole = p.rows * row;
-    plain.resize(whole);
-    if (p.size < whole && tb_unpack_panel(t.type, t.k, p.rows, p.panel, plain.data(), row) != TB_OK) return false;
-    source(plain.data() + p.panel_offset, p.range_offset, p.size);
-    return tb_pack_panel(t.type, t.k, p.rows, plain.data(), row, p.panel) == TB_OK;
-}
-
 } // namespace
 
 size_t tiled_tensor::row_bytes() const {
@@ -110,16 +100,15 @@ size_t tiled_tensor::row_bytes() const {
 bool write_tiled(const tiled_tensor & t, const void * src, size_t offset, size_t size) {
     const auto * bytes = static_cast<const uint8_t *>(src);
     return for_panels(t, offset, size, [&](const piece & p, std::vector<uint8_t> & plain) {
-        if (p.size == p.rows * t.row_bytes()) {
-            return tb_pack_panel(t.type, t.k, p.rows, bytes + p.range_offset, t.row_bytes(), p.panel) == TB_OK;
+        const size_t row = t.row_bytes(), whole = p.rows * row;
+        const uint8_t * rows = bytes + p.range_offset;
+        if (p.size < whole) {
+            plain.resize(whole);
+            if (tb_unpack_panel(t.type, t.k, p.rows, p.panel, plain.data(), row) != TB_OK) return false;
+            std::memcpy(plain.data() + p.panel_offset, rows, p.size);
+            rows = plain.data();
         }
-        return write_piece(t, p, plain, [&](uint8_t * dst, size_t at, size_t n) { std::memcpy(dst, bytes + at, n); });
-    });
-}
-
-bool fill_tiled(const tiled_tensor & t, uint8_t value, size_t offset, size_t size) {
-    return for_panels(t, offset, size, [&](const piece & p, std::vector<uint8_t> & plain) {
-        return write_piece(t, p, plain, [&](uint8_t * dst, size_t, size_t n) { std::memset(dst, value, n); });
+        return tb_pack_panel(t.type, t.k, p.rows, rows, row, p.panel) == TB_OK;
     });
 }
 

@@ -11,18 +11,15 @@
 namespace tb::plugin {
 
 struct tiled_tensor {
-    uint32_t type;     // enum tb_type, column-grouped
-    uint64_t k, n;     // elements per row, rows per matrix
-    uint64_t matrices; // ne[2] * ne[3]
-    uint8_t * data;    // tiles; each matrix padded to whole panels
+    uint32_t type;  // enum tb_type, column-grouped
+    uint64_t k, n;  // elements per row, rows per matrix
+    uint8_t * data; // tiles of all its matrices; each padded to whole panels
 
     size_t row_bytes() const; // of the plain form
-    size_t plain_bytes() const { return row_bytes() * n * matrices; }
 };
 
-// `offset` and `size` count plain bytes and lie inside plain_bytes(). False: not a type that can be packed.
+// `offset` and `size` count plain bytes and lie inside the tensor. False: not a type that can be packed.
 bool write_tiled(const tiled_tensor & t, const void * src, size_t offset, size_t size);
-bool fill_tiled(const tiled_tensor & t, uint8_t value, size_t offset, size_t size);
 bool read_tiled(const tiled_tensor & t, void * dst, size_t offset, size_t size);
 
 } // namespace tb::plugin

@@ -32,7 +32,6 @@ class window {
     bool touches(const backing & file, uint64_t a, uint64_t b) const;
     // Byte `at` of the buffer, from the start of what the NPU has mapped.
     uint64_t npu_offset(uint64_t at) const { return at - first + lead; }
-    uint64_t pages_bytes() const; // address space it takes
 
     const session_ptr session;
     const uint64_t first, last;
@@ -41,10 +40,8 @@ class window {
   private:
     window(session_ptr session, uint64_t first, uint64_t last);
     uint64_t lead = 0; // mappings begin on a page
+    bool is_mapped = false;
 };
-
-// Address space that live windows take in this session.
-uint64_t mapped_in(const tb::session::session * session);
 
 } // namespace tb::plugin
 

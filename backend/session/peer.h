@@ -32,9 +32,8 @@ class peer {
 // All serve on copies of the descriptors. nullptr: `why` says what went wrong.
 std::unique_ptr<peer> start_caller(int region_fd, int socket_fd, std::string & why);
 std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why);
-// emulator: "" = qemu-hexagon from PATH; path: tilebeam-npud-hexagon.
-std::unique_ptr<peer> start_hexagon(const std::string & emulator, const std::string & path, int region_fd,
-                                    int socket_fd, std::string & why);
+// path: tilebeam-npud-hexagon, which qemu-hexagon from PATH runs.
+std::unique_ptr<peer> start_hexagon(const std::string & path, int region_fd, int socket_fd, std::string & why);
 
 } // namespace tb::session
 

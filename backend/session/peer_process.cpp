@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
@@ -188,7 +187,7 @@ std::unique_ptr<peer> start(std::vector<std::string> command, int region_fd, int
             argv.push_back(argument.data());
         }
         argv.push_back(nullptr);
-        error = posix_spawn(&child, argv[0], &s.actions, &s.attributes, argv.data(), environ);
+        error = posix_spawnp(&child, argv[0], &s.actions, &s.attributes, argv.data(), environ);
     }
     for (const int fd : {region, socket}) {
         if (fd >= 0) {
@@ -202,24 +201,6 @@ std::unique_ptr<peer> start(std::vector<std::string> command, int region_fd, int
     return std::make_unique<process_peer>(child);
 }
 
-// The executable that a shell would start: `name` itself if it has a slash, else from PATH. "" = there is none.
-std::string find_program(const std::string & name) {
-    if (name.find('/') != std::string::npos) {
-        return access(name.c_str(), X_OK) == 0 ? name : "";
-    }
-    const char * path = std::getenv("PATH");
-    const std::string folders = path ? path : "/usr/local/bin:/usr/bin:/bin";
-    for (size_t at = 0; at <= folders.size();) {
-        const size_t end = std::min(folders.find(':', at), folders.size());
-        const std::string file = folders.substr(at, end - at) + "/" + name;
-        if (end > at && access(file.c_str(), X_OK) == 0) {
-            return file;
-        }
-        at = end + 1;
-    }
-    return "";
-}
-
 } // namespace
 
 std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why) {
@@ -230,19 +211,16 @@ std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int
     return start({path}, region_fd, socket_fd, why);
 }
 
-std::unique_ptr<peer> start_hexagon(const std::string & emulator, const std::string & path, int region_fd,
-                                    int socket_fd, std::string & why) {
-    const std::string name = emulator.empty() ? "qemu-hexagon" : emulator;
-    const std::string program = find_program(name);
-    if (program.empty()) {
-        why = name + " was not found: install the package qemu-user";
-        return nullptr;
-    }
+std::unique_ptr<peer> start_hexagon(const std::string & path, int region_fd, int socket_fd, std::string & why) {
     if (access(path.c_str(), R_OK) != 0) {
         why = "'" + path + "' was not built: install the packages clang-19, lld-19 and libc++-19-dev, and build again";
         return nullptr;
     }
-    return start({program, path}, region_fd, socket_fd, why);
+    auto started = start({"qemu-hexagon", path}, region_fd, socket_fd, why);
+    if (!started) {
+        why += "; qemu-hexagon comes with the package qemu-user";
+    }
+    return started;
 }
 
 } // namespace tb::session

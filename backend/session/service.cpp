@@ -298,7 +298,6 @@ answer service::unmap_buffer() {
 
 answer service::run_graph(npu::graph & g) {
     executor->set_progress(&channel->npu_progress, seq_in_work << 16);
-    keep_bus_handler();
     const npu::outcome o = executor->run(g);
     ran = &g;
     answer a;

@@ -34,7 +34,6 @@ struct options {
     int spin_us = 50;          // spin this long before sleeping; with one CPU not at all
     uint64_t memory_limit = 0; // address space for mapped buffers; 0 = none
     std::string npud_path;     // process: the tilebeam-npud executable; hexagon: tilebeam-npud-hexagon
-    std::string emulator;      // hexagon: the emulator's executable, "" = qemu-hexagon from PATH
     std::string isa;           // kernel set, "" = best
     bool fuse = true;          // false: graphs run op by op (TILEBEAM_FUSE=0)
 };
@@ -79,8 +78,9 @@ class session {
     // The NPU process once could not get memory that no limit of the session's own forbids: what comes next is better
     // off with a process of its own.
     bool starved() const;
-    int npu_pid() const;   // a process: its pid; else this process's
-    int n_threads() const; // NPU threads in use
+    int npu_pid() const;     // a process: its pid; else this process's
+    uint64_t mapped() const; // address space that buffers take, bytes in whole pages
+    int n_threads() const;   // NPU threads in use
     const options & opts() const;
     uint32_t guards() const; // enum tb_guard, or'ed: how the NPU side is shut in
     session_counters counters() const;

@@ -65,8 +65,9 @@ struct session::impl {
 
     std::vector<uint8_t> message; // the payload, before it goes where the other side could change it
     session_counters count;
-    uint64_t clock = 0; // of last_used
-    std::vector<bool> ids = std::vector<bool>(TB_MAX_BUFFERS);
+    uint64_t clock = 0;                                                    // of last_used
+    std::vector<uint64_t> buffers = std::vector<uint64_t>(TB_MAX_BUFFERS); // by id: address space, 0 = free
+    std::atomic<uint64_t> mapped{0};                                       // of all of them
     sent_graph sent[TB_MAX_GRAPHS];
     spin_budget budget;
     // Set once, for good.

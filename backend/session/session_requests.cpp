@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <unistd.h>
 
 #include "reply_deadline.h"
 #include "session_impl.h"
@@ -29,11 +30,11 @@ sent_graph & session::impl::slot_for(uint64_t serial) {
 }
 
 result session::impl::map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id) {
-    const auto free = std::find(ids.begin(), ids.end(), false);
-    if (free == ids.end()) {
+    const auto free = std::find(buffers.begin(), buffers.end(), 0);
+    if (free == buffers.end()) {
         return failure(TB_E_BUFFER, "more than " + std::to_string(TB_MAX_BUFFERS) + " buffers on one NPU");
     }
-    const auto index = static_cast<uint32_t>(free - ids.begin());
+    const auto index = static_cast<uint32_t>(free - buffers.begin());
     const tb_map m{index, writable ? 1u : 0u, offset, size};
     if (!send_descriptor(socket, seq + 1, fd)) {
         const std::string error = std::strerror(errno);
@@ -46,7 +47,9 @@ result session::impl::map(int fd, uint64_t offset, uint64_t size, bool writable,
     tb_reply reply;
     const result r = request(TB_REQ_MAP, &m, sizeof m, &reply);
     if (r.ok()) {
-        *free = true;
+        const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+        *free = (size + page - 1) / page * page;
+        mapped += *free;
         *id = index;
     }
     return r;
@@ -60,7 +63,8 @@ result session::impl::unmap(uint32_t id) {
         r = request(TB_REQ_UNMAP, &m, sizeof m, &reply); // damaged on its way: the buffer must not stay mapped
     }
     if (r.ok()) {
-        ids[id] = false;
+        mapped -= buffers[id];
+        buffers[id] = 0;
     }
     return r;
 }
@@ -214,6 +218,8 @@ bool session::alive() const {
 bool session::starved() const { return self->starved.load(std::memory_order_relaxed); }
 
 int session::npu_pid() const { return self->npu->pid(); }
+
+uint64_t session::mapped() const { return self->mapped.load(std::memory_order_relaxed); }
 
 int session::n_threads() const { return self->n_threads.load(std::memory_order_relaxed); }
 

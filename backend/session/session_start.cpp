@@ -57,7 +57,7 @@ bool session::impl::start(std::string & why) {
         npu = start_process(opt.npud_path, region->fd(), sockets[1], why);
         break;
     case executor_kind::hexagon:
-        npu = start_hexagon(opt.emulator, opt.npud_path, region->fd(), sockets[1], why);
+        npu = start_hexagon(opt.npud_path, region->fd(), sockets[1], why);
         break;
     }
     close(sockets[1]);

@@ -12,7 +12,7 @@
 
 namespace tb::session {
 
-shared_memory::shared_memory() = default;
+shared_memory::shared_memory() : made_in(fork_count()) {}
 
 std::unique_ptr<shared_memory> shared_memory::create(const char * name, uint64_t size, std::string & why) {
     const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -43,15 +43,14 @@ std::unique_ptr<shared_memory> shared_memory::create(const char * name, uint64_t
         return failed("mapping");
     }
     madvise(base, rounded, MADV_HUGEPAGE); // fewer TLB misses where the system allows it for shared memory
+    madvise(base, rounded, MADV_DONTFORK);
     m->base = base;
     m->bytes = rounded;
-    m->apart = std::make_unique<private_in_children>(base, rounded, m->file);
     return m;
 }
 
 shared_memory::~shared_memory() {
-    apart.reset();
-    if (base) {
+    if (base && made_in == fork_count()) { // a child may have something else there
         munmap(base, bytes);
     }
     if (file >= 0) {

@@ -6,14 +6,10 @@
 #include <memory>
 #include <string>
 
-namespace tb {
-class private_in_children; // fork.h
-}
-
 namespace tb::session {
 
 // Memory that both sides map (a memfd). Sealed against shrinking; unmapped and closed on destruction. A forked child
-// that writes it writes pages of its own.
+// does not have it.
 class shared_memory {
   public:
     static std::unique_ptr<shared_memory> create(const char * name, uint64_t size, std::string & why);
@@ -27,7 +23,7 @@ class shared_memory {
     void * base = nullptr;
     uint64_t bytes = 0;
     int file = -1;
-    std::unique_ptr<private_in_children> apart;
+    const uint32_t made_in; // fork_count() then
 };
 
 } // namespace tb::session

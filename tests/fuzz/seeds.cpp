@@ -1,5 +1,4 @@
-// Inputs that do something sensible: every op with many types and shapes, and the other messages. The mutator starts
-// from these and takes fresh ops from here.
+// Inputs that do something sensible: every op with many types and shapes, and the other messages.
 #include <cstring>
 #include <initializer_list>
 
@@ -391,36 +390,6 @@ template <class T> message with(uint8_t kind, const T & payload) {
     return m;
 }
 
-message make_patch(const std::vector<tb_patch> & patches, uint32_t slot, uint64_t serial) {
-    message m = with(TB_REQ_PATCH, tb_graph{slot, static_cast<uint32_t>(patches.size()), serial});
-    for (const tb_patch & p : patches) {
-        const auto * bytes = reinterpret_cast<const uint8_t *>(&p);
-        m.payload.insert(m.payload.end(), bytes, bytes + sizeof p);
-    }
-    return m;
-}
-
-// No 64-bit row numbers: see good_seeds.
-std::vector<tb_op> some_of(const std::vector<tb_op> & ops) {
-    std::vector<tb_op> some;
-    for (size_t i = 0; i < ops.size(); i += 13) {
-        if (ops[i].code != TB_OP_SET_ROWS) {
-            some.push_back(ops[i]);
-        }
-    }
-    return some;
-}
-
-unit unit_of(uint8_t fill, std::initializer_list<message> messages) {
-    unit u;
-    u.head.fill = fill;
-    u.messages = map_files();
-    u.messages.insert(u.messages.end(), messages);
-    return u;
-}
-
-} // namespace
-
 std::vector<message> map_files() {
     std::vector<message> maps;
     for (uint32_t f = 0; f < n_files; ++f) {
@@ -451,6 +420,36 @@ std::vector<tb_op> valid_ops() {
     add_copies(ops);
     return ops;
 }
+
+message make_patch(const std::vector<tb_patch> & patches, uint32_t slot, uint64_t serial) {
+    message m = with(TB_REQ_PATCH, tb_graph{slot, static_cast<uint32_t>(patches.size()), serial});
+    for (const tb_patch & p : patches) {
+        const auto * bytes = reinterpret_cast<const uint8_t *>(&p);
+        m.payload.insert(m.payload.end(), bytes, bytes + sizeof p);
+    }
+    return m;
+}
+
+// No 64-bit row numbers: see good_seeds.
+std::vector<tb_op> some_of(const std::vector<tb_op> & ops) {
+    std::vector<tb_op> some;
+    for (size_t i = 0; i < ops.size(); i += 13) {
+        if (ops[i].code != TB_OP_SET_ROWS) {
+            some.push_back(ops[i]);
+        }
+    }
+    return some;
+}
+
+unit unit_of(uint8_t fill, std::initializer_list<message> messages) {
+    unit u;
+    u.head.fill = fill;
+    u.messages = map_files();
+    u.messages.insert(u.messages.end(), messages);
+    return u;
+}
+
+} // namespace
 
 std::vector<unit> good_seeds() {
     const std::vector<tb_op> ops = valid_ops();

@@ -93,10 +93,7 @@ op_list ops_of(const message & m);
 
 // ---- seeds.cpp: inputs that do something sensible
 
-std::vector<tb_op> valid_ops();   // every op code, with many types and shapes; operands lie in files 0, 1 and 3
-std::vector<message> map_files(); // what those ops need mapped
-message make_compute(const std::vector<tb_op> & ops, uint32_t slot, uint64_t serial);
-std::vector<unit> good_seeds(); // every message is accepted
+std::vector<unit> good_seeds(); // each op code with many types and shapes; every message is accepted
 std::vector<unit> seeds();      // these, and some that are refused
 
 // Strides of a tensor without gaps, of any type.

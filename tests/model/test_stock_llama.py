@@ -96,11 +96,10 @@ def test_a_registered_program_loads_repacked_files(
     assert of_ordinary == of_repacked != plain
 
 
-@pytest.mark.parametrize("devices", ["1", "2"])
-def test_all_split_modes(ordinary: Path, repacked: Path, devices: str) -> None:
+def test_all_split_modes(ordinary: Path, repacked: Path) -> None:
     """By row is by layer on this device; by tensor runs through ggml's meta device, and repacked files refuse it."""
     loads = [(path, {"split_mode": mode}) for path in (ordinary, repacked) for mode in range(4)]
-    *said, refused = llama(True, *loads, TILEBEAM_DEVICES=devices)
+    *said, refused = llama(True, *loads)
     by_tensor = said.pop(3)
     assert said == [said[0]] * 6
     assert refused.startswith("TilebeamError")

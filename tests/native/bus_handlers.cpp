@@ -119,12 +119,6 @@ int main(int, char ** argv) {
         install(count_and_put_back, 0, &before_late);
     }
     for (int i = 0; i < rounds; ++i) {
-        struct sigaction now;
-        sigaction(SIGBUS, nullptr, &now);
-        if (is("rivals") && now.sa_sigaction != count_and_call) { // as keep_bus_handler does
-            install(count_and_call, 0, &before_late);
-        }
-        tb::keep_bus_handler();
         if (is("kill") || is("ignored") || is("default")) {
             kill(getpid(), SIGBUS);
             raise(SIGBUS);

@@ -44,7 +44,7 @@ std::unique_ptr<peer> start_process(const std::string &, int region_fd, int sock
     return std::make_unique<npud_thread>(region_fd, socket_fd);
 }
 
-std::unique_ptr<peer> start_hexagon(const std::string &, const std::string &, int, int, std::string & why) {
+std::unique_ptr<peer> start_hexagon(const std::string &, int, int, std::string & why) {
     why = "there is no emulator here";
     return nullptr;
 }

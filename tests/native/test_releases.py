@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -81,44 +79,3 @@ def test_a_release_that_no_plugin_came_for(monkeypatch: pytest.MonkeyPatch) -> N
     newest = max(releases.built(), key=releases.order)
     with pytest.raises(TilebeamError, match=rf"is {OTHER}, and .*=={newest}, or .*TILEBEAM_RELEASE={OTHER}\."):
         releases.plugin_file()
-
-
-CHANGED = {  # functions of another ggml, and what the plugin then says
-    "void ggml_set_name(void * t, const char * n) {}": "struct ggml_tensor",
-    "unsigned long ggml_backend_buffer_get_size(void * b) { return 1; }": "struct ggml_backend_buffer",
-    "unsigned long ggml_backend_buft_get_alignment(void * b) { return 3; }": "struct ggml_backend_buffer_type_i",
-    "int ggml_backend_dev_type(void * d) { return 77; }": "struct ggml_backend_device_i",
-}
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-@pytest.mark.parametrize("code", CHANGED, ids=CHANGED.values())
-def test_each_struct_and_vtable_is_tried(code: str, tmp_path: Path) -> None:
-    """In a ggml one of whose functions does something else than the plugin's headers say."""
-    (tmp_path / "f.c").write_text(code)
-    library = tmp_path / "f.so"
-    subprocess.run(["cc", "-w", "-shared", "-fPIC", "-o", library, tmp_path / "f.c"], check=True)
-    said = loaded(releases.plugin_file(), LD_PRELOAD=str(library))
-    assert f"is not the one of its commit: {CHANGED[code]} differs" in said
-
-
-def loaded(plugin: Path, **environment: str) -> str:
-    """What is said when ggml loads a plugin, which it must refuse."""
-    code = (
-        "import ctypes, sys, llama_cpp; lib = ctypes.CDLL('libggml.so.0');"
-        "lib.ggml_backend_load.restype = ctypes.c_void_p; lib.ggml_backend_load.argtypes = [ctypes.c_char_p];"
-        "print(lib.ggml_backend_load(sys.argv[1].encode()))"
-    )
-    command = [sys.executable, "-c", code, str(plugin)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
-    assert done.stdout.split() == ["None"], done.stderr
-    return done.stderr
-
-
-def test_ggml_that_was_changed_after_its_commit_is_refused(tmp_path: Path) -> None:
-    """A plugin that asks for an op by another number than its headers', as if ggml had been changed."""
-    image = releases.plugin_file().read_bytes()
-    assert image.count(b"FLASH_ATTN_EXT\0") == 1
-    copy = tmp_path / releases.PLUGIN
-    copy.write_bytes(image.replace(b"FLASH_ATTN_EXT\0", b"FLASH_ATTN_OLD\0"))
-    assert "is not the one of its commit: enum ggml_op differs" in loaded(copy)

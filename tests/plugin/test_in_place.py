@@ -6,11 +6,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import ggml_kit as kit
-import graph_kit
 import numpy as np
 import pytest
 from ggml_kit import ffi
 
+T = "struct ggml_tensor *"
+ffi.cdef(f"""
+void ggml_set_input({T} t);
+void ggml_set_output({T} t);
+void * ggml_backend_cpu_init(void);
+void * ggml_backend_sched_new(void ** backends, void ** bufts, int n, size_t graph_size, bool parallel, bool offload);
+void ggml_backend_sched_free(void * sched);
+bool ggml_backend_sched_alloc_graph(void * sched, void * graph);
+int ggml_backend_sched_graph_compute(void * sched, void * graph);
+void * ggml_backend_sched_get_tensor_backend(void * sched, {T} t);
+{T} ggml_add_inplace(void * ctx, {T} a, {T} b);
+{T} ggml_cpy(void * ctx, {T} a, {T} b);
+{T} ggml_repeat_4d(void * ctx, {T} a, int64_t n0, int64_t n1, int64_t n2, int64_t n3);
+{T} ggml_reshape_3d(void * ctx, {T} a, int64_t n0, int64_t n1, int64_t n2);
+{T} ggml_scale_inplace(void * ctx, {T} a, float s);
+{T} ggml_set_rows(void * ctx, {T} a, {T} b, {T} c);
+{T} ggml_view_3d(void * ctx, {T} a, int64_t n0, int64_t n1, int64_t n2, size_t nb1, size_t nb2, size_t at);
+""")
+WEIGHTS = 1  # enum ggml_backend_buffer_usage
 SIZE = (32, 6)
 
 
@@ -71,7 +89,7 @@ def test_into_an_input_of_the_graph(ctx: kit.Context, writer: str) -> None:
 def test_into_what_is_computed_beside_a_weight_of_the_cpu(ctx: kit.Context, writer: str) -> None:
     table = ctx.tensor(kit.F32, SIZE[0], 50)
     buffer = ctx.allocate(kit.lib.ggml_backend_cpu_buffer_type())
-    kit.lib.ggml_backend_buffer_set_usage(buffer, graph_kit.WEIGHTS)
+    kit.lib.ggml_backend_buffer_set_usage(buffer, WEIGHTS)
     target = kit.lib.ggml_get_rows(ctx.ctx, table, ctx.tensor(kit.I32, SIZE[1]))
     assert not ctx.device.supports(into(ctx, writer, target))
 
@@ -82,7 +100,7 @@ def test_the_scheduler_keeps_destination_and_writer_together(ctx: kit.Context, f
     lib = kit.lib
     rng = np.random.default_rng(4)
     weight = ctx.tensor(kit.F32, 32, 32)
-    lib.ggml_backend_buffer_set_usage(ctx.allocate(ctx.device.plain), graph_kit.WEIGHTS)
+    lib.ggml_backend_buffer_set_usage(ctx.allocate(ctx.device.plain), WEIGHTS)
     inputs = [ctx.tensor(kit.F32, 32, 6), ctx.tensor(kit.F32, 32, 2), ctx.tensor(kit.I32, 2)]
     base, rows, index = inputs
     for t in inputs:
@@ -97,7 +115,7 @@ def test_the_scheduler_keeps_destination_and_writer_together(ctx: kit.Context, f
     graph = lib.ggml_new_graph(ctx.ctx)
     lib.ggml_build_forward_expand(graph, out)
 
-    cpu = graph_kit.cpu_backend()
+    cpu = ffi.dlopen("libggml-cpu.so.0").ggml_backend_cpu_init()
     ctx.backends += [lib.ggml_backend_dev_init(ctx.device.pointer, ffi.NULL), cpu]
     sched = lib.ggml_backend_sched_new(ffi.new("void *[]", ctx.backends), ffi.NULL, 2, 64, False, True)
     try:

@@ -5,7 +5,6 @@ logit of it against a run without faults, and at a random moment a thread does t
 
     kill      SIGKILL to the NPU process
     stop      SIGSTOP, for longer than the deadline
-    errors    the NPU answers with an error (a reply in good order, written by this program while the NPU stands still)
     page      the channel's shared pages are overwritten with random bytes, again and again
     word      .. once, a single word: an error, or no harm
     memory    the NPU process gets no more memory (RLIMIT_AS)
@@ -41,7 +40,7 @@ from typing import Any
 
 import numpy as np
 import tilebeam
-from npu_kit import FFI, LIB, OK, Session, SharedArray, Vec, possessions, scale, stop_process
+from npu_kit import FFI, OK, Session, SharedArray, Vec, possessions, scale
 from tilebeam import NpuError, SamplingParams
 from tilebeam.native.control import control
 
@@ -54,7 +53,6 @@ LONGEST_S = 60.0  # no round takes that long, however loaded the machine: then s
 CAUSES = {
     "kill": r"the NPU process was killed by signal 9",
     "stop": r"no op ended within the deadline of 600 ms",
-    "errors": r"the NPU process reports: made up [0-9]+ .*\[",
     "page": r"the NPU process (reports: .*damaged|sent a damaged|did not answer)",
     "word": r"the NPU process (reports: .*damaged|sent a damaged|did not answer)",
     "memory": r"the NPU process reports: .*memory",
@@ -64,7 +62,7 @@ CAUSES = {
 HARMLESS = ("unlink",)
 MAYBE_HARMLESS = ("word",)
 # The NPU process lives on, so other models on it must.
-LIVES_ON = ("errors", "memory", "truncate", "rewrite", "unlink")
+LIVES_ON = ("memory", "truncate", "rewrite", "unlink")
 OF_THE_FILE = ("truncate", "rewrite", "unlink")
 OPTIONS: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 4}
 PROMPT = "the question is how many"
@@ -171,25 +169,6 @@ class Channel:
         raise Wrong(f"no channel to process {pid}")
 
 
-def answer_with_an_error(pid: int, rng: np.random.Generator, noticed: threading.Event) -> None:
-    """Stop the NPU while it works on a request and answer that with an error; once that is read let it go on."""
-    channel = Channel(pid).struct
-    while True:
-        stop_process(pid)
-        if channel.req_seq != channel.rep_seq:
-            break
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(float(rng.uniform(0, 0.002)))
-    reply = FFI.new("tb_reply *", {"status": int(rng.integers(1, 11)), "op_index": int(rng.integers(0, 300))})
-    reply.why = f"made up {rng.integers(1000)}".encode()
-    reply.check = LIB.tb_service_reply_check(channel.req_seq, reply)
-    channel.reply = reply[0]
-    channel.rep_seq = channel.req_seq
-    LIB.tb_service_wake(FFI.addressof(channel, "rep_seq"))
-    noticed.wait(LONGEST_S)
-    os.kill(pid, signal.SIGCONT)
-
-
 def overwrite(pid: int, rng: np.random.Generator, noticed: threading.Event) -> None:
     page = Channel(pid).bytes
     size = FFI.sizeof("tb_channel")
@@ -228,7 +207,6 @@ def do_fault(kind: str, pid: int, path: Path, rng: np.random.Generator, noticed:
     actions: dict[str, Callable[[], None]] = {
         "kill": lambda: os.kill(pid, signal.SIGKILL),
         "stop": lambda: os.kill(pid, signal.SIGSTOP),
-        "errors": lambda: answer_with_an_error(pid, rng, noticed),
         "page": lambda: overwrite(pid, rng, noticed),
         "word": lambda: overwrite_word(pid, rng),
         "memory": lambda: take_memory(pid),

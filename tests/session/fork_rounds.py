@@ -5,9 +5,6 @@ all logits with the first ones, bit for bit; another loads and frees the model; 
 In turn, a child
 
     decode   decodes another prompt in the parent's context: an error
-    clear    zeroes the parent's KV cache, which has no result, then decodes: an error
-    write    restores a state into it and decodes: an error
-    read     saves its state, decodes: an error
     context  makes a context of its own on the parent's model and decodes there: an error
     free     frees the parent's contexts and model
     load     loads the model again and decodes: the parent's logits
@@ -75,15 +72,6 @@ class Loaded:
         n = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), (n,)).copy()
 
-    def save(self) -> ctypes.Array[ctypes.c_uint8]:
-        size = llama_cpp.llama_state_get_size(self.context)
-        state = (ctypes.c_uint8 * size)()
-        llama_cpp.llama_state_get_data(self.context, state, size)
-        return state
-
-    def restore(self, state: ctypes.Array[ctypes.c_uint8]) -> None:
-        llama_cpp.llama_state_set_data(self.context, state, len(state))
-
     def free(self) -> None:
         llama_cpp.llama_free(self.context)
         llama_cpp.llama_model_free(self.model)
@@ -94,25 +82,11 @@ class Children:
 
     def __init__(self, path: Path, parent: Loaded, idle: Loaded, right: NDArray[np.float32]) -> None:
         self.path, self.parent, self.idle, self.right = path, parent, idle, right
-        idle.decode([9, 8, 7])
-        self.state = idle.save()
 
     def refused(self, context: ctypes.c_void_p | None = None) -> bool:
         return self.parent.decode([9] * 200, context) is None and FORKED in control().last_error()
 
     def decode(self) -> bool:
-        return self.refused()
-
-    def clear(self) -> bool:
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.parent.context), True)
-        return self.refused()
-
-    def write(self) -> bool:
-        self.parent.restore(self.state)
-        return self.refused()
-
-    def read(self) -> bool:
-        self.parent.save()
         return self.refused()
 
     def context(self) -> bool:
@@ -127,7 +101,7 @@ class Children:
         return got is not None and np.array_equal(got, self.right)
 
     def kinds(self) -> list[Callable[[], bool]]:
-        return [self.decode, self.clear, self.write, self.read, self.context, self.free, self.load]
+        return [self.decode, self.context, self.free, self.load]
 
 
 def in_child(work: Callable[[], bool]) -> str:

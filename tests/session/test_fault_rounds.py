@@ -1,6 +1,6 @@
 """Faults done to a running generation, many times each: fault_rounds.py does them, in a process of its own.
 
-TILEBEAM_FAULT_ROUNDS sets how often (default 50); 500 of each take half an hour.
+TILEBEAM_FAULT_ROUNDS sets how often (default 15); 500 of each take half an hour.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from bench.lib import synth
 
-ROUNDS = int(os.environ.get("TILEBEAM_FAULT_ROUNDS", "50"))
+ROUNDS = int(os.environ.get("TILEBEAM_FAULT_ROUNDS", "15"))
 SANITIZED = "libasan" in Path("/proc/self/maps").read_text()
 
 
@@ -28,7 +28,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KINDS = [
     ("kill", "process"),
     ("stop", "process"),
-    ("errors", "process"),
     ("page", "process"),
     ("word", "process"),
     pytest.param("memory", "process", marks=pytest.mark.skipif(SANITIZED, reason="a sanitizer ends where memory does")),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import re
-import resource
 import signal
 import subprocess
 import sys
@@ -67,19 +64,6 @@ def check_stays_dead(s: Session, first: Outcome) -> None:
     assert time.monotonic() - start < SLACK_S
 
 
-@pytest.mark.parametrize("round_", range(10))
-def test_killed(memory: SharedArray, round_: int) -> None:
-    with Session(True, n_threads=2) as s:
-        s.map(memory)
-        r = compute_while(s, lambda: os.kill(s.pid, signal.SIGKILL), random.Random(round_).uniform(0, 0.05))
-        assert r.name == "TB_E_DEAD"
-        assert re.match(r"the NPU process was killed by signal 9 \(Killed\)", r.why)
-        check_stays_dead(s, r)
-    with Session(True, n_threads=1) as s:
-        s.map(memory)
-        assert s.compute(long_graph()[:1]).status == OK
-
-
 def test_killed_while_idle(memory: SharedArray) -> None:
     with Session(True, n_threads=1) as s:
         s.map(memory)
@@ -106,27 +90,16 @@ def test_killed_before_a_call(memory: SharedArray, call: str) -> None:
         check_stays_dead(s, r)
 
 
-@pytest.mark.parametrize("round_", range(4))
-def test_stopped_beyond_the_deadline(memory: SharedArray, round_: int) -> None:
+def test_stopped_beyond_the_deadline(memory: SharedArray) -> None:
     with Session(True, n_threads=2, deadline_ms=DEADLINE_MS) as s:
         s.map(memory)
         pid = s.pid
-        r = compute_while(s, lambda: os.kill(pid, signal.SIGSTOP), 0.01 * round_)
+        r = compute_while(s, lambda: os.kill(pid, signal.SIGSTOP), 0.02)
         assert r.name == "TB_E_DEADLINE"
         assert f"deadline of {DEADLINE_MS} ms" in r.why
         check_stays_dead(s, r)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)  # a late NPU is ended: it must not write into memory that is used for something else
-
-
-def test_stopped_for_less_than_the_deadline(memory: SharedArray) -> None:
-    with Session(True, n_threads=1) as s:
-        s.map(memory)
-        stop_process(s.pid)
-        timer = threading.Timer(0.2, os.kill, (s.pid, signal.SIGCONT))
-        timer.start()
-        assert s.compute(long_graph()[:2]).status == OK
-        timer.join()
 
 
 def test_a_long_graph_is_not_a_late_one(memory: SharedArray) -> None:
@@ -286,7 +259,7 @@ SIGBUS_SCRIPT = """
 import ctypes, faulthandler, mmap, os, signal, sys, tempfile
 import numpy as np
 from npu_kit import Session, SharedArray, Vec, scale
-early, late, action = sys.argv[1:]
+early, action = sys.argv[1:]
 if early == "1":
     faulthandler.enable()
 f, foreign = tempfile.TemporaryFile(), tempfile.TemporaryFile()
@@ -298,8 +271,6 @@ mapped = mmap.mmap(foreign.fileno(), 1 << 20, prot=mmap.PROT_READ)
 with Session(False, n_threads=2) as s:
     target = s.map(out)
     weights = s.map_fd(f.fileno(), 1 << 20, writable=False)[1]
-    if late == "1":
-        faulthandler.enable()
     ops = [scale(Vec(0, 1 << 18, buffer=target), Vec(0, 1 << 18, buffer=weights), 2.0)]
     for file in (f, foreign):
         file.truncate(0)
@@ -313,13 +284,12 @@ with Session(False, n_threads=2) as s:
 
 
 @pytest.mark.parametrize("early", ["0", "1"])
-@pytest.mark.parametrize("late", ["0", "1"])
 @pytest.mark.parametrize("action", ["fault", "raise", "nothing"])
-def test_only_the_own_sigbus_is_survived(early: str, late: str, action: str) -> None:
-    """Whoever else handles SIGBUS, and whenever that began: missing pages of a mapped model give an error, any other
-    SIGBUS ends the program as it would have."""
+def test_only_the_own_sigbus_is_survived(early: str, action: str) -> None:
+    """Beside a handler of the program: missing pages of a mapped model give an error, any other SIGBUS ends the program
+    as it would have."""
     run = subprocess.run(
-        [sys.executable, "-c", SIGBUS_SCRIPT, early, late, action],
+        [sys.executable, "-c", SIGBUS_SCRIPT, early, action],
         capture_output=True,
         text=True,
         env=process_kit.environment(ASAN_OPTIONS=SANITIZER),
@@ -328,7 +298,7 @@ def test_only_the_own_sigbus_is_survived(early: str, late: str, action: str) -> 
     )
     assert run.stdout == "survived\n", run.stderr
     assert run.returncode == (0 if action == "nothing" else -signal.SIGBUS)
-    assert ("Bus error" in run.stderr) == (action != "nothing" and "1" in (early, late))
+    assert ("Bus error" in run.stderr) == (action != "nothing" and early == "1")
 
 
 def test_a_program_that_ignores_its_children(memory: SharedArray) -> None:
@@ -348,38 +318,8 @@ def test_a_program_that_ignores_its_children(memory: SharedArray) -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_unlinked_model_file() -> None:
-    """An unlinked file stays as long as it is mapped."""
-    with tempfile.NamedTemporaryFile(delete=False) as f:
-        f.write(np.full(N, 3, np.float32).tobytes())
-        f.flush()
-        out = SharedArray(N)
-        with Session(True, n_threads=1) as s:
-            target = s.map(out)
-            _, weights = s.map_fd(f.fileno(), 4 * N, writable=False)
-            os.unlink(f.name)
-            f.close()
-            assert s.compute([scale(Vec(0, N, buffer=target), Vec(0, N, buffer=weights), 2.0)]).status == OK
-            assert np.all(out.floats == 6)
-        out.close()
-
-
-@pytest.mark.skipif("libasan" in Path("/proc/self/maps").read_text(), reason="a sanitizer ends where memory does")
-def test_out_of_memory(memory: SharedArray) -> None:
-    """An NPU that cannot get memory says so and goes on."""
-    with Session(True, n_threads=1) as s:
-        s.map(memory)
-        usage = int(Path(f"/proc/{s.pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
-        resource.prlimit(s.pid, resource.RLIMIT_AS, (usage + (1 << 16), resource.RLIM_INFINITY))
-        assert s.compute([scale(Vec(0, 1), Vec(0, 1), 1.0)] * 16384, 1).name == "TB_E_NOMEM"
-        big, _ = s.map_fd(memory.fd, memory.size)
-        assert big.name == "TB_E_NOMEM"
-        resource.prlimit(s.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        assert s.compute(long_graph()[:1], 1).status == OK
-
-
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
-@pytest.mark.parametrize("round_", range(6))
+@pytest.mark.parametrize("round_", range(3))
 def test_overwritten_page(process: bool, memory: SharedArray, round_: int) -> None:
     """Whatever is scribbled over the shared page while graphs run, a call succeeds with the right numbers or fails."""
     rng = np.random.default_rng(round_)

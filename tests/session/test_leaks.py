@@ -1,6 +1,6 @@
 """Models loaded and closed many times leave nothing behind: no process, thread, descriptor, shared memory, or memory.
 
-TILEBEAM_LOAD_ROUNDS sets how often (default 50; 1000 take some minutes per executor). Run as a program it prints what
+TILEBEAM_LOAD_ROUNDS sets how often (default 30; 1000 take some minutes per executor). Run as a program it prints what
 it saw:
 
     PYTHONPATH=.:tests/kits python tests/session/test_leaks.py process 1000
@@ -20,7 +20,7 @@ from typing import Any
 import process_kit
 import pytest
 
-ROUNDS = int(os.environ.get("TILEBEAM_LOAD_ROUNDS", "50"))
+ROUNDS = int(os.environ.get("TILEBEAM_LOAD_ROUNDS", "30"))
 WARM_UP = 10  # caches of the C library, of Python and of llama.cpp fill
 LEAK_BYTES = 16384  # per round; a KV cache or a graph that stayed would be far more
 

@@ -163,20 +163,6 @@ def test_siblings_count_as_one_core(tree: Tree, name: str) -> None:
     assert usable(tree) == Cpus(4, 4, 3.0, 3)
 
 
-def test_cores_of_different_kinds(tree: Tree) -> None:
-    """Four fast cores of two CPUs and eight slow ones of one: each core counts."""
-    tree.cpus("0-15")
-    tree.cores("0-1", "2-3", "4-5", "6-7", *map(str, range(8, 16)))
-    assert usable(tree) == Cpus(16, 12, None, 12)
-
-
-def test_cpus_that_are_off(tree: Tree) -> None:
-    """They have no topology, and the mask does not have them."""
-    tree.cpus("0-2,5-6", "0-7")
-    tree.cores("0", "1,5", "2,6")
-    assert usable(tree) == Cpus(5, 3, None, 3)
-
-
 # ---- threads on cores
 
 

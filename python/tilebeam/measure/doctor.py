@@ -226,7 +226,7 @@ def _device(report: DoctorReport) -> str:
     if not names:
         raise TilebeamError("the plugin offers no device")
     status, options = control().status(), control().options()
-    devices = [d for d in control().devices() if d["listed"]]
+    devices = control().devices()
     report.facts["devices"] = devices
     report.facts["options"] = options
     report.facts["status"] = status

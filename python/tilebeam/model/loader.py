@@ -93,11 +93,11 @@ def load(
         flash_attn: use flash attention; without it attention runs as several slower ops.
         type_k, type_v: "f16", "f32", "q8_0" or "q4_0" for the KV cache.
         n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
-        devices: how many NPU sessions (HMX0, HMX1 ..) to spread the model over, by layers, at most 15. None: one, or
-            TILEBEAM_DEVICES; with a memory limit as few as the model fits on.
+        devices: how many NPU sessions (HMX0, HMX1 ..) to spread the model over, by layers, at most 15. None: one,
+            with a memory limit as few as the model fits on.
         memory_limit: bytes of address space that each session may map, as a number or as "2GiB"; 0 for none; a list
             has one for each device, and its last entry counts for all further ones. None: that of a session that runs,
-            or none, or TILEBEAM_MEMORY_LIMIT.
+            or none.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
             changes the model as the adapter was trained to.
         cache_ram: MiB, or a size such as "2GiB", of memory for states of texts at earlier tokens, so that prompts can
@@ -329,12 +329,12 @@ class _Loader:
                 )
             limit = status["memory_limit"] if alive else limit
             rooms.append(max(1, limit - status["memory_used"]) if limit else 0)
-        least = o.devices or options["n_devices"]
+        least = o.devices or 1
         if least == 1 and not any(rooms[: o.devices]):
             return Placement((self._file.weights.n_layer + 1,))
         if o.n_gpu_layers >= 0:
             raise TilebeamError("Several devices and memory limits need n_gpu_layers=-1: all layers on the NPU.")
-        most = o.devices or (MAX_DEVICES if any(rooms) and options["n_devices"] == 1 else options["n_devices"])
+        most = o.devices or (MAX_DEVICES if any(rooms) else 1)
         weights = self._file.weights
 
         def planner(n_outputs: int) -> Planner:

@@ -142,7 +142,7 @@ class Control:
         return LoadResult(load.announced_tensors, load.tiled_tensors, load.bad_buffers, self._text(load.reason))
 
     def options(self) -> dict[str, Any]:
-        """Return the options in force, by the names of `configure`, and n_devices, npud_path.
+        """Return the options in force, by the names of `configure`, and npud_path.
 
         memory_limit has an entry per device, in bytes of address space, 0 for none.
         """
@@ -152,7 +152,6 @@ class Control:
             **_arithmetic(options.numerics),
             "n_threads": options.n_threads,
             "deadline_ms": options.deadline_ms,
-            "n_devices": options.n_devices,
             "memory_limit": list(options.memory_limit),
             "isa": self._text(options.isa),
             "npud_path": self._text(options.npud_path),
@@ -215,11 +214,11 @@ class Control:
         return records, int(lost[0]), int(damaged[0])
 
     def status(self) -> dict[str, Any]:
-        """Return everything in tilebeam_status of control.h, with names for the enums."""
+        """Return everything in tilebeam_status of control.h, and what `device_status` says of HMX0."""
         status = self._ffi.new("tilebeam_status *")
         if self._call.status(status) != 0:
             raise TilebeamError(f"The NPU's status cannot be read: {self.last_error() or 'no reason was given'}")
-        return {**self._fields(status), **_arithmetic(status.numerics)}
+        return {**self.device_status(0), **self._fields(status), **_arithmetic(status.numerics)}
 
     def device_status(self, index: int) -> dict[str, Any]:
         """Return everything in tilebeam_device_status of control.h, with names for the enums. Starts no session.
@@ -233,9 +232,9 @@ class Control:
         return self._fields(status)
 
     def devices(self) -> list[dict[str, Any]]:
-        """Return `device_status` of the devices that llama.cpp was told of, and of others that have had a session."""
+        """Return `device_status` of HMX0, and of other devices that have had a session."""
         every = (self.device_status(i) for i in range(self.max_devices))
-        return [d for d in every if d["listed"] or d["sessions"]]
+        return [d for d in every if d["index"] == 0 or d["sessions"]]
 
     def device(self, index: int) -> int:
         """Return the ggml_backend_dev_t of a device, for llama_model_params.devices."""
@@ -259,8 +258,9 @@ class Control:
         for name, _ in self._ffi.typeof(status).item.fields:
             value = getattr(status, name)
             result[name] = value if isinstance(value, int) else self._text(value)
-        result["session"] = _STATES.get(status.session, str(status.session))
-        result["executor"] = EXECUTORS[status.executor]
+        if "session" in result:
+            result["session"] = _STATES.get(status.session, str(status.session))
+            result["executor"] = EXECUTORS[status.executor]
         return result
 
     def _options(self) -> Any:

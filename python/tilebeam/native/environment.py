@@ -11,8 +11,6 @@ PREFIX = "TILEBEAM_"
 VARIABLES = {
     "TILEBEAM_NPU": "how the NPU runs: thread, process or qemu-hexagon",
     "TILEBEAM_THREADS": "worker threads",
-    "TILEBEAM_DEVICES": "how many NPU sessions",
-    "TILEBEAM_MEMORY_LIMIT": "address space of each session, such as 2GiB",
     "TILEBEAM_ISA": "a kernel set",
     "TILEBEAM_NUMERICS": "how products are computed: int8 or fp16",
     "TILEBEAM_SOFTMAX": "attention: exponents from the FP16 table (table) or in float32 (exact)",
