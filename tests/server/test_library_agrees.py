@@ -31,7 +31,6 @@ ARGUMENTS = {
     "json": '{"city": "Bern"}',
     "elements": "<parameter=city>\nBern\n</parameter>\n",
     "pairs": "<arg_key>city</arg_key><arg_value>Bern</arg_value>",
-    "nested": "<city>Bern</city>",
     "python": 'city="Bern"',
     "gemma": '{city:<|"|>Bern<|"|>}',
 }
@@ -41,7 +40,7 @@ def call_in(family: Family) -> str:
     """A call as a family of models writes it, in its first way."""
     head = family.heads[0]
     opens = head.replace("{name}", "weather").replace("{id}", "0")
-    fence = "" if family.lead else "".join(family.fences[:1])
+    fence = "".join(family.fences[:1])
     if "{name}" not in head:
         return f"{fence}{OBJECT}"
     return f"{fence}{opens}{ARGUMENTS[family.arguments]}{family.end}"
@@ -85,7 +84,7 @@ def test_every_family_of_calls(lm: LM, family: str, before: str) -> None:
     marks = CHANNELS if family == "gpt-oss" else THINK
     use = ToolUse(kind, [Tool("weather", parameters=SCHEMA)], False, True)
     chat = PreparedChat(Prompt("", []), SamplingParams(), use, Thinking(marks))
-    if family in ("json", "gpt-oss", "functionary-3.2"):
+    if family in ("json", "gpt-oss"):
         before = ""  # without a mark, a call begins the answer; the others have marks for text, too
     thought = f"{marks.opens}hm{marks.closes}" + ("<|start|>assistant" if marks == CHANNELS else "")
     said = thought + before + call_in(kind)
