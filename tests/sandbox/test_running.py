@@ -130,14 +130,6 @@ def test_arguments_out_of_range() -> None:
         run("1", max_output=0)
 
 
-def test_where_programs_cannot_be_confined_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run("1")
-    monkeypatch.setitem(child._PLAIN.greeting(), "unconfined", "no filters")
-    with pytest.raises(TilebeamError, match="no filters"):
-        run("1")
-    assert run("open('/dev/null').read()", unsafe=True).value == "''"
-
-
 def test_many_at_a_time_and_no_more_than_there_are_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = threading.BoundedSemaphore(3)
     monkeypatch.setattr(child, "_slots", lambda: slots)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import tilebeam
 from engine_kit import EXACT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from search_kit import END, ScriptedLM
 from tilebeam import (
     DVTS,
     LM,
@@ -32,52 +32,6 @@ from tilebeam.scoring.reward_model import split_steps
 
 from bench.lib.synth import preset, write_model
 
-END = ord("$")
-
-
-class Scripted:
-    """A model over characters: in round r every beam is continued by one of `letters`, the sample's seed saying which;
-    after `depth` letters it ends. A step is "x\\n" for the letter x."""
-
-    def __init__(self, letters: str, depth: int, n_ctx: int = 1000) -> None:
-        self.letters, self.depth, self.n_ctx = letters, depth, n_ctx
-        self.calls: list[list[tuple[str, SamplingParams]]] = []
-        self.kept = 0
-
-    def tokenize(self, text: str) -> list[int]:
-        return [ord(c) for c in text]
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return "".join(chr(t) for t in tokens if t != END)
-
-    @contextmanager
-    def keep_prefixes(self) -> Iterator[None]:
-        self.kept += 1
-        yield
-        self.kept -= 1
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, progress: Any = None
-    ) -> list[RequestOutput]:
-        assert self.kept
-        self.calls.append([(self.detokenize(p), s) for p, s in zip(prompts, sampling, strict=True)])
-        results = []
-        for prompt, params in zip(prompts, sampling, strict=True):
-            text = self.detokenize(prompt)
-            outputs = []
-            for i in range(params.n):
-                seed = (params.seed or 0) + i
-                letter = self.letters[0 if params.temperature == 0 else seed % len(self.letters)]
-                last = text.count("\n") == self.depth
-                tokens = [ord(letter), END] if last else [ord(letter), ord("\n")]
-                stop = None if last else "\n"
-                outputs.append(CompletionOutput(i, letter, tokens, "stop", seed, stop_reason=stop))
-            usage = Usage(prompt_tokens=len(prompt), cached_tokens=len(prompt) - 1, completion_tokens=2 * params.n)
-            results.append(RequestOutput(text, list(prompt), outputs, usage, params.seed or 0))
-        if progress is not None and progress(tilebeam.Progress()) is False:
-            results[0].outputs[0].finish_reason = "aborted"
-        return results
-
 
 class Points(StepScorer):
     """A step is worth what its letter is; or what the whole solution so far is."""
@@ -95,75 +49,6 @@ class Points(StepScorer):
             ]
             for steps in solutions
         ]
-
-
-@given(st.text("abcdef", min_size=2, max_size=6), st.integers(0, 3), st.sampled_from([1, 2, 4]), st.integers(1, 3))
-@settings(deadline=None)
-def test_the_best_letters_win_when_all_are_tried(letters: str, depth: int, trees: int, rounds_more: int) -> None:
-    letters = "".join(sorted(set(letters)))
-    width = len(letters)  # consecutive seeds: every continuation is tried
-    lm = Scripted(letters, depth)
-    points = {x: (ord(x) - ord("a") + 1) / 10 for x in letters}
-    for method in (BeamSearch, DVTS):
-        scorer = Points(points, aggregate="mean")
-        search = method(scorer, width, max_steps=depth + rounds_more)
-        result = search.infer(lm, "p\n".replace("\n", ":"), budget=trees * width, sampling=SamplingParams(seed=0))
-        assert result.best.text == "\n".join(letters[-1] * (depth + 1))
-        assert result.best.finish_reason == "stop"
-        assert result.rounds == depth + 1
-        assert result.scores[result.best_index] == max(result.scores)
-        assert result.step_scores[result.best_index] == [points[letters[-1]]] * (depth + 1)
-        assert all("".join(s) == c.text for s, c in zip(result.steps, result.candidates, strict=True))
-        assert result.usage.prompt_tokens == 2
-        assert result.usage.completion_tokens == sum(2 * s.n for call in lm.calls for _, s in call)
-        # The beginnings of all trees are one request, their continuations one request each.
-        assert [[s.n for _, s in call] for call in lm.calls] == [[trees * width]] + [[width] * trees] * depth
-        seeds = [(s.seed or 0) + i for call in lm.calls for _, s in call for i in range(s.n)]
-        assert len(set(seeds)) == len(seeds)
-        lm.calls.clear()
-
-
-def test_beam_search_follows_the_best_start_and_dvts_keeps_both() -> None:
-    # "b" starts better, but only "a" leads to the end that is worth most.
-    points = {"b\n": 0.9, "a\n": 0.5, "b\na": 0.4, "b\nb": 0.4, "a\na": 0.2, "a\nb": 1.0}
-    beam = BeamSearch(Points(points), 2, max_steps=3)
-    lm = Scripted("ab", 1)
-    assert beam.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).best.text == "b\na"
-    assert beam.infer(lm, "p", budget=4, sampling=SamplingParams(seed=0)).best.text in ("b\na", "a\nb")
-
-
-def test_a_beam_that_ended_competes_and_is_not_lost() -> None:
-    class Early(Scripted):
-        def generate(self, prompts: Any, sampling: Any, *, progress: Any = None) -> list[RequestOutput]:
-            results = super().generate(prompts, sampling, progress=progress)
-            for result in results:  # the letter a ends at once
-                for sample in result.outputs:
-                    if sample.text == "a":
-                        sample.token_ids, sample.stop_reason = [ord("a"), END], None
-            return results
-
-    good = BeamSearch(Points({"a": 0.8, "b": 0.5}), 2, max_steps=4).infer(
-        Early("ab", 2), "p", budget=2, sampling=SamplingParams(seed=0)
-    )
-    assert (good.best.text, good.rounds) == ("a", 1)
-    poor = BeamSearch(Points({"a": 0.3, "b": 0.5}), 2, max_steps=4).infer(
-        Early("ab", 2), "p", budget=2, sampling=SamplingParams(seed=0)
-    )
-    assert {"a", "b\na", "b\nb\nb"} <= {c.text for c in poor.candidates}
-    assert poor.best.text == "b\nb\nb"
-    unfinished = BeamSearch(Points({"a": 0.1, "b": 0.5}), 2, max_steps=1).infer(
-        Early("ab", 5), "p", budget=2, sampling=SamplingParams(seed=0)
-    )
-    assert unfinished.best.text == "a"  # what ended goes before what did not
-    assert unfinished.finished == [True, False]
-
-
-def test_several_prompts_share_calls_and_cells_run_out_quietly() -> None:
-    lm = Scripted("abc", 2, n_ctx=8)
-    results = DVTS(Points({"c": 1.0}), 3, max_steps=5).infer(lm, ["p", "qqqq"], 6, sampling=SamplingParams(seed=1))
-    assert [len(call) for call in lm.calls] == [2, 4, 2]
-    assert results[0].best.text == "c\nc\nc"
-    assert (results[1].best.text, results[1].best.finish_reason) == ("c\nc\n", "length")
 
 
 @pytest.mark.parametrize(
@@ -190,27 +75,25 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(TilebeamError, match=next(iter(bad))):
             BeamSearch(scorer, **bad)  # type: ignore[arg-type]
     with pytest.raises(TilebeamError, match="multiple of beam_width"):
-        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=6)
+        BeamSearch(scorer).infer(ScriptedLM(), "a", budget=6)
     with pytest.raises(TilebeamError, match="StepScorer"):
         BeamSearch(lambda *_: 1.0)  # type: ignore[arg-type]
     with pytest.raises(TilebeamError, match="aggregate"):
         Points({}, aggregate="best")
     with pytest.raises(TilebeamError, match="cancelled"):
-        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, progress=lambda _: False)
+        BeamSearch(scorer).infer(ScriptedLM(), "a", budget=4, progress=lambda _: False)
     for held in ({"grammar": 'root ::= "a"'}, {"json_schema": {}}, {"regex": "a"}):
         with pytest.raises(TilebeamError, match="each step would begin it anew"):
-            BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, sampling=SamplingParams(**held))  # type: ignore[arg-type]
+            BeamSearch(scorer).infer(ScriptedLM(), "a", budget=4, sampling=SamplingParams(**held))  # type: ignore[arg-type]
     with pytest.raises(TilebeamError, match="no min_tokens"):
-        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, sampling=SamplingParams(min_tokens=3))
-    with pytest.raises(TilebeamError, match="not a number"):
-        BeamSearch(Points({"a": float("nan")}), 1).infer(Scripted("a", 1), "p", budget=1)
+        BeamSearch(scorer).infer(ScriptedLM(), "a", budget=4, sampling=SamplingParams(min_tokens=3))
 
 
-class Bytes(Scripted):
+class Bytes(ScriptedLM):
     """A model over bytes that writes one text, whoever asks, one byte per token."""
 
     def __init__(self, text: str) -> None:
-        super().__init__("a", 0)
+        super().__init__(n_ctx=1000)
         self.whole = [*text.encode(), END]
 
     def tokenize(self, text: str) -> list[int]:
