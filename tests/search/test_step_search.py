@@ -127,8 +127,7 @@ def test_characters_that_span_rounds_are_whole(text: str, size: int) -> None:
     search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
     result = search.infer(Bytes(text), "p", 1, sampling=SamplingParams(seed=0, max_tokens=None))
     assert result.best.text == text
-    assert result.steps[result.best_index] == split_steps(text)
-    assert result.finished == [True]
+    assert [(list(t.steps), t.finished) for t in result.trajectories] == [(split_steps(text), True)]
 
 
 @pytest.mark.parametrize(("stop", "expected"), [("\u754c", "né\n\u4e16"), ("\n\u4e16", "né"), ("é\n", "n")])
@@ -137,7 +136,7 @@ def test_stop_strings_of_several_bytes_end_a_text(stop: str, expected: str) -> N
         search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
         params = SamplingParams(seed=0, max_tokens=None, stop=stop)
         result = search.infer(Bytes("né\n\u4e16\u754c\nx"), "p", 1, sampling=params)
-        assert (result.best.text, result.finished) == (expected, [True])
+        assert (result.best.text, result.trajectories[0].finished) == (expected, True)
 
 
 # --- real models ------------------------------------------------------------------------------------------------------
@@ -254,15 +253,15 @@ def test_beam_search_over_real_models(lm: LM) -> None:
     result = search.infer(lm, TEXT, budget=8, sampling=params)
     again = search.infer(lm, TEXT, budget=8, sampling=params)
     assert [c.token_ids for c in result.candidates] == [c.token_ids for c in again.candidates]
-    rivals = [s for s, f in zip(result.scores, result.finished, strict=True) if f] or result.scores
+    rivals = [s for s, t in zip(result.scores, result.trajectories, strict=True) if t.finished] or result.scores
     assert result.scores[result.best_index] == max(rivals)
     # The accounts: of what each continuation began with, one token was decoded again.
     assert result.usage.prompt_tokens == len(lm.tokenize(TEXT))
     assert result.usage.recomputed_tokens <= 2 * result.rounds + 8 * result.rounds
     assert result.usage.scored_tokens > 0
-    whole = reward.score_steps([TEXT] * len(result.steps), result.steps)
-    for mine, fresh in zip(result.step_scores, whole, strict=True):
-        np.testing.assert_allclose(mine, fresh, atol=1e-4)
+    whole = reward.score_steps([TEXT] * len(result.scores), [t.steps for t in result.trajectories])
+    for mine, fresh in zip(result.trajectories, whole, strict=True):
+        np.testing.assert_allclose(mine.scores, fresh, atol=1e-4)
     assert not lm.engine.kv.live
     best = BestOfN(reward).infer(lm, TEXT, budget=4, sampling=SamplingParams(max_tokens=20, seed=1))
     assert best.scores == pytest.approx(reward.score(TEXT, best.candidates), abs=1e-4)
@@ -287,9 +286,9 @@ def test_searches_of_several_threads_share_a_model_and_a_reward_model(lm: LM) ->
         assert result.prompt == f"{i} {TEXT}"
         assert result.usage.prompt_tokens == len(lm.tokenize(result.prompt))
         assert result.usage.scored_tokens > 0
-        fresh = reward.score_steps([result.prompt] * len(result.steps), result.steps)
-        for mine, again in zip(result.step_scores, fresh, strict=True):
-            np.testing.assert_allclose(mine, again, atol=1e-4)
+        fresh = reward.score_steps([result.prompt] * len(result.scores), [t.steps for t in result.trajectories])
+        for mine, again in zip(result.trajectories, fresh, strict=True):
+            np.testing.assert_allclose(mine.scores, again, atol=1e-4)
     assert not lm.engine.kv.live
 
 

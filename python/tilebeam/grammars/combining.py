@@ -64,21 +64,6 @@ def or_null(schema: Any) -> list[Any] | None:
     return [{k: v for k, v in schema.items() if k != "nullable"}, {"type": "null"}]
 
 
-def allows_objects(schema: Mapping[str, Any]) -> bool:
-    """Tell whether an object may be valid under a schema; True where that cannot be told."""
-    try:
-        if "object" not in type_names(schema.get("type", "object")):
-            return False
-        found = Combiner(schema).plain(schema)
-        return any(
-            "object" in type_names(one.get("type", "object"))
-            and ("enum" not in one or any(isinstance(value, dict) for value in one["enum"]))
-            for one in found
-        )
-    except (SchemaError, RecursionError):
-        return True
-
-
 class Combiner:
     """Makes plain schemas of the parts of one document."""
 
