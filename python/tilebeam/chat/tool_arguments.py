@@ -16,6 +16,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tilebeam.grammars.combining import has_type
+
 Schema = Mapping[str, Any]
 
 # Before the name: which mark; behind it: other attributes.
@@ -145,19 +147,7 @@ def _typed(text: str, schema: Schema, root: Schema) -> Any:
             json.dumps(value)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return text
-    return text if "string" in types and not _fits(value, types) else value
-
-
-def _fits(value: Any, types: set[str]) -> bool:
-    kinds: dict[str, Any] = {
-        "object": dict,
-        "array": list | tuple,
-        "boolean": bool,
-        "null": type(None),
-        "integer": int,
-        "number": int | float,
-    }
-    return any(isinstance(value, kinds[kind]) for kind in types if kind in kinds)
+    return text if "string" in types and not any(has_type(value, kind) for kind in types) else value
 
 
 def _types(schema: Schema, root: Schema) -> set[str]:

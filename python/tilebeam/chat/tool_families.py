@@ -104,13 +104,7 @@ _FAMILIES = (
         arguments="elements",
         end="</function>",
     ),
-    Family(
-        "glm",
-        (("<tool_call>", "<arg_key>"),),
-        heads=("<tool_call>{name}",),
-        arguments="pairs",
-        end="</tool_call>",
-    ),
+    Family("glm", (("<tool_call>", "<arg_key>"),), heads=("<tool_call>{name}",), arguments="pairs", end="</tool_call>"),
     Family(
         "qwen3-coder",
         (("<tool_call>", "<function="), ("<function=", "<parameter=")),
@@ -121,18 +115,10 @@ _FAMILIES = (
         closes=("</tool_call>",),
     ),
     Family(
-        "tool_calls",
-        (("<tool_calls>",),),
-        fences=("<tool_calls>",),
-        closes=("]", "</tool_calls>"),
-        bare=("```json\n",),
+        "tool_calls", (("<tool_calls>",),), fences=("<tool_calls>",), closes=("]", "</tool_calls>"), bare=("```json\n",)
     ),
     Family(
-        "hermes",
-        (("<tool_call>",),),
-        fences=("<tool_call>",),
-        closes=("</tool_call>", "```", "]"),
-        bare=("```json\n",),
+        "hermes", (("<tool_call>",),), fences=("<tool_call>",), closes=("</tool_call>", "```", "]"), bare=("```json\n",)
     ),
     Family(
         "mistral",
@@ -165,12 +151,7 @@ _FAMILIES = (
         closes=("]", "<|/tool_call|>", "</tool_call>"),
         bare=("```json\n",),
     ),
-    Family(
-        "nemotron-v2",
-        (("<TOOLCALL>",),),
-        fences=("<TOOLCALL>",),
-        closes=("]", "</TOOLCALL>"),
-    ),
+    Family("nemotron-v2", (("<TOOLCALL>",),), fences=("<TOOLCALL>",), closes=("]", "</TOOLCALL>")),
     Family(
         "gigachat",
         (("<|function_call|>",), ("function call<|role_sep|>",), ("function call", "<|role_sep|>")),
@@ -191,12 +172,7 @@ _FAMILIES = (
         closes=("</tool_call>", "```", "]"),
         bare=(),
     ),
-    Family(
-        "json",
-        (),
-        closes=("</tool_call>", "```", "]"),
-        bare=("```json\n",),
-    ),
+    Family("json", (), closes=("</tool_call>", "```", "]"), bare=("```json\n",)),
 )
 
 FAMILIES = {family.name: family for family in _FAMILIES}

@@ -238,6 +238,16 @@ def type_names(given: Any) -> list[str]:
     return list(names)
 
 
+def has_type(value: Any, name: str) -> bool:
+    """Tell whether a value has one of `TYPES`; a boolean is no number."""
+    if isinstance(value, bool):
+        return name == "boolean"
+    if name == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    kinds = {"null": type(None), "number": (int, float), "string": str, "object": dict, "array": list}
+    return name in kinds and isinstance(value, kinds[name])  # type: ignore[arg-type]
+
+
 def _common_types(a: Any, b: Any) -> list[str]:
     one, other = type_names(a), type_names(b)
     numbers = {"integer", "number"}

@@ -20,6 +20,7 @@ from tilebeam.grammars.combining import (
     Plain,
     SchemaError,
     facts,
+    has_type,
     or_null,
     type_names,
     unsupported,
@@ -384,17 +385,8 @@ def _values(schema: Plain) -> list[Any]:
         raise unsupported(min(others), "beside enum or const")
     if "type" in schema:
         types = type_names(schema["type"])
-        values = [v for v in values if any(_has_type(v, name) for name in types)]
+        values = [v for v in values if any(has_type(v, name) for name in types)]
     return values
-
-
-def _has_type(value: Any, name: str) -> bool:
-    if isinstance(value, bool):
-        return name == "boolean"
-    if name == "integer":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    kinds = {"null": type(None), "number": (int, float), "string": str, "object": dict, "array": list}
-    return name in kinds and isinstance(value, kinds[name])  # type: ignore[arg-type]
 
 
 def _bounds(schema: Plain) -> tuple[Bound | None, Bound | None]:
