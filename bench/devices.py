@@ -1,4 +1,4 @@
-"""What spreading a model costs: one device against two and four, and against an output matrix cut over sessions.
+"""What spreading a model by layers costs: one device against two and four.
 
     python -m bench.devices [-m MODEL] [-t THREADS] [-npl 1,8] [--executor process] [--json] [--quick]
 
@@ -12,10 +12,9 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from tilebeam import TilebeamError, load
+from tilebeam import load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.machine import OtherLoad
@@ -30,26 +29,7 @@ def serve(arguments: dict[str, Any]) -> None:
     """Serve as a worker: load the model, then answer every case with its seconds."""
     with load(**arguments) as lm:
         runner = Runner(lm)
-        ready = {"layers": lm.info.layers, "divided": lm.info.divided}
-        answer(ready, lambda case: runner.run(Case(**case)).seconds)
-
-
-def placements(path: Path, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the ways to load it; the last has a limit that makes a few devices share a matrix, if there is one."""
-    ways: dict[str, dict[str, Any]] = {"1 device": {}, "2 devices": {"devices": 2}, "4 devices": {"devices": 4}}
-    for devices in (2, 3, 4, 5, 6):
-        low, high = 1 << 20, 2 * path.stat().st_size + (1 << 30)
-        while high - low > low // 64:
-            middle = (low + high) // 2
-            try:
-                with load(path, **common, devices=devices, memory_limit=middle, verify=False) as lm:
-                    if lm.info.divided:
-                        ways[f"{devices} devices of {middle >> 20} MiB"] = {"devices": devices, "memory_limit": middle}
-                        return ways
-                high = middle
-            except TilebeamError:
-                low = middle
-    return ways
+        answer({"layers": lm.info.layers}, lambda case: runner.run(Case(**case)).seconds)
 
 
 def main() -> None:
@@ -71,7 +51,7 @@ def main() -> None:
         "n_batch": 64,
         "executor": o.executor,
     }
-    ways = placements(path, common)
+    ways = {"1 device": {}, "2 devices": {"devices": 2}, "4 devices": {"devices": 4}}
     rows = report.Rows("devices", o.json)
     with ExitStack() as stack:
         workers = {}

@@ -3,8 +3,8 @@
     python -m bench.load [-m ORDINARY.gguf] [--json] [--quick]
 
 Each load has a process of its own and is timed from the call until the first token has been decoded, because until then
-nothing shows that the weights are there; the files are in the page cache. "mapped" is a file that was read through
-before (tilebeam/model/file_check.py), "verified" one whose digests are compared now. Anonymous memory is what the load
+nothing shows that the weights are there; the files are in the page cache. "mapped" is a file as it is usually loaded,
+"verified" one whose digests are compared. Anonymous memory is what the load
 added beyond pages of files: copies of weights, KV cache, compute buffers; of the process, and in the row "process
 executor" of tilebeam-npud too. Peak memory is the most that was resident, pages of files included, which count once for
 each mapping of them. Without -m it writes a random model with the shape of Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B).
@@ -13,7 +13,6 @@ each mapping of them. Without -m it writes a random model with the shape of Qwen
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ import llama_cpp, tilebeam, tilebeam.gguf
 from tilebeam import SamplingParams
 from tilebeam.native.control import control
 device, path, threads, executor = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+verify = sys.argv[5] == "1"
 tilebeam.register()
 def anonymous(*pids):
     sizes = (line.split() for pid in pids for line in open(f"/proc/{pid}/smaps_rollup"))
@@ -42,7 +42,8 @@ def peak(*pids):
     return sum(int(x.split()[1]) for pid in pids for x in open(f"/proc/{pid}/status") if x[:6] == "VmHWM:") * 1024
 before, peak_before = anonymous(os.getpid()), peak(os.getpid())
 start = time.perf_counter()
-with tilebeam.load(path, device=device, n_ctx=256, n_seq_max=1, threads=threads, executor=executor) as lm:
+options = {"n_ctx": 256, "n_seq_max": 1, "threads": threads, "executor": executor, "verify": verify}
+with tilebeam.load(path, device, **options) as lm:
     ready = time.perf_counter() - start
     lm.generate(["a"], SamplingParams(max_tokens=1, temperature=0))
     first = time.perf_counter() - start
@@ -55,18 +56,18 @@ with tilebeam.load(path, device=device, n_ctx=256, n_seq_max=1, threads=threads,
 
 @dataclass(frozen=True)
 class Way:
-    """How a file is loaded; `verify` as TILEBEAM_VERIFY."""
+    """How a file is loaded."""
 
     device: str
     path: Path
-    verify: str = "once"
+    verify: bool = False
     executor: str = "thread"
 
 
 def load_once(way: Way, threads: int) -> dict[str, float]:
     command = [sys.executable, "-c", _CHILD, way.device, str(way.path), str(threads), way.executor]
-    env = {**os.environ, "TILEBEAM_VERIFY": way.verify}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    command += [str(int(way.verify))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"loading {way.path.name} on {way.device} failed: {done.stderr.strip().splitlines()[-1:]}")
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -99,12 +100,11 @@ def main() -> None:
     ordinary, repacked = files(args.model, args.quick)
     ways = {
         "mapped": Way("npu", repacked),
-        "verified": Way("npu", repacked, verify="always"),
+        "verified": Way("npu", repacked, verify=True),
         "packed": Way("npu", ordinary),
         "stock": Way("cpu", ordinary),
         "mapped, process executor": Way("npu", repacked, executor="process"),
     }
-    load_once(ways["mapped"], args.threads)  # which reads it through
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(args.rounds):
         for name, way in ways.items():

@@ -12,12 +12,12 @@ The second has the 99th percentile of the seconds that a one-token request takes
 medians over that, so 1 and above is the target.
 
 With --storm there is one phase with all kinds of requests: texts held to patterns with a constant of their own, samples
-and searches with a reward head on the model's own hidden states, embeddings, reranking, scored prompts, and LoRA
-adapters. Every answer is checked (bench/lib/mixed_requests.py); the row counts those that were right.
+and searches with a reward head on the model's own hidden states, embeddings, reranking, and scored prompts.
+Every answer is checked (bench/lib/mixed_requests.py); the row counts those that were right.
 
 A request that is not answered within three minutes, or wrongly, is a failure; failures end the program with status 1.
-Without -m it writes a random model with the shape of Qwen2.5-0.5B and a classifier (--quick: a tiny one); adapters and
-the head are random, too. Reranking is left out for a model whose file does not say that it ranks.
+Without -m it writes a random model with the shape of Qwen2.5-0.5B and a classifier (--quick: a tiny one); the
+head is random, too. Reranking is left out for a model whose file does not say that it ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ import tilebeam
 from tilebeam.scoring.reward_heads import save_head
 
 from bench.lib import models, report
-from bench.lib.adapters import write_adapter
 from bench.lib.clients import post, server
 from bench.lib.mixed_requests import Asked, Offer, Questions
 from bench.lib.options import Parser
@@ -238,11 +237,10 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with tilebeam.load(path, args.device, n_ctx=64, n_seq_max=1, threads=args.threads) as lm:
-            offer = Offer(lm.n_vocab, 2 * args.storm, args.storm and lm.info.pooling == "rank", args.storm)
+            offer = Offer(lm.n_vocab, args.storm and lm.info.pooling == "rank", args.storm)
             save_head(folder / "head.gguf", random_head(lm))
         if args.storm:
-            lora = [f"{write_adapter(folder / f'{i}.gguf', path, seed=i)}:0" for i in range(offer.adapters)]
-            command += ["--lora-scaled", ",".join(lora), "--reward-head", str(folder / "head.gguf")]
+            command += ["--reward-head", str(folder / "head.gguf")]
         port = stack.enter_context(server(command)).port
         questions = Questions(lambda to, body: ask(port, to, body), offer, _LONGEST)
         found, failures = (stormed if args.storm else compared)(port, questions, args)

@@ -45,7 +45,7 @@ from bench.lib.speculative_program import LlamaLookup, SpeculativeProgram
 
 OWN = (*guessing_tasks.REPEATING, *guessing_tasks.OTHER, "noise")
 FILES = ("gsm8k", "humaneval")
-SOURCES = ("look-up", "draft", "both")
+SOURCES = ("look-up", "draft")
 _NOISE = 64  # tokens of its prompts
 
 
@@ -116,7 +116,7 @@ class Sides:
         model = drafter.model if isinstance(drafter, Speculation) else None
         made: dict[str, Callable[[], Speculation]] = {"look-up": Speculation}
         if model is not None:
-            made |= {"draft": lambda: Speculation(False, model), "both": lambda: Speculation(True, model)}
+            made |= {"draft": lambda: Speculation(model)}
         self._drafters = {name: made[name]() for name in wanted if name in made}
 
     @property

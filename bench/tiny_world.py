@@ -75,7 +75,7 @@ def command(reasoners: Sequence[str], kind: str, items: Path) -> list[str]:
 def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     """Rows in the form that all benches share: greedy is the baseline, the range is Wilson's interval."""
     found = json.loads((folder / "report.json").read_text(encoding="utf-8"))["accuracy"]
-    figures = {(r["model"], r["series"], r["budget"]): r for r in found if r["figure"] != "naive@k"}
+    figures = {(r["model"], r["series"], r["budget"]): r for r in found}
     most = max(budget for _, _, budget in figures)
     for model in references.REASONERS:
         single = max(1e-9, float(figures[model, GREEDY, 1]["value"]))

@@ -9,7 +9,6 @@ from .contents import layers_key as layers_key
 from .contents import manifest as manifest
 from .contents import model_kv as model_kv
 from .contents import read_manifest as read_manifest
-from .conversion import convert as convert
 from .errors import GGUFError as GGUFError
 from .gguf_file import GGUFFile as GGUFFile
 from .gguf_file import TensorInfo as TensorInfo

@@ -1,4 +1,4 @@
-"""``gguf-repack``: pack, unpack, verify, inspect and convert GGUF files."""
+"""``gguf-repack``: pack, unpack, verify and inspect GGUF files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from rich.console import Console
 from .byte_bar import Shown, byte_bars
 from .calibration import Calibration
 from .contents import fidelity
-from .conversion import TYPES as CONVERT_TYPES
-from .conversion import convert as convert_file
 from .errors import GGUFError
-from .heat_map import heat_map as draw_heat_map
-from .heat_map import relative_errors
 from .help_text import App
 from .imatrix_file import load_imatrix
 from .inspection import inspect as inspect_file
@@ -33,7 +29,7 @@ from .repack import pack as pack_file
 from .repack import unpack as unpack_file
 from .stream import Progress
 from .verification import verify as verify_file
-from .whole_file import check_target, end_output, os_error
+from .whole_file import end_output, os_error
 
 WINDOW = 512  # tokens
 CHUNKS = 64
@@ -47,13 +43,9 @@ app = App(help="Rewrite GGUF files into the tile layout of Tilebeam, and back.",
 if TYPE_CHECKING:
     Grouping = str
     PackType = str
-    ConvertType = str
-    EmbeddingType = str
 else:
     Grouping = Literal[GROUPINGS]
     PackType = Literal[(KEEP, *TYPES)]
-    ConvertType = Literal[tuple(CONVERT_TYPES)]
-    EmbeddingType = Literal[(KEEP, *CONVERT_TYPES)]
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.", show_default=False)]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=64, help="Worker threads.")]
@@ -279,7 +271,7 @@ def verify(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a repacked GGUF: structure, digests, and that it holds the values of its source.
+    """Check a repacked GGUF: structure, digests, and that it was made of its source.
 
     Example: gguf-repack verify model.tb.gguf --against model.gguf
     """
@@ -290,92 +282,26 @@ def verify(
     elif not quiet:
         how = "unpacks to its source" if found.lossless else "unpacks to its source's contents"
         how = how if found.unpacks else "intact"
-        if found.errors is not None:
-            how = f"{found.exact} tensors hold the source's very values"
-            if found.errors:
-                name, error = max(found.errors.items(), key=lambda item: item[1])
-                how += (
-                    f", {len(found.errors)} hold them within their type's error (at most {100 * error:.2g} %, {name})"
-                )
+        if found.against:
+            how = f"made of {against}, {found.exact} tensors hold its very values"
         typer.echo(f"{source}: OK, {found.n_tensors} tensors, {found.n_tiled} tiled, {how}")
 
 
 @app.command()
 def inspect(
     source: Source,
-    heat_map: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.png",
-            help="Draw the quantization error of every weight matrix against SRC: layers down, kinds across.",
-        ),
-    ] = None,
-    against: Annotated[
-        Path | None, typer.Option(metavar="SRC", help="For the heat map: the GGUF it was made from.")
-    ] = None,
-    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, everything.")] = False,
-    quiet: Quiet = False,
 ) -> None:
     """Show what a GGUF holds, ordinary or repacked: every tensor, and the device that would run it.
 
-    Example: gguf-repack inspect model.tb.gguf --heat-map errors.png --against model-f16.gguf
+    Example: gguf-repack inspect model.tb.gguf
     """
-    if (heat_map is None) != (against is None):
-        raise typer.BadParameter("a heat map needs --heat-map OUT.png and --against SRC")
     info = inspect_file(source)
-    if heat_map is not None and against is not None:
-        check_target(heat_map)
-        with _bar("compare", quiet) as progress:
-            errors = relative_errors(source, against, threads=threads, progress=progress)
-        draw_heat_map(errors, heat_map, title=f"{source.name} against {against.name}")
-        info["errors"] = errors
     if as_json:
         typer.echo(json.dumps(info, indent=1))
-    elif not quiet:
+    else:
         # as wide as it needs to be where nobody's terminal limits it
         Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table(info))
-
-
-@app.command()
-@grouped
-def convert(
-    context: typer.Context,
-    source: Source,
-    out: OutputOptions,
-    type: Annotated[
-        ConvertType, typer.Option(help="Type of all weight matrices and embeddings.", show_default=False)
-    ] = ...,  # type: ignore[assignment]
-    embedding_type: Annotated[
-        EmbeddingType | None,
-        typer.Option(help="Type of the token embeddings and the output matrix, if not --type; keep: leave them."),
-    ] = None,
-    search: Search = False,
-    *,
-    calibration: CalibrationOptions,
-    threads: Threads = None,
-    result: ResultOptions,
-) -> None:
-    """Write an ordinary GGUF whose weight matrices all have one type.
-
-    Example: gguf-repack convert model-f16.gguf model-q4_0.gguf --type q4_0 --embedding-type q8_0 --calibrate text.txt
-    """
-    path = out.path()
-    if (calibration.calibrate is not None or search) and type in ("f16", "f32"):
-        raise typer.BadParameter(f"--calibrate and --search choose scales, and {type} has none")
-    with byte_bars(result.quiet) as show:
-        report = convert_file(
-            source,
-            path,
-            type=type,
-            embedding_type=embedding_type,
-            search=search,
-            calibration=calibration.run(context, source, threads, show),
-            threads=threads,
-            progress=_part("convert", show),
-            overwrite=result.force,
-        )
-    result.say(report)
 
 
 def run(call: Callable[[], object], program: str = "gguf-repack") -> int:

@@ -21,22 +21,22 @@ from .weights import GGML_TYPE
 ARCHITECTURE = "tilebeam"  # general.architecture of a repacked file: no stock runtime knows it
 PREFIX = "tilebeam."
 K_ARCHITECTURE = PREFIX + "architecture"
-K_LAYERS = PREFIX + "block_count"  # the source's ARCH.block_count, moved here; absent in files of early versions
+K_LAYERS = PREFIX + "block_count"  # the source's ARCH.block_count, moved here, if it has one
 K_LAYOUT = PREFIX + "layout_version"
 K_TOOL = PREFIX + "tool_version"
 K_ALIGNMENT = PREFIX + "source_alignment"
 K_LOSSLESS = PREFIX + "lossless"
-K_CONTENTS = PREFIX + "same_contents"  # absent: as K_LOSSLESS
+K_CONTENTS = PREFIX + "same_contents"
 K_NAMES = PREFIX + "tensors.names"
 K_TYPES = PREFIX + "tensors.types"
 K_SOURCE = PREFIX + "source_sha256"
 K_DATA = PREFIX + "data_sha256"
 K_TENSORS = PREFIX + "tensors.sha256"
 K_META = PREFIX + "meta_sha256"
-K_VERSION = PREFIX + "gguf_version"  # the header's, which no digest covers; absent in files of Tilebeam 0.1
-K_PLAIN = PREFIX + "tensors.plain"  # absent: 0 for all
+K_VERSION = PREFIX + "gguf_version"  # the header's, which no digest covers
+K_PLAIN = PREFIX + "tensors.plain"
 K_ADDED = PREFIX + "tensors.added"  # absent: none
-K_SCALES = PREFIX + "scales"  # absent: "nearest"
+K_SCALES = PREFIX + "scales"
 SCALES = ("nearest", "search", "imatrix", "calibrate")
 MIN_ALIGNMENT = 128
 
@@ -126,16 +126,14 @@ def read_manifest(f: GGUFFile) -> Manifest:
         )
     if f.alignment < MIN_ALIGNMENT:
         raise GGUFError(f"{f.path}: its alignment is {f.alignment}, a repacked file has at least {MIN_ALIGNMENT}")
-    lossless = _truth(f, K_LOSSLESS)
-    same_contents = _truth(f, K_CONTENTS) if K_CONTENTS in f.kv else lossless
-    if K_VERSION in f.kv and f.number(K_VERSION) != f.version:
+    if f.number(K_VERSION) != f.version:
         raise GGUFError(f"{f.path} is damaged: its GGUF version is {f.version}, {f.number(K_VERSION)} was written")
     names, types, sums = (_array(f, key, kind) for key, kind in ((K_NAMES, str), (K_TYPES, int), (K_TENSORS, str)))
-    plain = _array(f, K_PLAIN, int) if K_PLAIN in f.kv else [0] * len(names)
+    plain = _array(f, K_PLAIN, int)
     if len(plain) != len(names) or not {*plain} <= {0, 1}:
         raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     added = _array(f, K_ADDED, str) if K_ADDED in f.kv else []
-    scales = f.text(K_SCALES) if K_SCALES in f.kv else SCALES[0]
+    scales = f.text(K_SCALES)
     if scales not in SCALES or len(added) != len(set(added)) or not f.tensors.keys() > set(added):
         raise GGUFError(f"{f.path}: its list of added tensors is damaged")
     if not names or len(names) != len(types) or len(set(names)) != len(names) or len(sums) != len(f.tensors):
@@ -152,8 +150,8 @@ def read_manifest(f: GGUFFile) -> Manifest:
         layout_version=version,
         tool_version=f.text(K_TOOL),
         source_alignment=f.number(K_ALIGNMENT),
-        lossless=lossless,
-        same_contents=same_contents,
+        lossless=_truth(f, K_LOSSLESS),
+        same_contents=_truth(f, K_CONTENTS),
         source_sha256=digests[K_SOURCE],
         data_sha256=digests[K_DATA],
         meta_sha256=digests[K_META],

@@ -2,38 +2,27 @@
 
 Files are read in both of the forms that ``llama-imatrix`` writes (llama.cpp's tools/imatrix): a GGUF of type "imatrix"
 with two tensors for each weight tensor, ``NAME.in_sum2`` (sums of squares) and ``NAME.counts``, both F32; and the older
-binary ``.dat``. Written is the GGUF.
+binary ``.dat``.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from . import gguf_write as w
 from .errors import GGUFError
-from .gguf_file import DEFAULT_ALIGNMENT, MAGIC, MAX_NAME, GGUFFile, Q, TensorInfo
+from .gguf_file import MAGIC, MAX_NAME, GGUFFile, Q, TensorInfo
 
 Floats = npt.NDArray[np.float32]
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 KIND = "imatrix"
 MAX_DAT_BYTES = 1 << 30
-VERSION = 3
-
-
-@dataclass
-class Sums:
-    """The sums collected for one tensor: squares (M, K) and tokens seen (M,); M > 1 for stacks of experts."""
-
-    squares: npt.NDArray[np.float64]
-    counts: npt.NDArray[np.int64]
 
 
 def load_imatrix(path: str | os.PathLike[str]) -> dict[str, Floats]:
@@ -152,43 +141,3 @@ def importance_of(imatrix: Mapping[str, Floats], t: TensorInfo) -> Floats | None
         f"the importance of tensor {t.name!r} is for {found.size} inputs, the model has {t.k}: it belongs to another "
         "model"
     )
-
-
-def save_imatrix(
-    path: str | os.PathLike[str], sums: Mapping[str, Sums], *, datasets: Sequence[str], chunks: int, chunk_size: int
-) -> None:
-    """Write what was collected as ``llama-imatrix`` does, for ``llama-quantize`` and :func:`load_imatrix`.
-
-    Args:
-        datasets: names of the texts.
-        chunks, chunk_size: how many pieces of how many tokens were evaluated.
-
-    Raises:
-        GGUFError: nothing was collected, or a name is too long.
-        OSError: writing failed; an existing file is then as it was.
-    """
-    if not sums:
-        raise GGUFError("no importance was collected")
-    tensors: list[tuple[str, Q, tuple[int, ...]]] = []
-    data: list[bytes] = []
-    for name in sorted(sums):
-        s = sums[name]
-        if len((name + SUMS).encode()) > MAX_NAME:
-            raise GGUFError(f"the tensor name {name!r} is too long for an importance matrix")
-        tensors += [
-            (name + SUMS, Q.F32, (s.squares.shape[1], s.squares.shape[0])),
-            (name + COUNTS, Q.F32, (1, len(s.counts))),
-        ]
-        data += [s.squares.astype("<f4").tobytes(), s.counts.astype("<f4").tobytes()]
-    kv = [
-        w.kv_text("general.type", KIND),
-        w.kv_texts("imatrix.datasets", datasets),
-        w.kv_u32("imatrix.chunk_count", chunks),
-        w.kv_u32("imatrix.chunk_size", chunk_size),
-    ]
-    head, offsets, size = w.header(VERSION, kv, tensors, DEFAULT_ALIGNMENT)
-    with w.complete_file(Path(path), size, overwrite=True) as out:
-        out.write(head)
-        for offset, part in zip(offsets, data, strict=True):
-            out.seek(offset)
-            out.write(part)

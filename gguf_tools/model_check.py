@@ -72,12 +72,8 @@ class _Metadata:
                 self.need(low <= n <= high, name, f"not between {low} and {high}")
 
 
-def check_model(f: Source, architecture: str, *, vocabulary: bool = True) -> None:
-    """Raise GGUFError if it is no model, or the metadata of one of this architecture would make llama.cpp abort.
-
-    Args:
-        vocabulary: look at every token, too, which takes longest.
-    """
+def check_model(f: Source, architecture: str) -> None:
+    """Raise GGUFError if it is no model, or the metadata of one of this architecture would make llama.cpp abort."""
     require_model(f)
     m = _Metadata(f, architecture)
     for name, low, high in LIMITS:
@@ -95,7 +91,7 @@ def check_model(f: Source, architecture: str, *, vocabulary: bool = True) -> Non
     if architecture in EQUAL_HEADS:
         keys, values = m.get("attention.key_length"), m.get("attention.value_length")
         m.need(None in (keys, values) or keys == values, "attention.value_length", f"but keys have {keys}")
-    _check_vocabulary(f, each=vocabulary)
+    _check_vocabulary(f)
 
 
 def _check_heads(m: _Metadata) -> None:
@@ -114,12 +110,9 @@ def _check_heads(m: _Metadata) -> None:
     m.need(0 < rope <= top and rope % 2 == 0, "rope.dimension_count", f"not even or not between 2 and {top}")
 
 
-def _check_vocabulary(f: Source, each: bool) -> None:
+def _check_vocabulary(f: Source) -> None:
     """Check the vocabulary: lists that do not belong together are read past their end, and tokens that occur twice are
-    asserted not to.
-
-    ``each``: look at every token, which takes longest.
-    """
+    asserted not to."""
     tokens = f.kv.get("tokenizer.ggml.tokens")
     kind, count, at = _array(tokens)
     if tokens is None or kind != STRING:
@@ -128,8 +121,6 @@ def _check_vocabulary(f: Source, each: bool) -> None:
         beside = f.kv.get(f"tokenizer.ggml.{name}")
         if beside is not None and _array(beside)[1] != count:
             raise GGUFError(f"{f.path}: tokenizer.ggml.{name} does not have one entry for each of {count} tokens")
-    if not each:
-        return
     # By hand: a vocabulary may have hundreds of thousands of tokens, and the reader has checked all lengths.
     raw, length, seen, empty = tokens.raw, struct.Struct("<Q").unpack_from, set(), 0
     for _ in range(count):

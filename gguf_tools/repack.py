@@ -33,6 +33,7 @@ from .weights import FLOAT_TYPES, Floats, Rounding, fits_tiles, has_values, is_w
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
+K_QUANTIZATION, QUANTIZATION_VERSION = "general.quantization_version", 2
 ZERO = "0" * 64
 
 # Importance of each input of each tensor, by the tensor's name.
@@ -377,6 +378,7 @@ def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType |
         changed[key] = w.kv_u32(m.K_LAYERS, int(f.kv[key].value))
     if file_type is not None:
         changed[K_FILE_TYPE] = w.kv_u32(K_FILE_TYPE, FILE_TYPE[file_type])
+        changed[K_QUANTIZATION] = w.kv_u32(K_QUANTIZATION, QUANTIZATION_VERSION)
     return replaced(f, changed)
 
 

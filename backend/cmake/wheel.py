@@ -103,7 +103,7 @@ def tried(wheel: Path, folder: Path) -> str:
     start = time.monotonic()
     subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", wheel], check=True)
     seconds = time.monotonic() - start
-    alone = {"PATH": str(programs), "HOME": str(folder), "TILEBEAM_BUILD_PLUGIN": "0"}
+    alone = {"PATH": str(programs), "HOME": str(folder)}
     done = subprocess.run([programs / "tilebeam", "doctor"], env=alone, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{wheel.name} does not run in an environment of its own:\n{(done.stdout + done.stderr)[-4000:]}")

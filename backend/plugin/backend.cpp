@@ -50,13 +50,6 @@ struct backend {
         kept = kept_graph();
         state::get().count.lowered++;
         if (keep(graph, numerics, kept, why)) return &kept.lowered;
-        // Kept graphs hold address space in other sessions: perhaps there is enough without them.
-        bool held = false;
-        for (kept_graph & other : cache) {
-            held = held || !other.lowered.windows.empty();
-            other = kept_graph();
-        }
-        if (held && keep(graph, numerics, kept, why)) return &kept.lowered;
         kept = kept_graph();
         return nullptr;
     }
@@ -70,19 +63,18 @@ struct backend {
         return true;
     }
 
-    // The channel takes so many ops in a message; a longer stage goes in parts, which are not kept.
-    static bool send(lowered_graph::stage & stage, uint64_t serial, std::string & why) {
-        const size_t n = stage.ops.size();
+    // The channel takes so many ops in a message; a longer graph goes in parts, which are not kept.
+    static bool send(lowered_graph & g, std::string & why) {
+        const size_t n = g.ops.size();
         for (size_t i = 0; i < n; i += TB_MAX_GRAPH_OPS) {
             const auto part = static_cast<uint32_t>(std::min<size_t>(n - i, TB_MAX_GRAPH_OPS));
-            const tb::session::result r =
-                stage.session->compute(stage.ops.data() + i, part, part == n ? serial : 0, stage.sent);
+            const tb::session::result r = g.session->compute(g.ops.data() + i, part, part == n ? g.uid : 0, g.sent);
             if (!r.ok()) {
                 why = r.why;
                 return false;
             }
         }
-        stage.sent = true;
+        g.sent = true;
         return true;
     }
 
@@ -111,20 +103,11 @@ struct backend {
                 return false;
             }
         }
-        size_t n = 0;
-        for (size_t i = 0; i < g->stages.size(); ++i) {
-            lowered_graph::stage & stage = g->stages[i];
-            // A session keeps graphs by number: a stage's own is made of ggml's, which are counted from 1.
-            if (!send(stage, g->uid == 0 ? 0 : g->uid | uint64_t{i} << 48, why)) {
-                files_intact(*g, why);
-                return false;
-            }
-            n += stage.ops.size();
-        }
-        if (!files_intact(*g, why)) return false;
-        if (n == 0) return true;
+        const bool sent = send(*g, why);
+        if (!files_intact(*g, why) || !sent) return false;
+        if (g->ops.empty()) return true;
         state::get().count.graphs++;
-        state::get().count.ops += n;
+        state::get().count.ops += g->ops.size();
         return true;
     }
 };

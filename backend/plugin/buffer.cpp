@@ -135,8 +135,8 @@ ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t b
     b->file = {b->memory->fd(), 0, true};
     if (b->what == kind::tiled) tb::use_huge_pages(b->base, bytes); // weights, which fill it
     b->belongs_to(announced());
-    b->by_tensor = b->what == kind::tiled && (division_planned() || st.limit_of(device) != 0);
-    if (!b->by_tensor && !b->map_range(device, 0, bytes, why)) {
+    b->by_tensor = b->what == kind::tiled && st.limit_of(device) != 0;
+    if (!b->by_tensor && !b->map_range(0, bytes, why)) {
         st.fail(need + why);
         return nullptr;
     }
@@ -176,8 +176,8 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
     b->base = static_cast<uint8_t *>(ptr);
     b->size = bytes;
     b->belongs_to(m);
-    b->by_tensor = division_planned() || st.limit_of(device) != 0;
-    if (!b->by_tensor && !b->map_range(device, 0, bytes, why)) {
+    b->by_tensor = st.limit_of(device) != 0;
+    if (!b->by_tensor && !b->map_range(0, bytes, why)) {
         st.fail("cannot map " + file.path + " on the NPU side: " + why);
         return nullptr;
     }
@@ -202,17 +202,12 @@ void buffer_health::spoil(const std::string & why) {
 
 void buffer::spoil(const std::string & why) { health->spoil(why); }
 
-// Windows whose pages touch become one: no page is then charged twice, and a device needs few of them.
-bool buffer::map_range(int to_device, uint64_t first, uint64_t last, std::string & why) {
-    const session_ptr to = to_device == device ? session : state::get().acquire(to_device);
-    if (!to) {
-        why = state::get().last_error();
-        return false;
-    }
+// Windows whose pages touch become one: no page is then charged twice, and few are needed.
+bool buffer::map_range(uint64_t first, uint64_t last, std::string & why) {
     std::lock_guard<std::mutex> hold(lock);
     for (auto it = windows.begin(); it != windows.end();) {
         const window & w = **it;
-        if (w.session != to || !w.touches(file, first, last)) {
+        if (!w.touches(file, first, last)) {
             ++it;
             continue;
         }
@@ -221,70 +216,19 @@ bool buffer::map_range(int to_device, uint64_t first, uint64_t last, std::string
         last = std::max(last, w.last);
         it = windows.erase(it);
     }
-    window_ptr made = window::open(to_device, to, file, first, last, why);
+    std::unique_ptr<window> made = window::open(device, session, file, first, last, why);
     if (!made) return false;
     windows.push_back(std::move(made));
     return true;
 }
 
-bool buffer::map_tensor(const ggml_tensor * t, uint64_t at, uint32_t type, std::string & why) {
-    const uint64_t bytes = stored_bytes(t, type);
-    std::vector<column_part> parts;
-    if (!divide(t, device, bytes, parts, why)) return false;
-    if (parts.empty()) return map_range(device, at, at + bytes, why);
-    const uint64_t panels = (static_cast<uint64_t>(t->ne[1]) + TB_TILE_N - 1) / TB_TILE_N;
-    const bool is_tiled = type != TB_TYPE_COUNT;
-    uint64_t done = 0;
-    for (const column_part & p : parts) {
-        const uint64_t columns = static_cast<uint64_t>(p.columns);
-        const uint64_t first = is_tiled ? done / TB_TILE_N * (bytes / panels) : done * t->nb[1];
-        const uint64_t part = is_tiled ? (columns + TB_TILE_N - 1) / TB_TILE_N * (bytes / panels) : columns * t->nb[1];
-        if (!map_range(p.device, at + first, at + first + part, why)) return false;
-        done += columns;
-    }
-    std::lock_guard<std::mutex> hold(lock);
-    divided[at] = std::move(parts);
-    return true;
-}
-
-window_ptr buffer::window_of(const ggml_tensor * t, int in_device) const {
+const window * buffer::window_of(const ggml_tensor * t) const {
     const ggml_tensor * root = t->view_src ? t->view_src : t;
     const uint64_t first = offset_of(root->data), last = first + stored_bytes(root, tiled_type(root));
     std::lock_guard<std::mutex> hold(lock);
-    for (const window_ptr & w : windows)
-        if (w->device == in_device && w->covers(first, last)) return w;
+    for (const std::unique_ptr<window> & w : windows)
+        if (w->covers(first, last)) return w.get();
     return nullptr;
-}
-
-std::vector<column_part> buffer::parts_of(const ggml_tensor * t) const {
-    std::lock_guard<std::mutex> hold(lock);
-    if (divided.empty()) return {};
-    const auto it = divided.find(offset_of(t->data));
-    return it == divided.end() ? std::vector<column_part>() : it->second;
-}
-
-window_ptr buffer::lend(int to_device, uint64_t first, uint64_t last, std::string & why) {
-    {
-        std::lock_guard<std::mutex> hold(lock);
-        for (const window_ptr & w : windows)
-            if (w->device == to_device && w->covers(first, last)) return w;
-        for (auto it = lent.begin(); it != lent.end();) {
-            const window_ptr w = it->lock();
-            if (w && w->device == to_device && w->covers(first, last) && w->session->alive()) return w;
-            it = w ? it + 1 : lent.erase(it);
-        }
-    }
-    const session_ptr to = state::get().current(to_device);
-    if (!to) {
-        why = device_name(to_device) + " has no session";
-        return nullptr;
-    }
-    window_ptr made = window::open(to_device, to, file, first, last, why);
-    if (made) {
-        std::lock_guard<std::mutex> hold(lock);
-        lent.push_back(made);
-    }
-    return made;
 }
 
 // llama.cpp aborts the process when the device that holds a KV cache cannot write rows of its type. Refusing the memory
@@ -336,7 +280,7 @@ ggml_status buffer::init(ggml_tensor * t) {
         if (e) type = e->type;
     }
     note_tiled(t, at, type);
-    if (std::string why; by_tensor && !map_tensor(t, at, type, why)) {
+    if (std::string why; by_tensor && !map_range(at, at + stored_bytes(t, type), why)) {
         spoil(std::string("cannot place tensor '") + t->name + "' of " + std::to_string(stored_bytes(t, type)) +
               " bytes on " + device_name(device) + ": " + why);
         return GGML_STATUS_FAILED;

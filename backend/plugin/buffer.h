@@ -12,7 +12,7 @@
 //
 // The CPU side has a buffer in one piece; the NPU side maps windows of it. Without a limit on address space that is one
 // window for the whole buffer. With a limit, weights are mapped tensor by tensor: a mapped file spans tensors of other
-// devices, and a matrix that is too large for one session is cut over several.
+// devices.
 #ifndef TILEBEAM_PLUGIN_BUFFER_H
 #define TILEBEAM_PLUGIN_BUFFER_H
 
@@ -24,7 +24,6 @@
 #include <string>
 #include <vector>
 
-#include "division.h"
 #include "file_watch.h"
 #include "fork.h"
 #include "ggml-backend-impl.h"
@@ -67,12 +66,8 @@ class buffer {
 
     // enum tb_type of a tensor (not a view) that the manifest names; TB_TYPE_COUNT for a plain one.
     uint32_t tiled_type(const ggml_tensor * t) const;
-    // The window of this device that holds the whole tensor (for a view: the tensor that it looks at); nullptr if none.
-    window_ptr window_of(const ggml_tensor * t, int in_device) const;
-    // How this matrix is cut over sessions; empty if it is not.
-    std::vector<column_part> parts_of(const ggml_tensor * t) const;
-    // A window of another device's session on the bytes [first, last), for an op that works there. nullptr: `why`.
-    window_ptr lend(int to_device, uint64_t first, uint64_t last, std::string & why);
+    // The window that holds the whole tensor (for a view: the tensor that it looks at); nullptr if none.
+    const window * window_of(const ggml_tensor * t) const;
     uint64_t offset_of(const void * data) const {
         return static_cast<uint64_t>(static_cast<const uint8_t *>(data) - base);
     }
@@ -99,9 +94,7 @@ class buffer {
     bool tiles_of(const ggml_tensor * t, tiled_tensor & tiles, size_t & offset) const;
     // Remember how the tensor that begins at `at` is stored: enum tb_type, or TB_TYPE_COUNT if plain.
     void note_tiled(const ggml_tensor * t, uint64_t at, uint32_t type);
-    // Map a weight where it belongs: with its neighbours, or in parts.
-    bool map_tensor(const ggml_tensor * t, uint64_t at, uint32_t type, std::string & why);
-    bool map_range(int to_device, uint64_t first, uint64_t last, std::string & why);
+    bool map_range(uint64_t first, uint64_t last, std::string & why);
 
     const home made_in;
     const session_ptr session; // of this device
@@ -116,10 +109,8 @@ class buffer {
         int64_t ne[4];
     };
     mutable std::mutex lock;
-    std::map<uint64_t, tiled_entry> tiled;                // by offset from base
-    std::map<uint64_t, std::vector<column_part>> divided; // likewise
-    std::vector<window_ptr> windows;
-    std::vector<std::weak_ptr<window>> lent; // kept by who uses them
+    std::map<uint64_t, tiled_entry> tiled; // by offset from base
+    std::vector<std::unique_ptr<window>> windows;
 };
 
 // Bytes of a tensor as stored: `type` is enum tb_type if it is tiled, else TB_TYPE_COUNT.

@@ -134,14 +134,6 @@ typedef struct tilebeam_device_status {
     uint64_t sessions; // started since the plugin was loaded
 } tilebeam_device_status;
 
-// Some columns of a weight matrix [K, N], i.e. rows of ggml's tensor, and the device whose session computes them.
-typedef struct tilebeam_part {
-    const char * name; // the tensor's, as in tilebeam_tensor
-    uint32_t device;
-    uint32_t reserved;
-    uint64_t columns; // the parts of a tensor follow each other and are N together; all but the last fill whole tiles
-} tilebeam_part;
-
 // Begin the load that this thread makes next, and say what the file holds: nothing, if it is an ordinary one. NULL ends
 // it. 0, or an enum tb_status with the reason in tilebeam_last_error.
 typedef int (*tilebeam_announce_t)(const tilebeam_manifest * manifest);
@@ -161,10 +153,6 @@ typedef int (*tilebeam_device_status_t)(uint32_t index, tilebeam_device_status *
 // The ggml_backend_dev_t of any device below TILEBEAM_MAX_DEVICES, for llama_model_params.devices: a program may spread
 // a model over devices that ggml was not told of. NULL past the last.
 typedef void * (*tilebeam_device_t)(uint32_t index);
-
-// Which matrices of the file that this thread loads next are cut over several sessions, and how; replaces the rule for
-// tensors that it names. (NULL, 0) ends it. 0, or an enum tb_status with the reason in tilebeam_last_error.
-typedef int (*tilebeam_divide_t)(const tilebeam_part * parts, uint64_t n_parts);
 
 // Tracing of all graphs from now on, CPU and NPU side; forgets what was collected before. At most so many records are
 // kept, later ones are counted as lost.

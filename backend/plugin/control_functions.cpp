@@ -152,16 +152,6 @@ void * device_pointer(uint32_t index) {
     return index < TILEBEAM_MAX_DEVICES ? device(static_cast<int>(index)) : nullptr;
 }
 
-int divide_tensors(const tilebeam_part * parts, uint64_t n_parts) try {
-    std::string why;
-    const tb_status status = !parts && n_parts != 0 ? TB_E_PROTOCOL : plan_division(parts, n_parts, why);
-    if (status != TB_OK) state::get().fail(why);
-    return status;
-} catch (const std::exception & e) {
-    state::get().fail(e.what());
-    return TB_E_NOMEM;
-}
-
 void trace_start(uint64_t most_records) { tb::session::trace::get().start(most_records); }
 
 void trace_stop() { tb::session::trace::get().stop(); }
@@ -195,7 +185,6 @@ void * control_function(const char * name) {
     static const tilebeam_status_t status_fn = status;
     static const tilebeam_device_status_t device_status_fn = device_status;
     static const tilebeam_device_t device_fn = device_pointer;
-    static const tilebeam_divide_t divide_fn = divide_tensors;
     static const tilebeam_trace_start_t trace_start_fn = trace_start;
     static const tilebeam_trace_stop_t trace_stop_fn = trace_stop;
     static const tilebeam_trace_take_t trace_take_fn = trace_take;
@@ -212,7 +201,6 @@ void * control_function(const char * name) {
         {"tilebeam_status", reinterpret_cast<void *>(status_fn)},
         {"tilebeam_device_status", reinterpret_cast<void *>(device_status_fn)},
         {"tilebeam_device", reinterpret_cast<void *>(device_fn)},
-        {"tilebeam_divide", reinterpret_cast<void *>(divide_fn)},
         {"tilebeam_trace_start", reinterpret_cast<void *>(trace_start_fn)},
         {"tilebeam_trace_stop", reinterpret_cast<void *>(trace_stop_fn)},
         {"tilebeam_trace_take", reinterpret_cast<void *>(trace_take_fn)},

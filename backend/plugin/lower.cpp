@@ -19,136 +19,67 @@ namespace {
 
 static_assert(GGML_MAX_OP_PARAMS >= sizeof(tb_op::params), "tb_op.params are the first bytes of op_params");
 
-// Which of ggml's operands become the descriptor's, in this order.
+// The channel's op for one of ggml's, and how many of ggml's operands become the descriptor's, in this order.
 struct rule {
+    ggml_op op;
     uint32_t code;
     int n_src;
 };
 
-bool find_rule(ggml_op op, rule & r) {
-    switch (op) {
-    case GGML_OP_MUL_MAT:
-        r = {TB_OP_MUL_MAT, 2};
-        return true;
-    case GGML_OP_MUL_MAT_ID:
-        r = {TB_OP_MUL_MAT_ID, 3};
-        return true;
-    case GGML_OP_SUM_ROWS:
-        r = {TB_OP_SUM_ROWS, 1};
-        return true;
-    case GGML_OP_FLASH_ATTN_EXT:
-        r = {TB_OP_FLASH_ATTN, 5};
-        return true;
-    case GGML_OP_RMS_NORM:
-        r = {TB_OP_RMS_NORM, 1};
-        return true;
-    case GGML_OP_L2_NORM:
-        r = {TB_OP_L2_NORM, 1};
-        return true;
-    case GGML_OP_NORM:
-        r = {TB_OP_NORM, 1};
-        return true;
-    case GGML_OP_MUL:
-        r = {TB_OP_MUL, 2};
-        return true;
-    case GGML_OP_ADD:
-        r = {TB_OP_ADD, 2};
-        return true;
-    case GGML_OP_ROPE:
-        r = {TB_OP_ROPE, 3};
-        return true;
+constexpr rule rules[] = {
+    {GGML_OP_MUL_MAT, TB_OP_MUL_MAT, 2},
+    {GGML_OP_MUL_MAT_ID, TB_OP_MUL_MAT_ID, 3},
+    {GGML_OP_SUM_ROWS, TB_OP_SUM_ROWS, 1},
+    {GGML_OP_FLASH_ATTN_EXT, TB_OP_FLASH_ATTN, 5},
+    {GGML_OP_RMS_NORM, TB_OP_RMS_NORM, 1},
+    {GGML_OP_L2_NORM, TB_OP_L2_NORM, 1},
+    {GGML_OP_NORM, TB_OP_NORM, 1},
+    {GGML_OP_MUL, TB_OP_MUL, 2},
+    {GGML_OP_ADD, TB_OP_ADD, 2},
+    {GGML_OP_ROPE, TB_OP_ROPE, 3},
     // src[2] is the tensor written into, of which the node itself is a view.
-    case GGML_OP_SET_ROWS:
-        r = {TB_OP_SET_ROWS, 2};
-        return true;
-    case GGML_OP_GLU:
-        r = {TB_OP_GLU, 2};
-        return true;
-    case GGML_OP_SCALE:
-        r = {TB_OP_SCALE, 1};
-        return true;
-    case GGML_OP_SOFT_MAX:
-        r = {TB_OP_SOFT_MAX, 3};
-        return true;
-    case GGML_OP_GET_ROWS:
-        r = {TB_OP_GET_ROWS, 2};
-        return true;
+    {GGML_OP_SET_ROWS, TB_OP_SET_ROWS, 2},
+    {GGML_OP_GLU, TB_OP_GLU, 2},
+    {GGML_OP_SCALE, TB_OP_SCALE, 1},
+    {GGML_OP_SOFT_MAX, TB_OP_SOFT_MAX, 3},
+    {GGML_OP_GET_ROWS, TB_OP_GET_ROWS, 2},
     // CPY's src[1] is the tensor written into, of which the node itself is a view.
-    case GGML_OP_CPY:
-    case GGML_OP_CONT:
-    case GGML_OP_DUP:
-        r = {TB_OP_CPY, 1};
-        return true;
-    case GGML_OP_SUB:
-        r = {TB_OP_SUB, 2};
-        return true;
-    case GGML_OP_DIV:
-        r = {TB_OP_DIV, 2};
-        return true;
-    case GGML_OP_UNARY:
-        r = {TB_OP_UNARY, 1};
-        return true;
-    case GGML_OP_CONCAT:
-        r = {TB_OP_CONCAT, 2};
-        return true;
-    case GGML_OP_SQR:
-        r = {TB_OP_SQR, 1};
-        return true;
-    case GGML_OP_SQRT:
-        r = {TB_OP_SQRT, 1};
-        return true;
-    case GGML_OP_LOG:
-        r = {TB_OP_LOG, 1};
-        return true;
-    case GGML_OP_CLAMP:
-        r = {TB_OP_CLAMP, 1};
-        return true;
-    case GGML_OP_FILL:
-        r = {TB_OP_FILL, 1};
-        return true;
-    case GGML_OP_SUM:
-        r = {TB_OP_SUM, 1};
-        return true;
-    case GGML_OP_CUMSUM:
-        r = {TB_OP_CUMSUM, 1};
-        return true;
-    case GGML_OP_ARGMAX:
-        r = {TB_OP_ARGMAX, 1};
-        return true;
-    case GGML_OP_ARGSORT:
-        r = {TB_OP_ARGSORT, 1};
-        return true;
-    case GGML_OP_TOP_K:
-        r = {TB_OP_TOP_K, 1};
-        return true;
-    case GGML_OP_PAD:
-        r = {TB_OP_PAD, 1};
-        return true;
+    {GGML_OP_CPY, TB_OP_CPY, 1},
+    {GGML_OP_CONT, TB_OP_CPY, 1},
+    {GGML_OP_DUP, TB_OP_CPY, 1},
+    {GGML_OP_SUB, TB_OP_SUB, 2},
+    {GGML_OP_DIV, TB_OP_DIV, 2},
+    {GGML_OP_UNARY, TB_OP_UNARY, 1},
+    {GGML_OP_CONCAT, TB_OP_CONCAT, 2},
+    {GGML_OP_SQR, TB_OP_SQR, 1},
+    {GGML_OP_SQRT, TB_OP_SQRT, 1},
+    {GGML_OP_LOG, TB_OP_LOG, 1},
+    {GGML_OP_CLAMP, TB_OP_CLAMP, 1},
+    {GGML_OP_FILL, TB_OP_FILL, 1},
+    {GGML_OP_SUM, TB_OP_SUM, 1},
+    {GGML_OP_CUMSUM, TB_OP_CUMSUM, 1},
+    {GGML_OP_ARGMAX, TB_OP_ARGMAX, 1},
+    {GGML_OP_ARGSORT, TB_OP_ARGSORT, 1},
+    {GGML_OP_TOP_K, TB_OP_TOP_K, 1},
+    {GGML_OP_PAD, TB_OP_PAD, 1},
     // REPEAT's src[1], where there is one, gives the shape only.
-    case GGML_OP_REPEAT:
-        r = {TB_OP_REPEAT, 1};
+    {GGML_OP_REPEAT, TB_OP_REPEAT, 1},
+    {GGML_OP_ADD_ID, TB_OP_ADD_ID, 3},
+    {GGML_OP_SSM_CONV, TB_OP_SSM_CONV, 2},
+    {GGML_OP_GATED_DELTA_NET, TB_OP_GATED_DELTA_NET, 6},
+    {GGML_OP_ARANGE, TB_OP_ARANGE, 0},
+    {GGML_OP_POOL_2D, TB_OP_POOL_2D, 1},
+    {GGML_OP_ROPE_BACK, TB_OP_ROPE_BACK, 3},
+};
+
+bool find_rule(ggml_op op, uint32_t & code, int & n_src) {
+    for (const rule & r : rules) {
+        if (r.op != op) continue;
+        code = r.code;
+        n_src = r.n_src;
         return true;
-    case GGML_OP_ADD_ID:
-        r = {TB_OP_ADD_ID, 3};
-        return true;
-    case GGML_OP_SSM_CONV:
-        r = {TB_OP_SSM_CONV, 2};
-        return true;
-    case GGML_OP_GATED_DELTA_NET:
-        r = {TB_OP_GATED_DELTA_NET, 6};
-        return true;
-    case GGML_OP_ARANGE:
-        r = {TB_OP_ARANGE, 0};
-        return true;
-    case GGML_OP_POOL_2D:
-        r = {TB_OP_POOL_2D, 1};
-        return true;
-    case GGML_OP_ROPE_BACK:
-        r = {TB_OP_ROPE_BACK, 3};
-        return true;
-    default:
-        return find_newer_op(op, r.code, r.n_src);
     }
+    return find_newer_op(op, code, n_src);
 }
 
 const ggml_tensor * root_of(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
@@ -227,20 +158,21 @@ uint32_t flags_of(uint32_t code, int32_t numerics) {
 
 // The descriptor of a node but for buffers and offsets: buffer 0 stands for "present".
 bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const char ** why) {
-    rule r;
-    if (!find_rule(node->op, r)) {
+    uint32_t code = 0;
+    int n_src = 0;
+    if (!find_rule(node->op, code, n_src)) {
         *why = "no such op on the NPU";
         return false;
     }
     std::memset(&op, 0, sizeof op);
-    op.code = r.code;
-    op.flags = flags_of(r.code, numerics);
+    op.code = code;
+    op.flags = flags_of(code, numerics);
     std::memcpy(op.params, node->op_params, sizeof op.params);
     std::memcpy(op.name, node->name, std::min(sizeof op.name - 1, strnlen(node->name, sizeof node->name)));
     if (!describe(node, node, op.dst, why)) return false;
     for (int i = 0; i < TB_MAX_SRC; ++i) {
         op.src[i].buffer = TB_NO_BUFFER;
-        if (i >= r.n_src || !node->src[i]) continue;
+        if (i >= n_src || !node->src[i]) continue;
         if (!describe(node->src[i], node, op.src[i], why)) return false;
         op.n_src = static_cast<uint32_t>(i) + 1;
     }
@@ -280,20 +212,14 @@ bool lands_here(const ggml_tensor * node) {
     return can_run(root) && !follows_other_weight(root);
 }
 
-// One graph on its way to descriptors: ops gather in the last stage for as long as they run in one session.
+// One graph on its way to descriptors.
 struct lowering {
     const int device;
     lowered_graph & out;
 
-    // The stage to append to, in this session.
-    lowered_graph::stage & stage_in(const session_ptr & session) {
-        if (out.stages.empty() || out.stages.back().session != session) out.stages.push_back({session, {}, false});
-        return out.stages.back();
-    }
-
     const buffer * buffer_of(const ggml_tensor * t, std::string & why) {
         const ggml_tensor * root = root_of(t);
-        buffer * b = is_own(root->buffer) ? buffer::of(root->buffer) : nullptr;
+        const buffer * b = is_own(root->buffer) ? buffer::of(root->buffer) : nullptr;
         if (!b || !t->data) {
             why = std::string("tensor '") + t->name + "' is not on the device";
             return nullptr;
@@ -312,91 +238,32 @@ struct lowering {
         return b;
     }
 
-    // Fill in where a tensor lies in the device's own session.
-    bool place(const ggml_tensor * t, tb_tensor & d, session_ptr & session, std::string & why) {
+    // Fill in where a tensor lies in the device's session, which all tensors of a graph share.
+    bool place(const ggml_tensor * t, tb_tensor & d, std::string & why) {
         const buffer * b = buffer_of(t, why);
         if (!b) return false;
-        const window_ptr w = b->window_of(t, device);
+        const window * w = b->window_of(t);
         if (!w) {
             why = std::string("tensor '") + t->name + "' is not mapped in one piece in the session of " +
                   device_name(device);
             return false;
         }
-        if (session && session != w->session) {
-            why = w->session->alive() && !session->alive() ? "its NPU session is gone; load the model again"
-                                                           : "its buffers belong to different NPU sessions";
+        if (out.session && out.session != w->session) {
+            why = w->session->alive() != out.session->alive() ? "its NPU session is gone; load the model again"
+                                                              : "its buffers belong to different NPU sessions";
             return false;
         }
-        session = w->session;
+        out.session = w->session;
         d.buffer = w->id;
         d.offset = w->npu_offset(b->offset_of(t->data));
         return true;
     }
 
-    // The same in another session, where the bytes of the tensor are mapped for as long as the graph is kept.
-    bool place_in(int in_device, const ggml_tensor * t, tb_tensor & d, window_ptr & w, std::string & why) {
-        if (!buffer_of(t, why)) return false;
-        buffer * b = buffer::of(root_of(t)->buffer);
-        const uint64_t first = b->offset_of(t->data);
-        w = b->lend(in_device, first, first + ggml_nbytes(t), why);
-        if (!w) {
-            why = std::string("tensor '") + t->name + "': " + why;
-            return false;
-        }
-        out.windows.push_back(w);
-        d.buffer = w->id;
-        d.offset = w->npu_offset(first);
-        return true;
-    }
-
-    // MUL_MAT with a matrix that is cut over sessions: one op for each part, which writes its columns of the result.
-    bool add_parts(const ggml_tensor * node, const tb_op & whole, const std::vector<column_part> & parts,
-                   std::string & why) {
-        const ggml_tensor * weights = node->src[0];
-        const bool is_tiled = tb_type_is_tiled(whole.src[0].type);
-        uint64_t done = 0;
-        for (const column_part & p : parts) {
-            tb_op op = whole;
-            tb_tensor & w = op.src[0];
-            const uint64_t columns = static_cast<uint64_t>(p.columns);
-            const uint64_t first = is_tiled ? tb_tiled_bytes(w.type, w.ne[0], done) : done * w.nb[1];
-            w.ne[1] = static_cast<uint32_t>(columns);
-            const uint64_t bytes = is_tiled ? tb_tiled_bytes(w.type, w.ne[0], columns) : columns * w.nb[1];
-            w.nb[2] = w.nb[3] = bytes;
-            op.dst.ne[0] = w.ne[1];
-            buffer * b = buffer::of(weights->buffer);
-            const uint64_t at = b->offset_of(weights->data) + first;
-            const window_ptr mine = b->lend(p.device, at, at + bytes, why);
-            window_ptr x, y;
-            if (!mine || !place_in(p.device, node->src[1], op.src[1], x, why) ||
-                !place_in(p.device, node, op.dst, y, why)) {
-                return false;
-            }
-            if (x->session != mine->session || y->session != mine->session) {
-                why = "the NPU session of " + device_name(p.device) + " is gone; load the model again";
-                return false;
-            }
-            w.buffer = mine->id;
-            w.offset = mine->npu_offset(at);
-            op.dst.offset += done * sizeof(float);
-            stage_in(mine->session).ops.push_back(op);
-            done += columns;
-        }
-        return true;
-    }
-
     bool add(const ggml_tensor * node, tb_op op, std::string & why) {
-        const ggml_tensor * weights = node->op == GGML_OP_MUL_MAT ? node->src[0] : nullptr;
-        if (weights && !weights->view_src) {
-            const buffer * b = buffer_of(weights, why);
-            if (!b) return false;
-            if (const auto parts = b->parts_of(weights); !parts.empty()) return add_parts(node, op, parts, why);
-        }
-        session_ptr session;
-        if (!place(node, op.dst, session, why)) return false;
+        if (!place(node, op.dst, why)) return false;
         for (uint32_t s = 0; s < op.n_src; ++s)
-            if (node->src[s] && !place(node->src[s], op.src[s], session, why)) return false;
-        stage_in(session).ops.push_back(op);
+            if (node->src[s] && !place(node->src[s], op.src[s], why)) return false;
+        out.ops.push_back(op);
         return true;
     }
 };

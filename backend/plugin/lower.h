@@ -22,19 +22,14 @@ bool is_free(const ggml_tensor * node);
 // Could the device run this op, with operands where they are now (or where the loader thinks of putting them)?
 bool can_run(const ggml_tensor * node);
 
-// A graph ready to be sent: its ops in order, cut into stages where another session takes over. One stage on one device
-// unless a matrix is cut over several.
+// A graph ready to be sent.
 struct lowered_graph {
-    struct stage {
-        session_ptr session;
-        std::vector<tb_op> ops;
-        bool sent = false; // as they are
-    };
     uint64_t uid = 0;     // ggml's number for it, or one of our own
     int32_t numerics = 0; // that its ops were told of
-    std::vector<stage> stages;
+    session_ptr session;  // nullptr: nothing to compute
+    std::vector<tb_op> ops;
+    bool sent = false; // as they are
     std::vector<std::shared_ptr<buffer_health>> buffers;
-    std::vector<window_ptr> windows; // of this device's buffers in other sessions
 };
 
 // False: `why` says which op cannot be run and why.

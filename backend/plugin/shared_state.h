@@ -4,9 +4,8 @@
 // Buffers and backends hold their session, and it ends with the last of them; a session that died stays dead for them,
 // and whoever allocates next gets a new one. Sessions know nothing of each other: when one dies, the others go on.
 //
-// All sessions of a machine share its CPUs, and each has a worker per CPU. They do not compete, because a backend lets
-// them work one after the other: layers follow each other anyway, and a matrix that is cut over sessions is computed
-// part by part, each with all CPUs.
+// All sessions of a machine share its CPUs, and each has a worker per CPU. They do not compete, because a model's
+// layers follow each other.
 #ifndef TILEBEAM_PLUGIN_SHARED_STATE_H
 #define TILEBEAM_PLUGIN_SHARED_STATE_H
 

@@ -32,7 +32,7 @@ uint64_t page_ceil(uint64_t n) { return page_floor(n + page_size() - 1); }
 
 } // namespace
 
-window::window(int d, session_ptr s, uint64_t f, uint64_t l) : device(d), session(std::move(s)), first(f), last(l) {}
+window::window(session_ptr s, uint64_t f, uint64_t l) : session(std::move(s)), first(f), last(l) {}
 
 uint64_t window::pages_bytes() const { return page_ceil(lead + last - first); }
 
@@ -41,9 +41,9 @@ bool window::touches(const backing & file, uint64_t a, uint64_t b) const {
            page_ceil(file.offset + b) >= page_floor(file.offset + first);
 }
 
-window_ptr window::open(int device, const session_ptr & session, const backing & file, uint64_t first, uint64_t last,
-                        std::string & why) {
-    window_ptr w(new window(device, session, first, last));
+std::unique_ptr<window> window::open(int device, const session_ptr & session, const backing & file, uint64_t first,
+                                     uint64_t last, std::string & why) {
+    std::unique_ptr<window> w(new window(session, first, last));
     w->lead = (file.offset + first) % page_size();
     const uint64_t begin = file.offset + first - w->lead;
     const tb::session::result r = session->map(file.fd, begin, w->lead + last - first, file.writable, &w->id);

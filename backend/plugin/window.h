@@ -1,5 +1,5 @@
-// A range of a buffer as one session sees it. A session's address space is limited, so a buffer need not be mapped
-// whole and not in one session only: each maps the ranges that its ops touch.
+// A range of a buffer as its session sees it. A session's address space is limited, so a buffer need not be mapped
+// whole.
 #ifndef TILEBEAM_PLUGIN_WINDOW_H
 #define TILEBEAM_PLUGIN_WINDOW_H
 
@@ -18,14 +18,11 @@ struct backing {
     bool writable = false;
 };
 
-class window;
-using window_ptr = std::shared_ptr<window>;
-
 class window {
   public:
     // Map bytes [first, last) of the buffer. nullptr: `why` says what went wrong, and what to do if it was the limit.
-    static window_ptr open(int device, const session_ptr & session, const backing & file, uint64_t first, uint64_t last,
-                           std::string & why);
+    static std::unique_ptr<window> open(int device, const session_ptr & session, const backing & file, uint64_t first,
+                                        uint64_t last, std::string & why);
     ~window(); // unmaps; a dead session has forgotten it already
     window(const window &) = delete;
     window & operator=(const window &) = delete;
@@ -37,13 +34,12 @@ class window {
     uint64_t npu_offset(uint64_t at) const { return at - first + lead; }
     uint64_t pages_bytes() const; // address space it takes
 
-    const int device;
     const session_ptr session;
     const uint64_t first, last;
     uint32_t id = 0; // of the NPU's mapping
 
   private:
-    window(int device, session_ptr session, uint64_t first, uint64_t last);
+    window(session_ptr session, uint64_t first, uint64_t last);
     uint64_t lead = 0; // mappings begin on a page
 };
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as C
-import numpy as np
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf.byte_bar import byte_bars
 from tilebeam.gguf.policy import Policy
-from tilebeam.measure.imatrix import collect
-from tilebeam.measure.moments import calibration_of
+from tilebeam.measure.moments import calibration_of, collect_moments
 from tilebeam.measure.perplexity import windows_of
 from tilebeam.model.load_options import default_threads
 from tilebeam.model.loader import load
 from tilebeam.native.llama import errors_in, log_router
 from tilebeam.text_files import read_corpus
+
+from bench.lib.float32 import in_float32
 
 # Tokens per batch: many models are loaded at a time, and each has room for a batch's logits twice.
 BATCH = 128
@@ -213,8 +213,22 @@ def packing(**options: Any) -> Callable[[Path, Path], object]:
     return lambda source, target: gguf_tools.pack(source, target, policy=policy, search=search)
 
 
-def calibrated(make: Callable[..., object], **options: Any) -> Callable[[Path, Path], object]:
+def unpacked(make: Callable[[Path, Path], object]) -> Callable[[Path, Path], object]:
+    """Return a way to make an ordinary file of one that makes tiles."""
+
+    def made(source: Path, target: Path) -> object:
+        tiles = target.with_suffix(".tiles")
+        make(source, tiles)
+        gguf_tools.unpack(tiles, target)
+        tiles.unlink()
+        return target
+
+    return made
+
+
+def calibrated(**options: Any) -> Callable[[Path, Path], object]:
     """Return a way to quantize a file with the text beside it; a run that was stopped is resumed."""
+    policy = Policy.make(output_weight="runtime", **options)
 
     def made(source: Path, target: Path) -> object:
         text = read_corpus(target.parent / CALIBRATION_TEXT)
@@ -223,23 +237,22 @@ def calibrated(make: Callable[..., object], **options: Any) -> Callable[[Path, P
             calibration = calibration_of(
                 source, text, ctx_size=512, chunks=64, threads=threads, memory=1 << 30, show=show
             )
-            return make(source, target, calibration=calibration, **options)
+            return gguf_tools.pack(source, target, policy=policy, calibration=calibration)
 
     return made
 
 
 def weighted(source: Path, target: Path) -> object:
     """Q4_0 with the importance matrix of the same text."""
+    with gguf_tools.GGUFFile(source) as f:
+        names = [t.name for t in f.tensors.values() if t.name.startswith("blk.") and t.rows > 1]
     with load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:
-        windows = windows_of(lm, read_corpus(target.parent / CALIBRATION_TEXT), 512)
-        sums = collect(lm, windows.part(0, 64), threads=default_threads())
-    importance = {name: (s.squares[0] / s.counts[0]).astype(np.float32) for name, s in sums.items()}
-    tiles = target.with_suffix(".tiles")
+        windows = windows_of(lm, read_corpus(target.parent / CALIBRATION_TEXT), 512, 64)
+        moments = collect_moments(lm, windows, names, threads=default_threads())
+    # An importance matrix is the diagonal of the second moments, per token.
+    importance = {name: h.diagonal() / windows.tokens.size for name, h in moments.items()}
     policy = Policy.make(type="q4_0", output_weight="runtime")
-    gguf_tools.pack(source, tiles, policy=policy, importance=importance, overwrite=True)
-    gguf_tools.unpack(tiles, target)
-    tiles.unlink()
-    return target
+    return gguf_tools.pack(source, target, policy=policy, importance=importance, overwrite=True)
 
 
 def k_quantized(source: Path, target: Path) -> object:
@@ -256,27 +269,22 @@ def k_quantized(source: Path, target: Path) -> object:
     return target
 
 
-KEPT: dict[str, Any] = {"embedding_type": "keep"}
-TILES = Policy.make(type="q4_0", grouping="tile", output_weight="runtime")
 MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
-    "source-f32": ("source", lambda source, target: gguf_tools.convert(source, target, type="f32")),
+    "source-f32": ("source", in_float32),
     "q4_0-column": ("source", packing(type="q4_0", grouping="column")),
     "q4_0-column-plain": ("q4_0-column", gguf_tools.unpack),
-    "q4_0-column-f32": ("q4_0-column-plain", lambda source, target: gguf_tools.convert(source, target, type="f32")),
+    "q4_0-column-f32": ("q4_0-column-plain", in_float32),
     "q4_0-tile": ("source", packing(type="q4_0", grouping="tile")),
     "q4_0-column-search": ("source", packing(type="q4_0", grouping="column", search=True)),
     "q4_0-tile-search": ("source", packing(type="q4_0", grouping="tile", search=True)),
     "paper-tile": ("source", packing(preset="paper")),
     "paper-column": ("source", packing(preset="paper", grouping="column")),
     "q8_0-column": ("source", packing(type="q8_0", grouping="column")),
-    "q4_0-search": (
-        "source",
-        lambda source, target: gguf_tools.convert(source, target, type="q4_0", search=True, **KEPT),
-    ),
-    "q4_0-imatrix": ("source", weighted),
-    "q4_0-calibrate": ("source", calibrated(gguf_tools.convert, type="q4_0", **KEPT)),
-    "iq4_nl-calibrate": ("source", calibrated(gguf_tools.convert, type="iq4_nl", **KEPT)),
-    "q4_0-tile-calibrate": ("source", calibrated(gguf_tools.pack, policy=TILES)),
+    "q4_0-search": ("source", unpacked(packing(type="q4_0", search=True))),
+    "q4_0-imatrix": ("source", unpacked(weighted)),
+    "q4_0-calibrate": ("source", unpacked(calibrated(type="q4_0"))),
+    "iq4_nl-calibrate": ("source", unpacked(calibrated(type="iq4_nl"))),
+    "q4_0-tile-calibrate": ("source", calibrated(type="q4_0", grouping="tile")),
     "q4_k_s": ("source", k_quantized),
     "iq4_nl-column": ("source", packing(type="iq4_nl", grouping="column")),
 }

@@ -39,7 +39,7 @@ def evaluated(folder: Path, title: str, names: Mapping[str, str]) -> Iterator[st
 
 def plots(folder: Path, title: str, prefix: str, document: Path) -> Iterator[str]:
     """Copy an evaluation's plots beside a document; lines that show them."""
-    for name in ("accuracy", "latency", "cpu-time"):
+    for name in ("accuracy", "latency"):
         if (plot := folder / f"{name}.png").exists():
             target = document.with_name(f"{prefix}-{name}.png")
             shutil.copy(plot, target)

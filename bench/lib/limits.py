@@ -1,4 +1,4 @@
-"""The machine: its name, its limits as `tilebeam.measure.peaks` measures them, and C++ compiled for this very CPU."""
+"""The machine: its name, its limits (dot products, float FMAs, streaming reads), and C++ compiled for this CPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from tilebeam._ext import cpus
 from tilebeam.measure.machine import cpu_info
-from tilebeam.measure.peaks import fma_gflops, int8_gops, read_gbs
+from tilebeam.native import executor
 
 from bench.lib import ROOT
 
-__all__ = ["compile", "fma_gflops", "int8_gops", "machine", "read_gbs"]
+_READ_BYTES = 256 << 20
 
 
 @cache
@@ -40,3 +46,50 @@ def compile(name: str, *flags: str) -> ctypes.CDLL:
 
 def machine() -> dict[str, str | int]:
     return {"cpu": cpu_info(), "cpus": cpus.usable_cpus().cpus, "system": platform.release()}
+
+
+@cache
+def _memory() -> npt.NDArray[np.uint8]:
+    return np.ones(_READ_BYTES, np.uint8)
+
+
+def _on_threads(n: int, probe: Callable[[int], float]) -> float:
+    with ThreadPoolExecutor(n) as pool:
+        return sum(pool.map(probe, range(n)))
+
+
+def int8_gops(threads: int, seconds: float = 0.01) -> float:
+    """Measure the 8-bit dot product peak of all threads together, 10^9 per second, multiply and add apart; 0 without
+    such an instruction."""
+    return _on_threads(threads, lambda _: float(executor.load()[1].tb_npu_limit_int8(seconds)))
+
+
+def fma_gflops(threads: int, seconds: float = 0.01) -> float:
+    """Measure the float32 FMA peak of all threads together, 10^9 per second, multiply and add apart."""
+    return _on_threads(threads, lambda _: float(executor.load()[1].tb_npu_limit_fma(seconds)))
+
+
+def read_gbs(threads: int) -> float:
+    """Measure the bandwidth of streaming reads of all threads together over 256 MiB, 10^9 bytes per second.
+
+    The best of several ways to read (in order, several streams, with and without software prefetch), because which one
+    is fastest differs by CPU and by what else uses the memory. Timed from the first thread's start to the last one's
+    end.
+    """
+    ffi, lib = executor.load()
+    base = _memory().ctypes.data
+    share = _READ_BYTES // threads // 4096 * 4096
+    together = threading.Barrier(threads)
+
+    def read(i: int, way: int) -> tuple[float, float]:
+        together.wait()
+        start = time.perf_counter()
+        lib.tb_npu_limit_read(ffi.cast("void *", base + i * share), share, way)
+        return start, time.perf_counter()
+
+    def rate(way: int) -> float:
+        starts, ends = zip(*pool.map(read, range(threads), [way] * threads), strict=True)
+        return 1e-9 * share * threads / float(max(ends) - min(starts))
+
+    with ThreadPoolExecutor(threads) as pool:
+        return max(rate(way) for way in range(int(lib.TB_NPU_READ_WAYS)))

@@ -45,13 +45,11 @@ class Offer:
 
     Attributes:
         n_vocab: its model's tokens.
-        adapters: how many it has.
         ranks: its model ranks documents.
         head: it has a reward head of its own.
     """
 
     n_vocab: int
-    adapters: int = 0
     ranks: bool = False
     head: bool = False
 
@@ -68,21 +66,14 @@ class Questions:
     def __init__(self, post: Post, offer: Offer, longest: int) -> None:
         self._offer, self._longest = offer, longest
         rng = np.random.default_rng(7)
-        sets = [[{"id": i, "scale": 1.0}] for i in range(offer.adapters)]
-        self._sets: list[Json] = [{}, *({"lora": lora} for lora in sets)]
         self._texts = [f"number {i}: " + _words(rng, int(rng.integers(1, 60))) for i in range(_POOL)]
         self._vectors = _vectors(post("/v1/embeddings", {"input": self._texts}))
         self._ranks = (
             _ranks(post("/v1/rerank", {"query": self._texts[0], "documents": self._texts})) if offer.ranks else {}
         )
         self._prompts = [self._tokens(rng, 8, 48) for _ in range(_POOL)]
-        self._echoes = [
-            [_prompt_logprobs(post(COMPLETIONS, self._echo(i, s))) for s in range(len(self._sets))]
-            for i in range(_POOL)
-        ]
-        self._said = [
-            [_drawn(post(COMPLETIONS, self._forced(i, s))) for s in range(len(self._sets))] for i in range(_POOL)
-        ]
+        self._echoes = [_prompt_logprobs(post(COMPLETIONS, self._echo(i))) for i in range(_POOL)]
+        self._said = [_drawn(post(COMPLETIONS, self._forced(i))) for i in range(_POOL)]
 
     def kinds(self) -> Mapping[str, Callable[[np.random.Generator], Asked]]:
         found = {
@@ -120,7 +111,7 @@ class Questions:
         """Ask for a text that nobody else may get, of one or several samples."""
         pattern = _pattern(rng, self._longest)
         body = {"prompt": self._tokens(rng, 8, 64), "guided_regex": pattern, "n": int(rng.choice([1, 1, 1, 3]))}
-        body |= {"max_tokens": 4 * self._longest, "seed": _seed(rng), **self._sets[rng.integers(len(self._sets))]}
+        body |= {"max_tokens": 4 * self._longest, "seed": _seed(rng)}
 
         def wrong(answer: Any) -> str | None:
             texts = [choice["text"] for choice in answer["choices"]]
@@ -149,25 +140,25 @@ class Questions:
     def forced(self, rng: np.random.Generator) -> Asked:
         """One token over and over, of which the log-probabilities are compared: a KV cell of another text would change
         them."""
-        i, s = int(rng.integers(_POOL)), int(rng.integers(len(self._sets)))
-        tokens, reference = self._said[i][s]
+        i = int(rng.integers(_POOL))
+        tokens, reference = self._said[i]
 
         def wrong(answer: Any) -> str | None:
             found, logprobs = _drawn(answer)
             return _moved(logprobs, reference) if found == tokens else f"{found} instead of {tokens}"
 
-        return Asked(COMPLETIONS, self._forced(i, s), wrong)
+        return Asked(COMPLETIONS, self._forced(i), wrong)
 
-    def _forced(self, i: int, s: int) -> Json:
+    def _forced(self, i: int) -> Json:
         body = {"prompt": self._prompts[i], "logit_bias": {str(self._prompts[i][0]): 100}, "temperature": 0}
-        return body | {"max_tokens": 24, "ignore_eos": True, "logprobs": 0, **self._sets[s]}
+        return body | {"max_tokens": 24, "ignore_eos": True, "logprobs": 0}
 
     def echo(self, rng: np.random.Generator) -> Asked:
-        i, s = int(rng.integers(_POOL)), int(rng.integers(len(self._sets)))
-        return Asked(COMPLETIONS, self._echo(i, s), lambda a: _moved(_prompt_logprobs(a), self._echoes[i][s]))
+        i = int(rng.integers(_POOL))
+        return Asked(COMPLETIONS, self._echo(i), lambda a: _moved(_prompt_logprobs(a), self._echoes[i]))
 
-    def _echo(self, i: int, s: int) -> Json:
-        return {"prompt": self._prompts[i], "echo": True, "logprobs": 0, "max_tokens": 0, **self._sets[s]}
+    def _echo(self, i: int) -> Json:
+        return {"prompt": self._prompts[i], "echo": True, "logprobs": 0, "max_tokens": 0}
 
     def embeddings(self, rng: np.random.Generator) -> Asked:
         chosen = rng.permutation(_POOL)[: rng.integers(1, 6)].tolist()

@@ -5,7 +5,7 @@
 `tilebeam reward train -o head.gguf` left the samples in head.jsonl and head.states; no model runs. A third of the
 problems is set aside, heads learn from so many of the others, and both are drawn anew several times. AUROC over all
 samples and within a problem, with the standard error over the draws. Beside the usual head (the last hidden state,
-length and confidence) stand heads without hidden states, and with a hidden layer.
+length and confidence) stand heads without hidden states, and with all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ LAST: tuple[Feature, ...] = ("last", "length", "confidence")
 HEADS = {
     "no hidden state": FitOptions(("length", "confidence")),
     "last hidden state": FitOptions(LAST),
-    "the same, a hidden layer of 8": FitOptions(LAST, hidden=8),
     "mean, recent and last": FitOptions(("mean", "recent", *LAST)),
 }
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import lzma
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,9 @@ def rejudge(row: Evaluation, data: Path, write: bool) -> Changes:
     total = Changes()
     path = LOGS / f"{row.name}-{KEPT[0]}.xz"
     header, *records = read(path)
-    task = open_task(TaskOptions(**header["setting"]["task"] | {"spec": f"{row.kind}:{data}"}))
+    known = {f.name for f in fields(TaskOptions)}  # earlier versions had more
+    options = {name: value for name, value in header["setting"]["task"].items() if name in known}
+    task = open_task(TaskOptions(**options | {"spec": f"{row.kind}:{data}"}))
     for record in records:
         found = judged(record, task)
         total.texts += found.texts

@@ -17,9 +17,6 @@ from .errors import StateWarning as StateWarning
 from .errors import TilebeamError as TilebeamError
 from .model.lm import LM as LM
 from .model.loader import load as load
-from .model.progress_bar import ProgressBar as ProgressBar
-from .model.remote import RemoteLM as RemoteLM
-from .model.remote import connect as connect
 from .native.register import register as register
 from .outputs import CompletionOutput as CompletionOutput
 from .outputs import Delta as Delta

@@ -67,8 +67,6 @@ class SamplingParams:
         hidden: fill in ``CompletionOutput.hidden``, what a reward head reads; the text does not depend on it.
         hidden_steps: and ``hidden_steps``, at the end of every step, which this string ends; "" for none.
         hidden_prompt: the prompt's last token counts as the first of the text, for texts that grow call by call.
-        lora: scales of the LoRA adapters that the model was loaded with, in their order; 0 leaves one out, as does a
-            list that is too short. None: as they were loaded. Prompts with other scales do not share batches or cells.
         logit_bias: added to the logits of tokens before anything else; ``-math.inf`` bans one.
         shown_tokens: control tokens that the text shows, as a template spells them; others are no text.
         thinking_budget: tokens that the text may think, from the mark that opens its thoughts on: then
@@ -110,7 +108,6 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | bool | str | HasSchema | None = field(default=None, hash=False)
     regex: str | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    lora: Sequence[float] | None = None
     speculate: bool = True
     hidden: bool = False
     hidden_steps: str = ""
@@ -128,9 +125,9 @@ class SamplingParams:
         if isinstance(self.json_schema, HasSchema):
             object.__setattr__(self, "json_schema", ModelSchema.of(self.json_schema))
         # Tuples, so that parameters can be hashed.
-        for name in ("stop", "stop_tokens", "shown_tokens", "lora", "thinking_marks"):
+        for name in ("stop", "stop_tokens", "shown_tokens", "thinking_marks"):
             given = getattr(self, name)
-            if given is None and name not in ("lora", "thinking_marks"):
+            if given is None and name != "thinking_marks":
                 object.__setattr__(self, name, ())
             elif isinstance(given, str):
                 object.__setattr__(self, name, (given,))
@@ -228,7 +225,6 @@ class SamplingFields(TypedDict, total=False):
     json_schema: Mapping[str, Any] | bool | str | HasSchema | None
     regex: str | None
     logit_bias: Mapping[int, float] | None
-    lora: Sequence[float] | None
     speculate: bool
     hidden: bool
     hidden_steps: str
@@ -342,7 +338,6 @@ _OF_FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda value: isinstance(value, bool),
         "be True or False",
     ),
-    ("lora", _or_none(_all(is_finite)), "be a list of numbers, or None"),
     ("grammar", _or_none(_is_grammar), "be a GBNF text, or None"),
     ("regex", _or_none(_is_text), "be a regular expression, or None"),
     ("json_schema", _or_none(_is_schema), "be a JSON schema: a dict, JSON text or a pydantic model"),

@@ -15,7 +15,6 @@ from typing import Any
 
 import hvx_kit
 import pytest
-from tilebeam.native import executor
 
 from bench import hvx_packets, run_all
 from bench.lib import synth
@@ -32,25 +31,18 @@ SHORTER: dict[str, list[str]] = {
     "attention": [*ONCE, "--type", "f16", "--only", "1 row, 1024"],
     "softmax_exp": ["-r", "1"],
     "dequant_layouts": ["-r", "1"],
-    "lut_gemv": ["-r", "1", "--shapes", "1536x128", "--rows", "1,5"],
-    "native_kv": ["-m", "MODEL", "-c", "64", "-r", "1"],
-    "agile_quant": ["-m", "MODEL", "-c", "64", "-r", "1"],
     "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2"],
     "latency": [*TINY, "-p", "16,32", "-npl", "1,2", "-n", "3"],
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
     "peers": [*TINY, "-npl", "1,2", "-p", "6", "--shared", "9", "-n", "3"],
     "best_of_n": [*TINY, "-N", "3", "-p", "16", "-n", "4", "--calls", "2"],
     "speculation": [*TINY, "-md", "MODEL", "--only", "extract,noise", "-npl", "1,2", "-n", "6", "--llama", "0,3"],
-    "engine_overhead": [*TINY, "-np", "4", "-n", "6"],
-    "graph_overhead": [*TINY, "-npl", "2"],
     "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4", "-npl", "1,3", "-n", "4"],
     "serve_load": [*TINY, "--clients", "4", "--requests", "2", "--max-tokens", "8", "-np", "4"],
     "server_mixed": [*TINY, "--clients", "4", "--minutes", "0.1", "-np", "4", "--embeddings", "30"],
     "load": TINY,
     "repack": ["-m", "MODEL", "-r", "1"],
     "devices": [*TINY, "-npl", "2", "-n", "2"],
-    "polling": ["-r", "1", "--no-rpc"],
-    "quantize_error": ["-m", "MODEL", "-t", "1"],
     "accuracy": ["-m", "MODEL", "-t", "1", "-c", "64", "--chunks", "1", "--out", "FOLDER"],
     "tiny_world": ["-t", "1", "--out", "FOLDER"],
 }
@@ -58,9 +50,6 @@ _COMPILER = None if os.environ.get("CXX") or shutil.which("c++") or shutil.which
 NEEDS = {  # why a bench cannot run here
     "softmax_exp": _COMPILER,
     "dequant_layouts": _COMPILER,
-    "lut_gemv": _COMPILER or (None if "avx2" in executor.isas() else "this CPU has no AVX2"),
-    "agile_quant": _COMPILER,
-    "native_kv": _COMPILER or (None if "avx512vnni" in executor.isas() else "this CPU has no AVX-512"),
     "hvx_packets": hvx_kit.missing() or (None if hvx_packets.objdump() else "install llvm-19"),
 }
 
@@ -130,7 +119,7 @@ def test_one_report_of_what_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads((tmp_path / "limits.json").read_text())["quick"]
 
 
-@pytest.mark.parametrize("way", [["--as-is"], ["--calibrate", "TEXT"], ["--trim"]])
+@pytest.mark.parametrize("way", [["--as-is"], ["--calibrate", "TEXT"]])
 def test_accuracy_compares_other_files(way: list[str], tmp_path: Path) -> None:
     model = synth.write_model(tmp_path / "source.gguf", synth.preset("tiny", n_layer=1, type="f32", arch="qwen2"))
     text = tmp_path / "text.txt"

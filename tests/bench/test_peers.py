@@ -8,7 +8,7 @@ import pytest
 from tilebeam.measure.throughput import Case
 
 from bench import peers
-from bench.lib import engines, rounds
+from bench.lib import rounds
 from bench.lib.batched_bench import BatchedBench
 from bench.lib.engines import Work
 from bench.lib.speculative_program import SpeculativeProgram
@@ -62,13 +62,6 @@ def test_figures_of_programs_that_guess(tmp_path: Path) -> None:
     silent = SpeculativeProgram(program(tmp_path, "llama-lookup", ""))
     with pytest.raises(RuntimeError, match="llama-lookup ended with status 0 and no figures"):
         silent.run(Path("m.gguf"), None, "p", 4, 1, 512)
-
-
-def test_noise_that_turns_two_runs_round_is_measured_on() -> None:
-    took = iter([0.3, 0.1, 0.1, 0.4])  # the first time one token takes longer than all of them
-    assert engines.in_two(lambda *_: next(took), 99)(Work(1, 4, 3), 0) == pytest.approx((0.2, 0.05))
-    assert next(took, None) is None
-    assert engines.in_two(lambda *_: 0.5, 99)(Work(1, 4, 3), 0) == (0.5, 0.0)  # and it gives up
 
 
 def test_a_round_whose_difference_is_noise_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

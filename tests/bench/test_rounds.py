@@ -109,15 +109,3 @@ def test_other_files_and_settings_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="does not hold rounds"):
             rounds.Rounds(path, SETTING)
         assert path.read_text(encoding="utf-8") == text  # it may be somebody's file
-
-
-@pytest.mark.usefixtures("load")
-def test_turns_go_to_the_cases_with_the_fewest_rounds() -> None:
-    log = rounds.Rounds(None, SETTING)
-    one(log, "b", ours=1.0)
-    taken = []
-    for case in log.turns(["a", "b"], 3):
-        taken.append(case)
-        log.end(ours=1.0)
-    assert taken == ["a", "a", "b", "a", "b"]
-    assert list(rounds.Rounds(None, SETTING, seconds=0.0).turns(["a"], 1)) == []  # no time for one

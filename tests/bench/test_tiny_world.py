@@ -111,12 +111,6 @@ def test_nonsense_is_no_expression(text: str) -> None:
     assert arithmetic.check_lines("1+2*3", ["7"]) == [False]  # right, but two operations
 
 
-def test_sets_are_drawn_reproducibly_and_do_not_meet() -> None:
-    sets = {name: arithmetic.draw_many(3, name, 300) for name in ("train", "validation", "test")}
-    assert sets == {name: arithmetic.draw_many(3, name, 300) for name in sets}
-    assert len({p for problems in sets.values() for p in problems}) == 900
-
-
 # --- the files --------------------------------------------------------------------------------------------------------
 
 
@@ -130,12 +124,6 @@ def divergence(reference: F32, got: F32) -> F32:
     """KL divergence at every position, in nats."""
     p, q = (x - np.logaddexp.reduce(x.astype(np.float64), 1, keepdims=True) for x in (reference, got))
     return np.asarray((np.exp(p) * (p - q)).sum(1), np.float32)
-
-
-def test_the_models_are_there() -> None:
-    assert {f"{name}-{kind}" for name in (*SIZES, PRM) for kind in ("q8_0", "q4_0")} <= set(FILES)
-    assert any(name.endswith("f16") for name in FILES)
-    assert sum(p.stat().st_size for p in MODELS.iterdir()) < 10e6
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -172,19 +160,6 @@ def reward(device: str) -> Iterator[TokenReward]:
         yield TokenReward(lm, tag=references.TAG, good=references.GOOD, bad=references.BAD)
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("size", SIZES)
-def test_reasoners_write_sensible_lines(size: str, kind: str, device: str) -> None:
-    with tilebeam.load(references.file_of(size, kind), device, n_ctx=4096, n_seq_max=32, threads=1) as lm:
-        outputs = lm.generate([p + "\n" for p in PROBLEMS], SamplingParams(temperature=0, max_tokens=96))
-    texts = [o.outputs[0].text for o in outputs]
-    lines = [line for text in texts for line in text.removesuffix("\n").split("\n")]
-    assert sum(arithmetic.value(line) is not None for line in lines) >= 0.95 * len(lines)
-    verdicts = [v for p, t in zip(PROBLEMS, texts, strict=True) for v in arithmetic.check_lines(p, t.split("\n")[:1])]
-    least = 0.3 if size == SIZES[0] else 0.7
-    assert sum(verdicts) >= least * len(verdicts)  # first lines
-
-
 def test_reward_model_rates_right_lines_above_wrong_ones(reasoner: LM, reward: TokenReward) -> None:
     """Over all lines that the reasoner sampled."""
     outputs = reasoner.generate([p + "\n" for p in PROBLEMS], SAMPLING)
@@ -195,25 +170,11 @@ def test_reward_model_rates_right_lines_above_wrong_ones(reasoner: LM, reward: T
     assert (scores[good][:, None] > scores[~good]).mean() > 0.8  # AUC
 
 
-def test_reward_model_reads_what_it_was_trained_on(reward: TokenReward) -> None:
-    """Its score is the softmax over the two labels of PyTorch's logits at each tag."""
-    good, bad, tag = (reward.lm.tokenize(c, add_special=False)[0] for c in "+-?")
-    for text, reference in zip(TEXTS, stored(PRM), strict=True):
-        problem, *lines = text.splitlines(keepends=True)
-        tokens = np.array(reward.lm.tokenize(references.as_read(PRM, text)))
-        margin = reference[tokens == tag, good] - reference[tokens == tag, bad]
-        assert len(margin) == len(lines)
-        assert reward.score_steps([problem], [lines])[0] == pytest.approx(1 / (1 + np.exp(-margin)), abs=0.05)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_votes_beat_single_samples(size: str, device: str) -> None:
-    with tilebeam.load(references.file_of(size, "q8_0"), device, n_ctx=8192, n_seq_max=64, threads=1) as lm:
-        results = SelfConsistency(arithmetic.answer).run(lm, [p + "\n" for p in PROBLEMS], 16, sampling=SAMPLING)
+def test_votes_beat_single_samples(reasoner: LM) -> None:
+    results = SelfConsistency(arithmetic.answer).run(reasoner, [p + "\n" for p in PROBLEMS], 16, sampling=SAMPLING)
     single = np.mean([arithmetic.is_right(r.prompt.strip(), c.text) for r in results for c in r.candidates])
     voted = np.mean([arithmetic.is_right(r.prompt.strip(), r.best.text) for r in results])
-    # Over 200 expressions 16 votes bring every model 10 to 12 points; over these 40 they bring the largest 4.
-    assert voted - single > (0.0 if size == SIZES[-1] else 0.05)
+    assert voted - single > 0.05
 
 
 @pytest.mark.parametrize("method", ["best-of-8", "beam-16"])
@@ -297,51 +258,3 @@ def test_training_learns_exports_and_loads(torch: Any, tmp_path: Path) -> None:
         export(module, tmp_path / "m.gguf", kind, "m", "a test")
         got = logits(tmp_path / "m.gguf", "cpu", TEXTS[0])
         assert divergence(reference_logits(module, TEXTS[0]), got).mean() < most
-
-
-@pytest.mark.usefixtures("torch")
-def test_labels_are_where_the_reward_model_is_read() -> None:
-    from bench.tiny import reward, train
-    from bench.tiny.model import decode
-
-    work = TEXTS[1].partition("\n")[2]
-    ids, targets = reward.example("6*7+5-9", work, [True, False, False])
-    assert decode(ids) == references.as_read(PRM, TEXTS[1])
-    assert [(decode([i]), decode([t])) for i, t in zip(ids, targets, strict=True) if decode([i]) == "?"] == [
-        ("?", "+"),
-        ("?", "-"),
-        ("?", "-"),
-    ]
-    assert decode([t for i, t in zip(ids, targets, strict=True) if decode([i]) != "?" and t > 0]) == "42+5-9\n"
-    # With marks, everything behind the first wrong character is wrong.
-    ids, targets = reward.example("42+5-9", "46-9\n3\n", [False, False], marks=True)
-    wrong, nothing = reward._WRONG, reward.IGNORED
-    expected = [*train.encode("4"), nothing, wrong, wrong, wrong, wrong, *train.encode("-"), wrong, wrong]
-    assert targets == [nothing] * 7 + expected + train.encode("-")
-    # Of a right solution, all but the tags is what a reasoner learns.
-    for problem in PROBLEMS[:10]:
-        lines = arithmetic.solution(problem) or []
-        pairs = zip(*reward.example(problem, "\n".join(lines) + "\n", [True] * len(lines)), strict=True)
-        assert [p for p in pairs if decode([p[0]]) != "?"] == list(zip(*train.example(problem), strict=True))
-
-
-@pytest.mark.usefixtures("torch")
-def test_the_thinker_learns_answers_behind_cut_thoughts_and_never_the_cut() -> None:
-    from bench.tiny import train
-    from bench.tiny.model import EOS, encode
-
-    (mark,), rng = encode(references.ANSWER), random.Random(0)
-    whole = 0
-    for problem in PROBLEMS:
-        lines = arithmetic.solution(problem) or []
-        thoughts, answer = encode("\n".join(lines) + "\n"), [*encode("\n\n" + lines[-1]), EOS]
-        ids, targets = train.thought_example(problem, rng)
-        begin, end = len(encode(references.asked(problem))) + 1, ids.index(mark)
-        learned = [target for target in targets if target != train.IGNORED]
-        assert ids[begin:end] == thoughts if mark in learned else thoughts[: end - begin - 1] == ids[begin : end - 1]
-        assert learned[-len(answer) :] == answer
-        assert learned[: -len(answer)] == (
-            [*thoughts, mark] if mark in learned else thoughts[: len(learned) - len(answer)]
-        )
-        whole += mark in learned
-    assert 0 < whole < len(PROBLEMS)

@@ -169,7 +169,7 @@ def test_many_conversations_streams_and_coroutines(lm: LM) -> None:
     alone = [told(lm.chat(talk, **options).outputs[0]) for talk in (HI, other)]
     assert [told(o.outputs[0]) for o in lm.chat([HI, other], **options)] == alone
     assert [told(o.outputs[0]) for o in lm.chat([HI], **options)] == alone[:1]
-    assert told(streamed(lm.chat(HI, stream=True, **options))[0]) == alone[0]
+    assert told(streamed(lm.stream_chat(HI, **options))[0]) == alone[0]
 
     async def asked() -> Any:
         both = await lm.achat([HI, other], **options)
@@ -178,8 +178,6 @@ def test_many_conversations_streams_and_coroutines(lm: LM) -> None:
     both, one, deltas = asyncio.run(asked())
     assert [told(o.outputs[0]) for o in both] == alone
     assert told(one.outputs[0]) == told(streamed(deltas)[0]) == alone[0]
-    with pytest.raises(TilebeamError, match="stream=True has no progress"):
-        lm.chat(HI, stream=True, progress=lambda _: None, **options)  # type: ignore[call-overload]
 
 
 class Reading:

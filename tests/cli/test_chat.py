@@ -298,15 +298,3 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path, changes: dict[
     terminal.type(f"/save {file}\r")
     assert terminal.leave() == 0
     assert [role for role, _ in saved(file)] == ["user", "assistant"]  # what there was of the first answer
-
-
-def test_pasted_lines_are_one_question(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("prompt_toolkit", reason="prompt_toolkit is not installed (extra chat)")
-    file = tmp_path / "t.json"
-    terminal = Terminal("-m", model, *QUICK, "-n", 4)
-    terminal.until(PROMPT)
-    terminal.ask("\x1b[200~the cat\nand the dog\x1b[201~")
-    terminal.until(PROMPT)
-    terminal.type(f"/save {file}\r")
-    assert terminal.leave() == 0
-    assert saved(file)[0] == ("user", "the cat\nand the dog")

@@ -26,25 +26,12 @@ from tilebeam.evaluation.question_files import UserQuestion
 from tilebeam.gguf.repack import pack
 from tilebeam.measure import selftest
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
-from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
+from tilebeam.measure.throughput import Case, Runner, compare
 from tilebeam.native import releases
 from tilebeam.text_files import unescaped
 
 from bench.lib import synth
 
-COMMANDS = {
-    "doctor": "--json",
-    "generate": "--model --prompt --file --n-predict --n-samples --temp --top-p --top-k --min-p --seed --stop --chat "
-    "--device --threads --ctx-size --parallel --executor --json",
-    "best-of-n": "--model --prompt --file --n-predict --n-samples --scorer --temp --seed --device --json",
-    "vote": "--model --prompt --file --n-predict --n-samples --extract --temp --seed --device --json",
-    "bench": "--model -m --n-prompt -p --n-gen -n --n-parallel -npl --batch-size -b --ubatch-size -ub --threads -t "
-    "--repetitions -r --output -o --device --n-depth -d",
-    "perplexity": "--model --file --kl-base --device --numerics --softmax "
-    "--ctx-size --batch-size --ubatch-size --threads --cache-type-k --cache-type-v --chunks --json",
-    "trace": "--model -m --out -o --prompt -p --file --n-prompt --n-predict -n --n-samples -N --threads -t --ctx-size "
-    "--parallel --executor --json",
-}
 GENERATING = ("generate", "best-of-n", "vote")
 
 
@@ -63,21 +50,12 @@ def repacked(model: Path) -> Path:
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_lists_every_flag(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    text = ok(command, "--help").out
-    words = set(text.replace(",", " ").split())
-    for flag in COMMANDS[command].split():
-        assert flag in words
-
-
 def test_help_names_all_commands_and_needs_no_native_library(tmp_path: Path) -> None:
     environment = os.environ | {"TILEBEAM_LIB_DIR": str(tmp_path)}
     ran = subprocess.run(
         [sys.executable, "-m", "tilebeam", "--help"], capture_output=True, text=True, env=environment, check=True
     )
-    for command in COMMANDS:
+    for command in ("doctor", *GENERATING, "bench", "perplexity", "trace"):
         assert command in ran.stdout
 
 
@@ -90,13 +68,9 @@ def test_version() -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", GENERATING)
+@pytest.mark.parametrize("command", ["vote", "bench"])
 def test_missing_model(command: str, tmp_path: Path) -> None:
-    Ran(command, "-m", tmp_path / "no.gguf", "-p", "x", "--device", "cpu").fails_with("no.gguf", "does not exist")
-
-
-def test_bench_missing_model(tmp_path: Path) -> None:
-    Ran("bench", "-m", tmp_path / "no.gguf").fails_with("no.gguf", "does not exist")
+    Ran(command, "-m", tmp_path / "no.gguf", "-p", 8, "--device", "cpu").fails_with("no.gguf", "does not exist")
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])
@@ -106,7 +80,7 @@ def test_file_that_is_no_model(device: str, tmp_path: Path) -> None:
     Ran("generate", "-m", junk, "-p", "x", "--device", device).fails_with("junk.gguf")
 
 
-@pytest.mark.parametrize("command", GENERATING)
+@pytest.mark.parametrize("command", ["generate", "vote"])
 def test_prompt_is_needed_once(command: str, model: Path, tmp_path: Path) -> None:
     Ran(command, "-m", model).fails_with("-p", "-f")
     Ran(command, "-m", model, "-p", "x", "-f", tmp_path / "f").fails_with("-p", "-f")
@@ -159,11 +133,6 @@ def test_bad_flags_are_usage_errors(flags: list[str], model: Path) -> None:
 )
 def test_bench_flags_that_make_no_sense(flags: list[str], words: list[str], model: Path) -> None:
     Ran("bench", "-m", model, *flags).fails_with(*words)
-
-
-def test_unknown_scorer_and_bad_expression(model: Path) -> None:
-    Ran("best-of-n", "-m", model, "-p", "x", "--scorer", "vibes").fails_with("vibes", "logprob", code=2)
-    Ran("vote", "-m", model, "-p", "x", "--extract", "(").fails_with("--extract", "last-number", "regular expression")
 
 
 def test_repacked_file_on_the_cpu_is_refused(repacked: Path) -> None:
@@ -314,28 +283,11 @@ def test_tables_show_every_candidate(model: Path) -> None:
 
 # --- bench ------------------------------------------------------------------------------------------------------------
 
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "model_filename": str,
-    "model_type": str,
-    "model_size": int,
-    "model_n_params": int,
-    "device": str,
-    "n_batch": int,
-    "n_ubatch": int,
-    "n_threads": int,
-    "n_parallel": int,
-    "n_prompt": int,
-    "n_gen": int,
-    "n_depth": int,
-    "test_time": str,
-    "avg_ns": int,
-    "stddev_ns": int,
-    "avg_ts": float,
-    "stddev_ts": float,
-    "ratio_vs_cpu": float,
-    "samples_ns": list,
-    "samples_ts": list,
-}
+FIELDS = (
+    *("model_filename", "model_type", "model_size", "model_n_params", "device", "n_batch", "n_ubatch", "n_threads"),
+    *("n_parallel", "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts"),
+    *("ratio_vs_cpu", "samples_ns", "samples_ts"),
+)
 SHORT = ["-p", "8", "-n", "2", "-t", "1"]
 
 
@@ -345,8 +297,7 @@ def test_bench_json(model: Path) -> None:
         (p, n, npl, device) for npl in (1, 3) for p, n in ((8, 0), (0, 2)) for device in ("cpu", "npu")
     ]
     for row in rows:
-        for name, kind in FIELDS.items():
-            assert isinstance(row[name], kind), (name, row[name])
+        assert set(FIELDS) <= row.keys()
         assert (row["n_batch"], row["n_ubatch"], row["n_threads"]) == (64, 32, 1)
         assert len(row["samples_ns"]) == len(row["samples_ts"]) == 2
         tokens = row["n_parallel"] * (row["n_prompt"] + row["n_gen"])
@@ -461,15 +412,11 @@ def test_cases() -> None:
     assert Case(8, 4, 2, 100, True).cells == 124
 
 
-def test_pairwise_ratio() -> None:
-    ratio = pairwise_ratio([2, 9, 4], [1, 3, 4])
-    assert (ratio.median, ratio.min, ratio.max) == (2, 1, 3)
-
-
 # --- doctor -----------------------------------------------------------------------------------------------------------
 
 
 def test_doctor_json() -> None:
+    assert "Everything works." in ok("doctor").out
     report = json.loads(ok("doctor", "--json").out)
     assert report["healthy"] is True
     assert report["versions"]["llama-cpp-python"] == releases.installed()
@@ -492,13 +439,6 @@ def test_doctor_json() -> None:
     tested = {k["isa"] for k in report["kernels"]}
     assert tested == set(report["kernel_sets"])
     assert all(k["ok"] and k["nmse"] < report["nmse_limit"] for k in report["kernels"])
-
-
-def test_doctor_text() -> None:
-    out = ok("doctor").out
-    assert "Everything works." in out
-    assert "FAIL" not in out
-    assert "HMX0" in out
 
 
 def test_doctor_says_what_to_do(tmp_path: Path) -> None:

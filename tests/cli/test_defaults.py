@@ -3,7 +3,6 @@ in the algorithms. Commands, the evaluation and the server take them from there.
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,9 +56,6 @@ OTHERS = {
     ("trace", "--n-predict"): 32,  # a timeline is to be read
     ("perplexity", "--ctx-size"): 512,  # windows of the text
     ("perplexity", "--batch-size"): 2048,
-    ("imatrix", "--ctx-size"): 512,
-    ("diff", "--ctx-size"): 64,  # one batch
-    ("diff", "--device"): "cpu,tilebeam",
     ("bench", "--batch-size"): "2048",  # lists
     ("bench", "--device"): "cpu,tilebeam",
     ("eval", "--device"): "tilebeam",  # results say where they were made
@@ -122,38 +118,6 @@ def test_steps_end_alike_everywhere() -> None:
 def test_load_takes_what_load_options_have() -> None:
     own = {f: getattr(LoadOptions, f) for f in LoadOptions.__dataclass_fields__}
     assert {name: LOAD[name] for name in own} == own
-
-
-def defaults_in_sources() -> Iterator[tuple[str, str]]:
-    """File and name of every parameter and field of the package that has a number or text as its default."""
-    for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            pairs: list[tuple[str, ast.expr | None]] = []
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                positional = [*node.args.posonlyargs, *node.args.args]
-                with_default = positional[len(positional) - len(node.args.defaults) :]
-                pairs += [(a.arg, d) for a, d in zip(with_default, node.args.defaults, strict=True)]
-                pairs += [(a.arg, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
-            elif isinstance(node, ast.ClassDef):
-                fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-                pairs += [(n.target.id, n.value) for n in fields if isinstance(n.target, ast.Name)]
-            for name, default in pairs:
-                if isinstance(default, ast.Constant) and default.value not in (None, True, False):
-                    yield str(path.relative_to(SOURCES)), name
-
-
-def test_a_default_stands_in_one_place() -> None:
-    homes = {"sampling_params.py": ("temperature", "top_k", "top_p", "max_tokens")}
-    homes["model/load_options.py"] = ("device", "n_ctx", "n_seq_max", "n_batch", "type_k", "type_v")
-    found = list(defaults_in_sources())
-    for home, names in homes.items():
-        for name in names:  # `bench` takes lists
-            assert {file for file, n in found if n == name and file != "cli/bench.py"} == {home}, name
-    # On the command line the same numbers have llama.cpp's names.
-    flags = ("temp", "top_p", "top_k", "parallel", "device", "type_k", "beam_width", "max_steps", "n_samples")
-    own = [(file, name) for file, name in found if file.startswith("cli/") and name in flags]
-    # Samples of `generate` and `trace`, which are no candidates, and the lists of `bench`.
-    assert set(own) <= {("cli/generate.py", "n_samples"), ("cli/trace.py", "n_samples"), ("cli/bench.py", "device")}
 
 
 def test_choices_are_those_of_the_library() -> None:

@@ -11,11 +11,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from tilebeam.cli import main as cli
 from tilebeam.gguf import cli as repack_cli
-from tilebeam.gguf import trim_vocab_cli
 from typer.main import get_command
 from typer.testing import CliRunner
 
-PROGRAMS = {"tilebeam": cli.app, "gguf-repack": repack_cli.app, "gguf-trim-vocab": trim_vocab_cli.app}
+PROGRAMS = {"tilebeam": cli.app, "gguf-repack": repack_cli.app}
 
 
 def commands() -> Iterator[tuple[str, Any]]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 
 import process_kit
 import pytest
-from tilebeam.cli.main import app
 from tilebeam.cli.options import LoraOptions
 from tilebeam.errors import TilebeamError
-from typer.testing import CliRunner
 
 from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
@@ -25,15 +21,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_adapter(folder / "a.gguf", model, seed=1)
     (folder / "text.txt").write_text("the question is how many of the people said that there was one " * 40)
     return folder
-
-
-@pytest.mark.parametrize(
-    "command", ["generate", "best-of-n", "vote", "beam", "dvts", "adaptive", "bench", "perplexity", "serve", "trace"]
-)
-def test_every_command_that_runs_a_model_has_them(command: str) -> None:
-    text = CliRunner().invoke(app, [command, "--help"]).output
-    assert "--lora " in text
-    assert "--lora-scaled " in text
 
 
 def adapters(lora: list[str] | None, scaled: list[str] | None) -> list[tuple[str, float]]:
@@ -85,21 +72,3 @@ def test_perplexity_measures_what_an_adapter_changes(folder: Path) -> None:
     same, adapted = (figures["kld"]["value"] for figures in found)
     assert same == 0  # the base has no adapter, and without one the model is the same
     assert adapted > 0.02
-
-
-def test_bench(folder: Path) -> None:
-    small = ("-p", "8", "-n", "0", "-r", "1", "--no-warmup", "-o", "csv")
-    done = process_kit.run("tilebeam", "bench", "-m", folder / "model.gguf", *small, "--lora", folder / "a.gguf")
-    assert done.returncode == 0, done.stderr
-    assert len(list(csv.DictReader(io.StringIO(done.stdout)))) == 2
-    done = process_kit.run("tilebeam", "bench", "-m", folder / "model.gguf", *small, "--lora", folder / "text.txt")
-    assert done.returncode == 1
-    assert "text.txt is not a GGUF" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["serve", "vote", "trace"])
-def test_an_adapter_that_cannot_be_applied_is_named(folder: Path, tmp_path: Path, command: str) -> None:
-    options = {"serve": ("--port", "0"), "vote": ("-p", "the", "-N", "2"), "trace": ("-o", tmp_path / "t.json")}
-    done = process_kit.run("tilebeam", command, "-m", folder / "model.gguf", *options[command], "--lora", "none.gguf")
-    assert done.returncode == 1
-    assert "tilebeam: The LoRA adapter none.gguf does not exist." in done.stderr

@@ -21,19 +21,11 @@ from tilebeam.gguf.whole_file import check_target, naming, whole_file, whole_fol
 from bench.lib import synth
 
 LIMIT = 1 << 12  # bytes that a file may have
-TEXT = "the question is what the answer of the first number is and how much more time it would take them to do so\n"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synth.write_model(tmp_path_factory.mktemp("output") / "m.gguf", synth.preset("tiny", n_layer=1))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "t.txt"
-    path.write_text(TEXT * 20)
-    return path
 
 
 def listed(folder: Path) -> list[str]:
@@ -191,31 +183,24 @@ def fails(program: str, *args: str | Path, **options: Any) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_a_file_without_room_is_named_and_not_left(model: Path, text: Path, tmp_path: Path) -> None:
-    (tmp_path / "importance.gguf").write_text("as it was")
-    common = ("-m", model, "-f", text, "-c", "64", "-t", "1")
-    importance = ("imatrix", *common, "-o", tmp_path / "importance.gguf")
-    assert f"{importance[-1]}: File too large" in fails("tilebeam", *importance, preexec_fn=limited)
-    assert listed(tmp_path) == ["importance.gguf"]
-    assert (tmp_path / "importance.gguf").read_text() == "as it was"
-    timeline = ("trace", "-m", model, "-p", "the", "-n", "4", "-t", "1", "-o", "/dev/full")
-    assert "/dev/full: No space left on device" in fails("tilebeam", *timeline)
+def test_a_file_without_room_is_named_and_not_left(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    target.write_text("as it was")
+    short = ("-m", model, "-p", "the", "-n", "4", "-t", "1")
+    page = ("vote", *short, "-N", "1", "--device", "cpu", "--html", target)
+    assert f"{target}: File too large" in fails("tilebeam", *page, preexec_fn=limited)
+    assert listed(tmp_path) == ["page.html"]
+    assert target.read_text() == "as it was"
+    assert "/dev/full: No space left on device" in fails("tilebeam", "trace", *short, "-o", "/dev/full")
 
 
 @pytest.mark.parametrize("what", ["folder", "nowhere"])
-def test_targets_that_cannot_be_are_refused_before_the_model_is_loaded(
-    what: str, model: Path, text: Path, tmp_path: Path
-) -> None:
+def test_targets_that_cannot_be_are_refused_before_the_model_is_loaded(what: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     target = tmp_path / ("folder" if what == "folder" else "nowhere/file")
-    reason = "Is a directory" if what == "folder" else "No such file or directory"
-    for args in (
-        ("trace", "-m", model, "-p", "the", "-o", target),
-        ("imatrix", "-m", model, "-f", text, "-o", target),
-    ):
-        said = fails("tilebeam", *args)
-        assert reason in said
-        assert "threads" not in said  # what is printed of a model that was loaded
+    said = fails("tilebeam", "trace", "-m", model, "-p", "the", "-o", target)
+    assert ("Is a directory" if what == "folder" else "No such file or directory") in said
+    assert "threads" not in said  # what is printed of a model that was loaded
 
 
 def test_output_without_room_is_said(model: Path) -> None:

@@ -310,19 +310,6 @@ def test_a_quiet_server(start: Callable[..., Process]) -> None:
     assert one.log().splitlines()[-1].startswith("page: http://127.0.0.1:")
 
 
-def test_a_reward_model_from_the_command_line(start: Callable[..., Process], path: Path) -> None:
-    one = start(
-        "--device", "cpu", "--prm", str(path), "--reward-kind", "token", "--reward-tag", "?", "--reward-labels", "1,2"
-    )
-    answer = one.client().completions.create(
-        model="tiny",
-        prompt="the question is",
-        max_tokens=12,
-        extra_body={"search": {"method": "beam", "budget": 4, "beam_width": 2, "max_steps": 2, "step_stop": "e"}},
-    )
-    assert answer.tilebeam["scored_tokens"] > 0
-
-
 def failing(*options: str) -> str:
     done = CliRunner().invoke(cli.app, ["serve", *options])
     assert done.exit_code == 1, done

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import EXACT
+from engine_kit import EXACT, check_engine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sampler_kit import Witness, check
@@ -415,7 +415,7 @@ def test_samples_that_nobody_wants_any_more_make_room(lm: LM, others: bool) -> N
     assert [c.finish_reason for c in dropped] == ["aborted"] * 20
     assert {0} < {len(c.token_ids) for c in dropped} < set(range(20))
     assert [len(c.token_ids) for o in (outputs[0], *outputs[2:]) for c in o.outputs] == [3] * 2 + [9] * 5 * others
-    lm._engine.check()
+    check_engine(lm._engine)
     assert not lm._engine.busy
 
 

@@ -18,18 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import EXACT
+from engine_kit import EXACT, check_engine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sampler_kit import Witness, check
 from tilebeam import CompletionOutput, RequestOutput, SamplingParams, Stream
-from tilebeam.engine import dispatcher, lanes, turns
+from tilebeam.engine import dispatcher, turns
 from tilebeam.engine.drafter import Drafter
 from tilebeam.model import loader
 from tilebeam.native.llama import Context
 
-from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 N_CTX = 256
@@ -40,7 +39,6 @@ PROMPTS = st.one_of(
     st.lists(st.integers(3, 6), min_size=1, max_size=90),
     st.tuples(st.integers(30, 120), st.lists(st.integers(3, 30), max_size=20)).map(lambda t: [7] * t[0] + t[1]),
 )
-LORA = st.sampled_from([None, None, (0.0,), (0.5,)])  # None: of the load, as (1.0,)
 PARAMS = st.builds(
     SamplingParams,
     n=st.integers(1, 9),
@@ -50,7 +48,6 @@ PARAMS = st.builds(
     stop=st.sampled_from([(), ("t5",), (" ",)]),
     temperature=st.sampled_from([0.0, 0.9]),
     repeat_penalty=st.sampled_from([1.0, 1.3]),
-    lora=LORA,
 )
 
 
@@ -60,7 +57,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, 
     folder = tmp_path_factory.mktemp("models")
     path = write_model(folder / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=1))
     options: dict[str, Any] = {"n_ctx": N_CTX, "threads": 1, "lookup": False, **EXACT}
-    options["lora"] = write_adapter(folder / "adapter.gguf", path)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loader, "_KEPT", 1)  # nine sequence ids
         small = tilebeam.load(path, "cpu", n_seq_max=4, n_batch=48, **options)
@@ -111,7 +107,7 @@ class Schedule(RuleBasedStateMachine):
             assert code == 0  # the ledger knows what there is room for
             assert 0 < n <= context.n_batch
             self.decoded += n
-            self.tight.engine.check(reading=self.reading)
+            check_engine(self.tight.engine, reading=self.reading)
             return code
 
         context.decode = counting  # type: ignore[method-assign]
@@ -163,15 +159,15 @@ class Schedule(RuleBasedStateMachine):
         else:
             self.kept.close()
 
-    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=3), lora=LORA)
-    def look(self, prompts: list[list[int]], lora: tuple[float, ...] | None) -> None:
+    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=3))
+    def look(self, prompts: list[list[int]]) -> None:
         self.reading = True
-        found = self.tight.token_logprobs(prompts, lora=lora)
+        found = self.tight.token_logprobs(prompts)
         self.reading = False
         for prompt, reading in zip(prompts, found, strict=True):
             self.decoded -= reading.decoded_tokens  # not by calls
             assert reading.decoded_tokens + reading.cached_tokens >= len(prompt) - 1
-            (alone,) = self.of_alone.lm.token_logprobs([prompt], lora=lora)
+            (alone,) = self.of_alone.lm.token_logprobs([prompt])
             np.testing.assert_allclose(reading.logprobs, alone.logprobs, atol=1e-5)
 
     @rule(prompt=PROMPTS, places=st.lists(st.integers(0, 99), min_size=1, max_size=4))
@@ -215,7 +211,7 @@ class Schedule(RuleBasedStateMachine):
 
     @invariant()
     def ledger(self) -> None:
-        self.tight.engine.check()
+        check_engine(self.tight.engine)
 
     def teardown(self) -> None:
         while self.streams:
@@ -248,8 +244,7 @@ class Schedule(RuleBasedStateMachine):
 def test_any_schedule_keeps_its_promises(
     models: tuple[Witness, Witness], with_drafter: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for where in (dispatcher, lanes):
-        monkeypatch.setattr(where, "STEPS", 3)
+    monkeypatch.setattr(dispatcher, "STEPS", 3)
     monkeypatch.setattr(turns, "TOKENS", 20)
 
     class OverModels(Schedule):

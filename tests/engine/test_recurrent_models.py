@@ -170,17 +170,3 @@ def test_nothing_is_guessed_where_the_state_cannot_go_back(models: dict[str, Pat
             assert output.usage.drafted_tokens == output.usage.drafting_seconds == 0
     with pytest.raises(TilebeamError, match="cannot speculate: the model has recurrent layers"):
         tilebeam.load(models["mamba2-dense"], "cpu", lookup=True, **options)
-
-
-@pytest.mark.parametrize("name", ["lfm2-dense", "mamba2-dense"])
-def test_a_state_on_disk(models: dict[str, Path], tmp_path: Path, name: str) -> None:
-    """It is saved before the prompt's last token, where alone it can be continued."""
-    file, options = tmp_path / "it.state", {"n_ctx": 512, "n_seq_max": 4, "threads": 1}
-    with tilebeam.load(models[name], "npu", **options) as lm, lm.keep_prefixes():
-        assert lm.save_state(file, PROMPT) == len(PROMPT) - 1
-        (want,) = lm.generate([PROMPT], drawn(1))
-    with tilebeam.load(models[name], "npu", **options) as lm:
-        lm.load_state(file)
-        (found,) = lm.generate([PROMPT], drawn(1))
-    assert found.usage.cached_tokens == want.usage.cached_tokens == len(PROMPT) - 1
-    assert found.outputs[0].token_ids == want.outputs[0].token_ids

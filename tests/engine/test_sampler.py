@@ -275,8 +275,6 @@ def test_a_grammar_that_leads_nowhere_ends_its_own_request_only(lm: LM) -> None:
         {"stop_tokens": [True]},
         {"shown_tokens": [-1]},
         {"shown_tokens": 5},
-        {"lora": 5},
-        {"lora": "1"},
         {"logprobs": 5},
         {"statistics": 1},
         {"ignore_eos": None},
@@ -307,7 +305,7 @@ def test_none_is_no_stop(lm: LM) -> None:
 
 
 def test_parameters_can_be_hashed() -> None:
-    lists: dict[str, Any] = {"stop": ["a", "b"], "stop_tokens": [1, 2], "shown_tokens": [3], "lora": [0.5], "seed": 1}
+    lists: dict[str, Any] = {"stop": ["a", "b"], "stop_tokens": [1, 2], "shown_tokens": [3], "seed": 1}
     many = SamplingParams(**lists, logit_bias={1: 2.0}, json_schema={"type": "object"})
     same = SamplingParams(**{k: tuple(v) if isinstance(v, list) else v for k, v in lists.items()})
     same = replace(same, logit_bias={1: 2}, json_schema={"type": "object"})

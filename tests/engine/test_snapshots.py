@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import Count
+from engine_kit import Count, check_engine
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine.request import make_request
 from tilebeam.outputs import Progress, RequestOutput
@@ -97,7 +97,7 @@ def test_texts_are_read_once(
             new += 38
         assert count.tokens <= 1.1 * new
         assert_as_stock(stocks[name], [answer.prompt_token_ids], [answer])
-        lm.engine.check()
+        check_engine(lm.engine)
 
 
 @pytest.mark.parametrize("name", ["qwen35-dense", "lfm2-dense", "mamba2-dense"])
@@ -112,7 +112,7 @@ def test_too_little_memory_or_a_refusal_costs_time_only(
             outputs = [lm.generate([prompt], drawn())[0] for prompt in prompts]
             assert fresh(outputs[1]) == 720
             assert_as_stock(stocks[name], prompts, outputs)
-            lm.engine.check()
+            check_engine(lm.engine)
             assert (len(lm.engine.kv.snapshots) > 0) == (room == 64)
 
 
@@ -147,7 +147,7 @@ def test_a_cancelled_prompt_leaves_nothing(models: dict[str, Path]) -> None:
                 engine.step()
             assert len(engine.kv.snapshots) == min(steps, 4)
             engine.cancel(request)
-            engine.check()
+            check_engine(engine)
             assert len(engine.kv.snapshots) == engine.kv.snapshots.bytes == 0
 
 
@@ -167,7 +167,7 @@ def test_saved_prefixes_have_the_prompts(models: dict[str, Path], tmp_path: Path
 def test_the_bytes_of_a_snapshot_are_told_and_bounded(models: dict[str, Path]) -> None:
     with load(models["mamba2-dense"]) as lm:
         size = lm.snapshot_bytes()
-        lm.engine.check()
+        check_engine(lm.engine)
         assert lm.engine.context.sequence_bytes(0, partial=True) < size
     with load(models["gemma3-dense"]) as lm:
         assert lm.snapshot_bytes() == 0

@@ -16,15 +16,13 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from streaming_kit import DEADLINE, PROMPT, Together, add_up, idle, line, tokens, under_way, until
+from streaming_kit import DEADLINE, PROMPT, Together, add_up, idle, line, tokens, until
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine import dispatcher, turns
 from tilebeam.engine.dispatcher import Dispatcher
 from tilebeam.engine.turns import STEPS, TOKENS
 from tilebeam.model import loader
 from tilebeam.native.llama import Context
-
-from bench.lib.adapters import write_adapter
 
 LONG = SamplingParams(max_tokens=1500, seed=5, ignore_eos=True)
 ONE = SamplingParams(max_tokens=1, seed=1)
@@ -68,10 +66,8 @@ class Budget:
 
 
 @pytest.fixture(scope="module")
-def load(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LM]:
-    folder = tmp_path_factory.mktemp("adapters")
-    lora = [(write_adapter(folder / f"{i}.gguf", path, seed=i), 0.0) for i in range(2)]
-    options: dict[str, Any] = {"n_ctx": 2048, "n_seq_max": 8, "threads": 1, "lookup": False, "lora": lora, **EXACT}
+def load(path: Path) -> Callable[..., LM]:
+    options: dict[str, Any] = {"n_ctx": 2048, "n_seq_max": 8, "threads": 1, "lookup": False, **EXACT}
     return lambda **changes: tilebeam.load(path, "cpu", **options | changes)
 
 
@@ -119,10 +115,7 @@ def reads(lm: LM, folder: Path) -> dict[str, Callable[[], Any]]:
         "embed": lambda: lm.embed([PROMPT, "another"]),
         "loglikelihood": lambda: [x.logprob for x in lm.loglikelihood(PROMPT, [" of", " in"])],
         "token_logprobs": lambda: lm.token_logprobs([PROMPT])[0].logprobs,
-        "with adapters": lambda: lm.token_logprobs([PROMPT], lora=[1.0])[0].logprobs,
         "logits": lambda: lm.logits([5, 6, 7]),
-        "save_state": lambda: lm.save_state(folder / "one.state", PROMPT),
-        "load_state": lambda: lm.load_state(folder / "before.state"),
         "save_prefixes": lambda: lm.save_prefixes(folder / "prefixes"),
         "load_prefixes": lambda: lm.load_prefixes(folder / "prefixes"),
     }
@@ -131,7 +124,6 @@ def reads(lm: LM, folder: Path) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("what", list(reads(None, Path())))  # type: ignore[arg-type]
 def test_every_reader_beside_a_long_answer(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     params = SamplingParams(max_tokens=100, seed=5, ignore_eos=True)
-    lm.save_state(tmp_path / "before.state", "something else")
     read = reads(lm, tmp_path)[what]
     with lm.keep_prefixes():
         alone, expected = read(), tokens(lm, PROMPT, params)
@@ -231,27 +223,6 @@ def test_a_reader_alone_is_not_interrupted(lm: LM, monkeypatch: pytest.MonkeyPat
     assert taken == 1
 
 
-# --- adapters ---------------------------------------------------------------------------------------------------------
-
-
-def test_sets_of_adapters_take_turns(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    sets = [None, [1.0], [0.0, 1.0]]
-    params = [SamplingParams(max_tokens=300, seed=5, ignore_eos=True, lora=lora) for lora in sets]
-    expected = [tokens(lm, PROMPT, p) for p in params]
-    assert len({str(t) for t in expected}) == 3
-    budget = Budget(lm, monkeypatch)
-    long = Together(*[lambda p=p: tokens(lm, PROMPT, p) for p in params[:2]])  # type: ignore[misc]
-    until(lambda: under_way(lm) == 2)
-    budget.spend(3 * STEPS)
-    short = Together(lambda: tokens(lm, "so", SamplingParams(max_tokens=1, lora=sets[2])))
-    until(lambda: line(lm).queued == 1)
-    budget.give(2 * STEPS + 2)
-    assert len(short.wait()[0][0]) == 1
-    budget.give(10**9)
-    assert long.wait() == expected[:2]
-    assert idle(lm)
-
-
 # --- few cells --------------------------------------------------------------------------------------------------------
 
 TEXT = [3 + i % 500 for i in range(200)]
@@ -307,19 +278,6 @@ def test_readers_that_take_all_cells_do_not_stop_a_sample(
         budget.give(10**9)
         flooding.wait()
         assert idle(lm)
-
-
-def test_sets_that_do_not_fit_beside_each_other(small: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    sets: list[Any] = [None, [1.0], [0.0, 1.0]]
-    params = [SamplingParams(max_tokens=40, seed=5, ignore_eos=True, lora=lora) for lora in sets]
-    expected = [tokens(small, TEXT, p) for p in params]  # type: ignore[arg-type]
-    budget = Budget(small, monkeypatch)
-    calls = Together(*[lambda p=p: small.generate(TEXT, p)[0] for p in params])  # type: ignore[misc]
-    budget.give(3 * (40 + 40 // STEPS * 3))
-    outputs = calls.wait()
-    assert [[s.token_ids for s in output.outputs] for output in outputs] == expected
-    assert max(output.usage.recomputed_tokens for output in outputs) > 0
-    budget.give(10**9)
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------

@@ -63,10 +63,9 @@ class Base:
 
 
 def test_every_kind_of_the_table_is_there() -> None:
-    for name, kind in KINDS.items():
+    for name in KINDS:
         with pytest.raises((TilebeamError, FileNotFoundError), match="no-such"):
             open_task(TaskOptions(f"{name}:no-such"))
-        assert kind.usage.startswith(f"{name}:")
 
 
 class TestGsm8k:
@@ -88,21 +87,18 @@ class TestGsm8k:
 
     def test_without_a_template_it_is_plain_text_with_a_stop(self, options: TaskOptions, tmp_path: Path) -> None:
         train = lines(tmp_path / "train.jsonl", *TRAIN)
-        task = open_task(replace(options, chat=False, shots=2, shots_file=str(train), prefix="Sums.\n"))
+        task = open_task(replace(options, chat=False, shots=2, shots_file=str(train)))
         assert task.prompt(task.items[0], Base()).text == (
-            "Sums.\nQuestion: 0 + 0?\nAnswer: 0\n#### 0\n\nQuestion: 1 + 1?\nAnswer: 2\n#### 2\n\n"
+            "Question: 0 + 0?\nAnswer: 0\n#### 0\n\nQuestion: 1 + 1?\nAnswer: 2\n#### 2\n\n"
             "Question: Janet has 16 ducks and sells 7. How many are left?\nAnswer:"
         )
         assert task.defaults.stop == ("\nQuestion:",)
 
     def test_examples_are_earlier_turns(self, options: TaskOptions, tmp_path: Path) -> None:
         train = str(lines(tmp_path / "train.jsonl", *TRAIN))
-        task = open_task(replace(options, shots=1, shots_file=train, template="{question}", prefix="Sums.\n"))
+        task = open_task(replace(options, shots=1, shots_file=train, template="{question}"))
         asked = "Janet has 16 ducks and sells 7. How many are left?"
-        assert (
-            task.prompt(task.items[0], Marks()).text
-            == f"[user]Sums.\n0 + 0?[assistant]0\n#### 0[user]{asked}[assistant]"
-        )
+        assert task.prompt(task.items[0], Marks()).text == f"[user]0 + 0?[assistant]0\n#### 0[user]{asked}[assistant]"
         assert len(open_task(replace(options, shots_file=train)).shots) == 8
         with_examples = [replace(options, shots_file=train, chat=c, shots=n) for c in (False, True) for n in (1, 2)]
         assert len({open_task(o).digest for o in with_examples}) == 4

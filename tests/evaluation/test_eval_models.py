@@ -18,7 +18,6 @@ import tilebeam
 from eval_kit import CHECKS, lines
 from numpy.typing import NDArray
 from tilebeam import CompletionOutput, TilebeamError
-from tilebeam.engine.speculation import StepCosts
 from tilebeam.evaluation import runner
 from tilebeam.evaluation.config import ModelFile, Setting, units
 from tilebeam.evaluation.log import timeless
@@ -151,25 +150,6 @@ def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
     assert len(set(texts)) > 0.9 * len(texts) > 100  # seeds, items and samples draw apart
 
 
-def test_tokens_are_guessed_only_where_the_setting_says_so(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "of", lambda *_: 1.0)  # a row more never costs time: guesses are always worth it
-    job, task = opened(world)
-    unit = next(units(job.setting, len(task.items)))
-    guessing = replace(job.setting, lookup=True, draft=job.setting.models[0])
-    with Workbench(job, task) as bench:
-        plain = bench.run(unit)
-    with Workbench(replace(job, setting=guessing), task) as bench:
-        record = bench.run(unit)
-    drafted = [sum(i["usage"]["drafted_tokens"] for i in r["items"]) for r in (plain, record)]
-    assert drafted[0] == 0 < drafted[1]
-    other = replace(guessing, draft=replace(job.setting.models[0], fingerprint="another"))
-    with (
-        Workbench(replace(job, setting=other), task) as bench,
-        pytest.raises(TilebeamError, match="is not the file m that this evaluation began with"),
-    ):
-        bench.run(unit)
-
-
 def test_what_decoding_leaves_behind_is_kept_and_rates(world: Path, tmp_path: Path) -> None:
     """Each token's statistics, scorers of them and the model's own verdicts, and votes with relative weights."""
     job, task = opened(world)
@@ -191,13 +171,6 @@ def test_what_decoding_leaves_behind_is_kept_and_rates(world: Path, tmp_path: Pa
     assert all(rows[name, 1] == rows["pass", 1] for name in series if "[" in name)
     assert set(report.rankings[0].rows) == {*names, "shortness"}
     assert {m.series for m in report.latencies} == series - {"pass"} | {"pass"}
-    plain = replace(job.setting, methods=("self-consistency",), scorers=(), seeds=(1,), budgets=(2,))
-    unit = next(units(plain, 1))
-    with Workbench(replace(job, setting=plain), task) as bench:
-        assert "entropies" not in bench.run(unit)["items"][0]["samples"][0]
-    with Workbench(replace(job, setting=replace(plain, token_stats=True)), task) as bench:
-        assert bench.run(unit)["items"][0]["samples"][0]["entropies"]
-    assert "token_stats" not in plain.as_dict()
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -296,7 +269,6 @@ def command() -> Any:
         ("--method=max_steps=3", "option of no method"),
         ("--budget=1,two", "whole numbers"),
         ("--device=gpu", "tilebeam and cpu, not 'gpu'"),
-        ("--workers=2", "--ray"),
         ("--seeds=", "at least one of its seeds"),
         ("--scorer=prm", "--prm FILE"),
         ("--reward-tag=x", "--prm or --orm"),
@@ -310,12 +282,6 @@ def test_the_command_says_what_is_wrong(world: Path, tmp_path: Path, command: An
     assert result.exit_code == 1
     assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "out" / "log.jsonl").exists()
-
-
-def test_help_names_the_parts(command: Any) -> None:
-    text = command("eval", "--help").stdout
-    for part in ("--latency-items", "--prm", "reasoning-gym:NAME", "--ray", "--executor", "qemu-hexagon", "--json"):
-        assert part in text
 
 
 def test_packages_of_a_version_go_into_the_setting(undisturbed: Path) -> None:

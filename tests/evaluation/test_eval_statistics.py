@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from tilebeam import BestOfN, CompletionOutput, RequestOutput, SelfConsistency, TilebeamError, Usage, Verifier
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import results
-from tilebeam.search.sampled import vote_weights
 
 SAMPLES = st.integers(1, 6).flatmap(
     lambda n: st.tuples(
@@ -55,8 +53,6 @@ def test_best_at_k_is_the_mean_over_draws(
         return correct[max(draw, key=lambda i: (scores[i], -draw.index(i)))]
 
     assert stats.best_at_k(scores, correct, k) == pytest.approx(mean_over_draws(n, k, chosen), abs=1e-12)
-    first = max(range(k), key=lambda i: (scores[i], -i))
-    assert stats.naive_at_k(scores, correct, k) == correct[first]
 
 
 class Given:
@@ -109,7 +105,7 @@ def test_samples_that_were_cut_count_as_in_searches(
     for name, knows in (("x", False), ("examples", True)):
         of = [r | {"scores": {name: w}} for r, w in zip(records, weights, strict=True)]
         expected = mean_over_draws(n, k, lambda draw, knows=knows: chosen(draw, knows))
-        assert results._of_scores(stats.best_at_k, name)(of, k) == pytest.approx(expected, abs=1e-12)
+        assert results._of_scores(name)(of, k) == pytest.approx(expected, abs=1e-12)
 
 
 @settings(deadline=None, max_examples=40)
@@ -141,20 +137,6 @@ def test_weighted_at_k_is_the_mean_over_draws(samples: tuple[list[str | None], l
     assert stats.weighted_at_k(answers, weights, correct, k) == pytest.approx(expected, abs=1e-12)
     if all(w == weights[0] > 0 for w in weights):
         assert expected == pytest.approx(stats.majority_at_k(answers, correct, k), abs=1e-12)
-
-
-@settings(deadline=None, max_examples=30)
-@given(SAMPLES, st.sampled_from(["softmax", "borda"]), st.sampled_from([0.0, 0.5, 3.0]))
-def test_relative_weights_are_those_of_each_draw(
-    samples: tuple[list[str | None], list[float], int], weighting: Any, sharpness: float
-) -> None:
-    _, scores, k = samples
-    drawn = stats._draws(len(scores), k, 0)
-    weights = stats.relative_weights(scores, weighting, sharpness, drawn)
-    for row, draw in zip(weights, drawn, strict=True):
-        alone = vote_weights(weighting, [s for s, there in zip(scores, draw, strict=True) if there], sharpness)
-        assert row[draw] / row.sum() == pytest.approx(np.array(alone) / sum(alone), abs=1e-12)
-        assert not row[~draw].any()
 
 
 def test_the_heaviest_sample_speaks_for_its_answer() -> None:

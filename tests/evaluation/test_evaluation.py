@@ -28,7 +28,7 @@ from tilebeam.evaluation import plots, runner
 from tilebeam.evaluation.config import ModelFile, Setting, differences, item_seed
 from tilebeam.evaluation.eval_report import EvalReport, cost_table, cpu_cell
 from tilebeam.evaluation.log import Log
-from tilebeam.evaluation.results import Accuracy, Latency, Point, latencies, overtaking
+from tilebeam.evaluation.results import latencies
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Task
@@ -79,7 +79,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[EvalJob, Task, Path
     """An evaluation that nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     job, task = job_of(folder)
-    evaluated(job, task, folder / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda *_: [])
+        evaluated(job, task, folder / "out")
     return job, task, folder / "out"
 
 
@@ -99,8 +101,6 @@ def test_figures_are_those_of_the_algorithms(whole: tuple[EvalJob, Task, Path]) 
             voted.append(float(vote.answer == item.answer))
             first.append(task.verdict(item, vote.candidates[0].text))
     assert rows["best-of-n[logprob]", "best@k", 6]["value"] == pytest.approx(np.mean(best))
-    assert rows["best-of-n[logprob]", "naive@k", 6]["value"] == pytest.approx(np.mean(best))
-    assert rows["best-of-n[logprob]", "naive@k", 1]["value"] == pytest.approx(np.mean(first))
     assert rows["self-consistency[logprob]", "weighted@k", 6]["value"] == pytest.approx(np.mean(voted))
     assert 0.2 < np.mean(first) < 0.9
     for k in (1, 2, 4, 6):
@@ -160,6 +160,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_files(
     assert len(done) == log.count(b"\n") - max(1, before)  # what was finished was not done again
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_interrupted_between_units_it_keeps_what_is_done(whole: tuple[EvalJob, Task, Path], tmp_path: Path) -> None:
     job, task, out = whole
 
@@ -193,10 +194,6 @@ def test_another_setting_is_refused_with_what_differs(whole: tuple[EvalJob, Task
     assert (out / "log.jsonl").read_bytes() == content
     moved = replace(job.setting, models=(replace(job.setting.models[0], path="elsewhere"),))
     assert moved.digest == job.setting.digest  # where a file lies does not matter
-    draft = replace(job.setting, draft=ModelFile("d", "d.gguf", "print"))
-    assert draft.digest == replace(draft, draft=ModelFile("d", "elsewhere", "print")).digest
-    assert len({s.digest for s in (job.setting, draft, replace(job.setting, lookup=True))}) == 3
-    assert "lookup" not in job.setting.as_dict()  # runs without guesses go on from logs of earlier versions
 
 
 def test_a_damaged_log_is_named_by_line(whole: tuple[EvalJob, Task, Path], tmp_path: Path) -> None:
@@ -288,38 +285,8 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path, monkeyp
     shares = {(p.row.model, p.row.series, p.row.budget, p.row.device): p.row.share for p in elsewhere.points}
     assert len(shares) == 2 * len(later.points)
     assert all(share == shares[(*name, "npu")] for (*name, _), share in shares.items())
-    for o in later.overtaking:
-        assert o.search.row.model != o.single.row.model
-        assert o.search.seconds < o.single.seconds
-        assert o.search.row.share.value >= o.single.row.share.value
     whole_report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert {(p["series"], p["budget"]) for p in whole_report["points"] if p["front"]} == front
-
-
-def test_a_search_overtakes_the_one_answer_of_a_better_model() -> None:
-    def point(model: str, series: str, budget: int, accuracy: float, seconds: float, device: str = "npu") -> Point:
-        share = statistics.Share(accuracy, accuracy, accuracy, 9, 1, 0.0)
-        row = Accuracy(model, device, series, budget, "best@k", series == "verifier", share, 1.0, 0.0, np.zeros((1, 9)))
-        cost = statistics.Mean(seconds, seconds, seconds)
-        return Point(row, Latency(model, device, series, budget, cost, seconds, cost, 1, 1.0), on_front=False)
-
-    large, small = point("large", "pass", 1, 0.5, 4.0), point("small", "pass", 1, 0.3, 1.0)
-    near, far, late, told = (
-        point("small", "vote", 4, 0.5, 2.0),
-        point("small", "vote", 8, 0.55, 3.5),
-        point("small", "vote", 16, 0.6, 4.0),
-        point("small", "verifier", 4, 0.9, 2.0),
-    )
-    other = point("large", "vote", 4, 0.9, 3.0)  # the better model itself
-    [found] = overtaking([small, large, near, far, late, told, other])
-    assert (found.search, found.single) == (far, large)
-    assert overtaking([small, large, late, told, other]) == []
-    greedy, quicker = point("large", "greedy", 1, 0.55, 3.8), point("small", "greedy", 1, 0.6, 0.9)
-    assert [(o.search, o.single) for o in overtaking([small, large, near, far, greedy])] == [(far, greedy)]
-    assert [o.single for o in overtaking([large, late, greedy, quicker])] == []  # the better model itself is small then
-    cpu = [point("small", "vote", 4, 0.5, 9.0, "cpu"), point("large", "pass", 1, 0.5, 8.0, "cpu")]
-    assert [o.single.row.device for o in overtaking([large, near, *cpu])] == ["npu"]
-    assert overtaking([near]) == []
 
 
 def test_costs_per_token_by_method_and_budget() -> None:
@@ -340,7 +307,7 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
     out = tmp_path / "out"
     evaluated(job, task, out, latency_items=1)
     written = {}
-    for name in ("accuracy", "latency", "cpu-time"):
+    for name in ("accuracy", "latency"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
         text = "".join(ElementTree.parse(out / f"{name}.svg").getroot().itertext())
         assert "self-consistency[logprob]" in text
@@ -359,6 +326,7 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
     assert written == {name: (out / f"{name}.svg").read_bytes() for name in written}  # the same figures, the same file
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_items_without_answers_are_answered_without_a_verdict(tmp_path: Path) -> None:
     path = lines(tmp_path / "t.jsonl", {"prompt": "a1"}, {"prompt": "b2", "id": "two"})
     task = open_task(TaskOptions(f"jsonl:{path}"))
@@ -431,6 +399,7 @@ def test_what_is_done_so_far_can_be_reported(tmp_path: Path) -> None:
     assert [r.as_dict() for r in again.rows] == [r.as_dict() for r in complete.rows]
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_models_take_turns_so_that_a_stopped_run_has_the_same_items_of_all(tmp_path: Path) -> None:
     job, task = job_of(tmp_path)
     first = job.setting.models[0]
@@ -469,6 +438,7 @@ def test_how_well_scorers_tell_right_samples_is_reported(whole: tuple[EvalJob, T
     assert job.setting.n_samples * 30 == len(samples)
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:
     (tmp_path / "c.py").write_text("def low(prompt, text): return -1.0\ndef inf(prompt, text): return float('inf')\n")
     job, task = job_of(tmp_path, scorers=(f"{tmp_path}/c.py:low",), methods=("self-consistency",), seeds=(1,))
@@ -496,7 +466,6 @@ def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:
         ({"methods": ("best-of-n", "best-of-n")}, "must differ"),
         ({"methods": ("best-of-n:x=1",)}, "takes no options"),
         ({"methods": ("vote:extract=boxed",)}, "takes no options"),
-        ({"methods": ("vote:weighting=softmax,extract=boxed",)}, "takes no options"),
         ({"methods": ("vote:weighting=softmax,sharpness=-1",)}, "sharpness"),
         ({"methods": ("vote:weighting=borda",), "scorers": ("verifier",)}, "needs a scorer"),
         ({"methods": ("greedy:temperature=1",)}, "takes no options"),

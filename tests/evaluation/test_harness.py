@@ -71,19 +71,6 @@ def test_loglikelihoods_are_the_librarys(model: Any, lm: LM) -> None:
 
 
 @needs_harness
-def test_calls_are_of_bounded_size() -> None:
-    from tilebeam.evaluation.harness import _CHUNK, _chunks
-
-    contexts = {name: [f"{name}{i}" for i in range(n)] for name, n in (("a", 4), ("b", _CHUNK - 5), ("c", 3 * _CHUNK))}
-    chunks = list(_chunks(contexts))
-    assert max(sum(len(texts) for _, texts in chunk) for chunk in chunks) <= _CHUNK
-    assert [(name, text) for chunk in chunks for name, texts in chunk for text in texts] == [
-        (name, text) for name, texts in contexts.items() for text in texts
-    ]
-    assert len(chunks) == 4
-
-
-@needs_harness
 def test_texts_are_cut_as_by_the_harness(lm: LM) -> None:
     """Where no token covers the border; there the harness scores a text that nobody wrote."""
     from lm_eval.api.model import TemplateLM

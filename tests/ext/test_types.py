@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import gguf
@@ -88,31 +87,3 @@ def test_unknown_types_have_nothing() -> None:
         assert not lib.tb_type_is_tiled(unknown)
         for of in (lib.tb_tiled_source, lib.tb_tiled_column, lib.tb_tiled_tile):
             assert of(unknown) == lib.TB_TYPE_COUNT
-
-
-def test_sizes_and_code_books_are_stated_once() -> None:
-    """No tile size, no offset of its scales and no values of IQ4_NL are literals in the sources, but in the table.
-
-    References of tests have a code book of their own: what is tested does not check itself.
-    """
-    sizes = "|".join(sorted({str(tile_bytes(t)) for t in TILED}))
-    whole = [t for t in TILED if lib.tb_tile_k(t) == 32]  # others have no scales in each tile
-    offsets = "|".join(sorted({str(lib.tb_type_of(t).quant_bytes) for t in whole}))
-    size = re.compile(rf"\b({sizes})\b")
-    offset = re.compile(rf"\b(tile|panel|in|quants|block) \+ ({offsets})\b|\? ({offsets}) : ({offsets})\b")
-    book = re.compile(r"-127, -104|\b1, 24, 45\b")
-    no_tile = re.compile(r"MAX_HEAD|head size|n_ff|n_vocab|tokens|mprotect")  # the same numbers of other things
-    table = ROOT / "ggml_ext/include/tilebeam/types.h"
-    found, seen = [], 0
-    for folder in SOURCES:
-        for path in (ROOT / folder).rglob("*.*"):
-            if path.suffix not in (".c", ".cpp", ".h", ".py") or path == table:
-                continue
-            seen += 1
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                wrong = (size.search(line) and not no_tile.search(line)) or offset.search(line)
-                reference = path.parts[-2] == "kits" or path.name == "synth.py"
-                if wrong or (book.search(line) and not reference):
-                    found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    assert seen > 300
-    assert not found, "\n".join(found)

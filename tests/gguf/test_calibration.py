@@ -15,10 +15,11 @@ import process_kit
 import pytest
 from gguf_kit import only_files
 from tilebeam.cli.repack import calibration
-from tilebeam.gguf import GGUFError, cli, convert, pack, unpack, verify
+from tilebeam.gguf import GGUFError, cli, pack, unpack, verify
 from tilebeam.gguf.calibration import Calibration
 from tilebeam.gguf.compensate import damped
 from tilebeam.gguf.policy import Policy
+from tilebeam.gguf.repack import Report
 from tilebeam.measure.moments import collect_moments
 from tilebeam.measure.perplexity import windows_of
 from tilebeam.model.loader import load
@@ -26,6 +27,7 @@ from tilebeam.model.loader import load
 from bench.lib.synth import preset, write_model
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SHAPE = {"n_embd": 128, "n_head": 4, "n_head_kv": 2, "head_dim": 32, "n_ff": 192}
 TEXT = "the question is what the answer of the first number is and how much more time it would take them to do so\n"
 MATRICES = tuple(
     f"blk.{layer}.{part}.weight"
@@ -37,7 +39,7 @@ MATRICES = tuple(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("calibration") / "m.gguf"
-    return write_model(path, preset("tiny", type="f32", n_layer=2, tied=True, seed=9))
+    return write_model(path, preset("tiny", type="f32", n_layer=2, tied=True, seed=9, **SHAPE))
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,15 @@ def given(moments: Mapping[str, Array], **options: Any) -> Calibration:
     return Calibration(lambda names: {n: moments[n] for n in names if n in moments}, {"text": "t"}, **options)
 
 
+def quantized(model: Path, out: Path, type: str = "q4_0", **options: Any) -> Report:
+    """An ordinary file whose matrices have one type; the embeddings stay."""
+    tiles = out.with_suffix(".tiles")
+    report = pack(model, tiles, policy=Policy.make(type=type, output_weight="runtime"), **options)
+    unpack(tiles, out)
+    tiles.unlink()
+    return report
+
+
 def cost(w: Array, v: Array, h: Array) -> float:
     left = w.astype(np.float64) - v
     return float(np.einsum("nk,nk->", left @ h, left))
@@ -64,9 +75,7 @@ def cost(w: Array, v: Array, h: Array) -> float:
 
 
 def test_moments_are_those_of_the_inputs(model: Path, moments: dict[str, Array]) -> None:
-    """The first layer's inputs are a norm of the embeddings; the others' diagonal is the importance matrix' sums."""
-    from tilebeam.measure.imatrix import collect
-
+    """The first layer's inputs are a norm of the embeddings."""
     assert set(moments) == set(MATRICES)
     for layer in (0, 1):
         q, k, v, gate, up = (
@@ -77,9 +86,7 @@ def test_moments_are_those_of_the_inputs(model: Path, moments: dict[str, Array])
         assert gate is up
     with load(model, device="cpu", n_ctx=256, n_seq_max=1, threads=1) as lm:
         windows = windows_of(lm, TEXT * 60, 256, 4)
-        sums = collect(lm, windows, threads=1)
     for name in MATRICES:
-        np.testing.assert_allclose(moments[name].diagonal(), sums[name].squares[0], rtol=1e-4)
         np.testing.assert_array_equal(moments[name], moments[name].T)
     tensors = values(model)
     tokens = np.concatenate([windows.inputs(i) for i in range(len(windows))])
@@ -120,9 +127,9 @@ def test_every_matrix_is_closer_in_its_results_than_by_rounding(
     model: Path, moments: dict[str, Array], tmp_path: Path, type: str
 ) -> None:
     plain, made = tmp_path / "p.gguf", tmp_path / "c.gguf"
-    convert(model, plain, type=type, embedding_type="keep", search=True)
-    report = convert(model, made, type=type, embedding_type="keep", calibration=given(moments))
-    assert not report.notes
+    quantized(model, plain, type, search=True)
+    report = quantized(model, made, type, calibration=given(moments))
+    assert not any("not calibrated" in note for note in report.notes)
     only_files(tmp_path, "p.gguf", "c.gguf")
     w, a, b = values(model), values(plain), values(made)
     for name in MATRICES:
@@ -135,26 +142,19 @@ def test_every_matrix_is_closer_in_its_results_than_by_rounding(
 
 
 @pytest.mark.parametrize("grouping", ["column", "tile"])
-def test_tiles_are_the_blocks_of_an_ordinary_file_and_verify(
-    model: Path, moments: dict[str, Array], tmp_path: Path, grouping: str
-) -> None:
+def test_calibrated_files_verify(model: Path, moments: dict[str, Array], tmp_path: Path, grouping: str) -> None:
     policy = Policy.make(type="q4_0", grouping=grouping, output_weight="runtime")
     pack(model, tmp_path / "t.gguf", policy=policy, calibration=given(moments))
-    assert verify(tmp_path / "t.gguf", against=model).errors is not None
-    unpack(tmp_path / "t.gguf", tmp_path / "u.gguf")
-    convert(model, tmp_path / "c.gguf", type="q4_0", embedding_type="keep", calibration=given(moments))
-    one, other = values(tmp_path / "u.gguf"), values(tmp_path / "c.gguf")
-    if grouping == "column":
-        assert all(np.array_equal(one[name], other[name]) for name in MATRICES)
+    assert verify(tmp_path / "t.gguf", against=model).against
 
 
 def test_matrices_that_the_text_says_nothing_of_get_searched_scales(
     model: Path, moments: dict[str, Array], tmp_path: Path
 ) -> None:
     some = {n: h for n, h in moments.items() if n.startswith("blk.0")}
-    report = convert(model, tmp_path / "c.gguf", type="q4_0", embedding_type="keep", calibration=given(some))
+    report = quantized(model, tmp_path / "c.gguf", calibration=given(some))
     assert "7 of the quantized tensors are not calibrated" in report.notes[-1]
-    convert(model, tmp_path / "s.gguf", type="q4_0", embedding_type="keep", search=True)
+    quantized(model, tmp_path / "s.gguf", search=True)
     a, b = values(tmp_path / "c.gguf"), values(tmp_path / "s.gguf")
     assert all(np.array_equal(a[n], b[n]) == (n not in some) for n in MATRICES)
 
@@ -175,15 +175,15 @@ def test_a_stopped_run_asks_only_for_what_is_missing(model: Path, moments: dict[
         return Calibration(collected, {"text": "t"}, memory=max(4 * h.size for h in moments.values()))
 
     whole, out = tmp_path / "w.gguf", tmp_path / "o.gguf"
-    options: dict[str, Any] = {"type": "q4_0", "embedding_type": "keep"}
-    convert(model, whole, calibration=given(moments), **options)
+    options: dict[str, Any] = {"policy": Policy.make(type="q4_0", output_weight="runtime")}
+    pack(model, whole, calibration=given(moments), **options)
     with pytest.raises(KeyboardInterrupt):
-        convert(model, out, calibration=interrupted(1), **options)
+        pack(model, out, calibration=interrupted(1), **options)
     assert not out.exists()
     assert len(asked) == 2
     again = list(asked)
     asked.clear()
-    convert(model, out, calibration=interrupted(9), **options)
+    pack(model, out, calibration=interrupted(9), **options)
     assert set(asked[0]) == set(again[1])
     assert not set(again[0]) & {n for names in asked for n in names}
     assert out.read_bytes() == whole.read_bytes()
@@ -198,14 +198,14 @@ def test_what_is_kept_belongs_to_one_text_and_one_source(
 
     out = tmp_path / "o.gguf"
     with pytest.raises(KeyboardInterrupt):
-        convert(model, out, type="q4_0", calibration=Calibration(stop, {"text": "a"}))
+        pack(model, out, type="q4_0", calibration=Calibration(stop, {"text": "a"}))
     only_files(tmp_path)  # nothing was done: nothing is kept
     folder = tmp_path / "o.gguf.calibration"
     folder.mkdir()
     (folder / "setting.json").write_text("{}")
     (folder / "x.tiles").write_bytes(b"1")
     with pytest.raises(GGUFError, match="another source or text"):
-        convert(model, out, type="q4_0", calibration=given(moments))
+        pack(model, out, type="q4_0", calibration=given(moments))
 
 
 def repack(*words: str | Path) -> int:
@@ -217,8 +217,8 @@ def repack(*words: str | Path) -> int:
 
 
 def command(model: Path, text: Path, out: Path, *more: str) -> list[str | Path]:
-    options = ["--type", "q4_0", "--embedding-type", "keep", "--calibrate-chunks", "2", "--calibrate-memory", "1"]
-    return ["convert", model, out, *options, "--calibrate", text, "--threads", "1", *more]
+    options = ["--type", "q4_0", "--output-weight", "runtime", "--calibrate-chunks", "2", "--calibrate-memory", "1"]
+    return ["pack", model, out, *options, "--calibrate", text, "--threads", "1", *more]
 
 
 def test_a_killed_command_is_resumed_by_the_same_command(
@@ -247,13 +247,11 @@ def test_texts_and_models_that_do_not_do(model: Path, tmp_path: Path, capsys: py
     short, long = tmp_path / "short.txt", tmp_path / "long.txt"
     short.write_text(TEXT)
     long.write_text(TEXT * 60)
-    small = tmp_path / "q4.gguf"
-    convert(model, small, type="q4_0")
+    small = write_model(tmp_path / "q4.gguf", preset("tiny", type="q4_0", n_layer=1))
     for source, text, more, why, status in (
         (model, short, (), "windows of 512 need at least 1024", 1),
         (model, tmp_path / "none.txt", (), "No such file", 1),
         (small, long, (), "no matrix that a calibration could quantize", 1),
-        (model, long, ("--type", "f16"), "f16 has none", 2),
         (model, long, ("--calibrate-chunks", "0"), "at least 1 window", 2),
     ):
         assert repack(*command(source, text, tmp_path / "o.gguf", *more)) == status
@@ -269,7 +267,7 @@ def test_moments_that_make_no_sense_name_the_tensor(
 ) -> None:
     bad = moments | {"blk.1.ffn_down.weight": change(moments["blk.1.ffn_down.weight"])}
     with pytest.raises(GGUFError, match=f"'blk.1.ffn_down.weight'.*{why}"):
-        convert(model, tmp_path / "o.gguf", type="q4_0", calibration=given(bad))
+        pack(model, tmp_path / "o.gguf", type="q4_0", calibration=given(bad))
     assert not (tmp_path / "o.gguf").exists()
 
 

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -17,9 +17,6 @@ import pytest
 from gguf_kit import blocks, only_files, write_gguf, write_raw, writer
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import GGUFError, gguf_write, stream, whole_file
-from tilebeam.gguf.trim_vocab import trim_vocab
-
-from bench.lib.synth import preset, write_model
 
 Q = gguf.GGMLQuantizationType
 MIB = 1 << 20
@@ -139,62 +136,29 @@ def test_two_runs_for_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # ---- what is there already
 
 
-def commands(source: Path, out: Path, corpus: Path) -> dict[str, Callable[..., object]]:
-    """Everything that writes a GGUF."""
-    packed = source.with_name("packed.gguf")
-    return {
-        "pack": lambda **o: gguf_tools.pack(source, out, **o),
-        "unpack": lambda **o: gguf_tools.unpack(packed, out, **o),
-        "convert": lambda **o: gguf_tools.convert(source, out, type="f16", **o),
-        "trim": lambda **o: trim_vocab(source, out, corpus=[corpus], **o),
-    }
-
-
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model that can be trimmed, "packed.gguf" beside it, and a corpus."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and "packed.gguf" beside it."""
     folder = tmp_path_factory.mktemp("sources")
-    shape = {"n_vocab": 700, "n_layer": 1, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32, "n_ff": 64}
-    model = write_model(folder / "m.gguf", preset("tiny", type="q8_0", **shape))
+    model = write_gguf(folder / "m.gguf")
     gguf_tools.pack(model, folder / "packed.gguf")
-    (folder / "corpus.txt").write_text("the question is")
-    return model, folder / "corpus.txt"
+    return model
 
 
-@pytest.mark.parametrize("command", ["pack", "unpack", "convert", "trim"])
-def test_an_existing_file_is_not_overwritten_by_accident(
-    sources: tuple[Path, Path], tmp_path: Path, command: str
-) -> None:
+def test_an_existing_file_is_not_overwritten_by_accident(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
-    write = commands(sources[0], out, sources[1])[command]
     out.write_bytes(b"old")
-    with pytest.raises(FileExistsError, match="overwrite=True replaces it"):
-        write()
+    for write, read in ((gguf_tools.pack, source), (gguf_tools.unpack, source.with_name("packed.gguf"))):
+        with pytest.raises(FileExistsError, match="overwrite=True replaces it"):
+            write(read, out)
+    command = [sys.executable, "-m", "tilebeam.gguf.cli", "pack", str(source), str(out), "-q"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f": {out}: file exists; --force replaces it\n")
     assert out.read_bytes() == b"old"
-    write(overwrite=True)
+    assert subprocess.run([*command, "--force"], check=False).returncode == 0
     assert out.read_bytes().startswith(b"GGUF")
     only_files(tmp_path, "out.gguf")
-
-
-def test_the_commands_name_the_flag(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    model, corpus = sources
-    out = tmp_path / "out.gguf"
-    packed = model.with_name("packed.gguf")
-    for module, arguments in (
-        ("cli", ["pack", model, out]),
-        ("cli", ["unpack", packed, out]),
-        ("cli", ["convert", model, out, "--type", "f16"]),
-        ("trim_vocab_cli", [model, out, "--corpus", corpus]),
-    ):
-        out.write_bytes(b"old")
-        command = [sys.executable, "-m", f"tilebeam.gguf.{module}", *map(str, arguments), "-q"]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert done.stderr.endswith(f": {out}: file exists; --force replaces it\n")
-        assert out.read_bytes() == b"old"
-        done = subprocess.run([*command, "--force"], check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert out.read_bytes().startswith(b"GGUF")
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,10 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
 from gguf_kit import gaussian, only_files, repack, stored, write_raw, writer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
-from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize, source_type
-from tilebeam.gguf import GGUFError, Policy, Rule, bounds, contents, ggml_values, gguf_write, weights
-from tilebeam.gguf.imatrix_file import Sums, save_imatrix
+from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize
+from tilebeam.gguf import GGUFError, Policy, Rule, contents, ggml_values, gguf_write, weights
 
 Q = gguf.GGMLQuantizationType
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -129,10 +127,8 @@ def test_blocks_of_every_type_become_tiles_bit_for_bit(tmp_path: Path, type: Typ
 
 @pytest.mark.parametrize("grouping", ["column", "tile"])
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("type", [*FLOATS, *LEGACY, *K_QUANTS, *OTHERS], ids=lambda t: t.name)
-def test_every_source_to_every_target(
-    tmp_path: Path, type: gguf.GGMLQuantizationType, target: str, grouping: str
-) -> None:
+@pytest.mark.parametrize("type", [*FLOATS, Q.Q8_0, Q.Q4_0, Q.IQ4_NL, Q.Q6_K, Q.MXFP4], ids=lambda t: t.name)
+def test_sources_to_targets(tmp_path: Path, type: gguf.GGMLQuantizationType, target: str, grouping: str) -> None:
     data = rows(type, N, K, 7)
     model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (type, data)})
     report = gguf_tools.pack(model, tmp_path / "p.gguf", type=target, grouping=grouping)
@@ -156,28 +152,13 @@ def test_every_source_to_every_target(
         assert np.mean(tiles != quantize(tiled, x)) < 1e-3
         exact_error = float(np.linalg.norm((y - x).astype(np.float64)) / np.linalg.norm(x.astype(np.float64)))
         assert made.error == pytest.approx(exact_error, rel=1e-4)
+    if type.name.lower() != target:
+        with gguf_tools.GGUFFile(tmp_path / "p.gguf") as f:
+            assert f.kv["general.file_type"].value == {"q4_0": 2, "q8_0": 7, "iq4_nl": 25}[target]
+            assert f.kv["general.quantization_version"].value == 2
     said = any("changed the weights by" in note for note in report.notes)
     assert said == (type not in FLOATS and not exact)
-    found = gguf_tools.verify(tmp_path / "p.gguf", against=model)
-    assert found.exact == exact
-    assert found.errors == ({} if exact else {"blk.0.attn_q.weight": pytest.approx(made.error, rel=1e-4)})
-
-
-@pytest.mark.parametrize("type", [q for q, t in weights.TB_TYPE.items() if tile_k(t) == 256], ids=lambda t: t.name)
-def test_blocks_of_256_become_panels_and_come_back(tmp_path: Path, type: gguf.GGMLQuantizationType) -> None:
-    """Any bytes at all, columns that fill no panel, and an expert stack."""
-    rng = np.random.default_rng(type)
-    row = int(gguf.GGML_QUANT_SIZES[type][1]) * 2
-    shapes = {"blk.0.attn_q.weight": (64, row), "blk.0.ffn_up_exps.weight": (3, 32, row)}
-    data = {name: (type, rng.integers(0, 256, shape).astype(np.uint8)) for name, shape in shapes.items()}
-    model, packed, back = write_model(tmp_path / "m.gguf", data), tmp_path / "p.gguf", tmp_path / "back.gguf"
-    assert gguf_tools.pack(model, packed).lossless
-    assert set(layouts(packed).values()) == {f"{type.name.lower()}_col"}
-    assert gguf_tools.manifest(packed).layout_version == 2
-    assert gguf_tools.verify(packed, against=model).exact == 2
-    assert {t["device"] for t in gguf_tools.inspect(packed)["tensors"]} == {"NPU"}
-    gguf_tools.unpack(packed, back)
-    assert back.read_bytes() == model.read_bytes()
+    assert gguf_tools.verify(tmp_path / "p.gguf", against=model).exact == exact
 
 
 def test_searched_scales_err_less_and_importance_moves_the_error(tmp_path: Path) -> None:
@@ -326,17 +307,6 @@ def test_nothing_to_tile_is_said_with_advice_that_helps(tmp_path: Path) -> None:
         gguf_tools.pack(model, tmp_path / "p.gguf", policy=Policy.make(type="q8_0", tensor_types=[".=f32"]))
 
 
-def test_dry_run_says_what_would_be_written_and_writes_nothing(tmp_path: Path) -> None:
-    model = small(tmp_path, ffn_up=Q.Q6_K)
-    plan = gguf_tools.pack(model, tmp_path / "p.gguf", type="q4_0", dry_run=True)
-    only_files(tmp_path, "m.gguf")
-    real = gguf_tools.pack(model, tmp_path / "p.gguf", type="q4_0")
-    assert (plan.written, real.written) == (False, True)
-    assert (plan.size, plan.n_tiled, plan.n_requantized) == (real.size, real.n_tiled, real.n_requantized)
-    assert [(t.name, t.type, t.nbytes) for t in plan.tensors] == [(t.name, t.type, t.nbytes) for t in real.tensors]
-    assert real.size == (tmp_path / "p.gguf").stat().st_size
-
-
 # ---- tied embeddings
 
 
@@ -417,7 +387,7 @@ def parts(folder: Path, stem: str = "m", count: int = 3) -> tuple[list[Path], Pa
     return paths, write_model(folder / "whole.gguf", ordered, **{"tokenizer.ggml.tokens": ["a", "b"]})
 
 
-@pytest.mark.parametrize("named", [0, 1, 2])
+@pytest.mark.parametrize("named", [0, 2])
 def test_split_model_packs_to_one_file(tmp_path: Path, named: int) -> None:
     paths, whole = parts(tmp_path)
     packed, of_whole, back = tmp_path / "p.gguf", tmp_path / "w.gguf", tmp_path / "back.gguf"
@@ -436,9 +406,6 @@ def test_split_model_packs_to_one_file(tmp_path: Path, named: int) -> None:
     assert back.read_bytes() == whole.read_bytes()
     for against in (*paths, whole):
         assert gguf_tools.verify(packed, against=against).exact == 5
-    gguf_tools.convert(paths[named], tmp_path / "c.gguf", type="q4_0")
-    gguf_tools.convert(whole, tmp_path / "cw.gguf", type="q4_0")
-    assert (tmp_path / "c.gguf").read_bytes() == (tmp_path / "cw.gguf").read_bytes()
     assert not gguf_tools.is_repacked(paths[named])
     with pytest.raises(GGUFError, match="is the source itself"):
         gguf_tools.pack(paths[0], paths[1])
@@ -475,46 +442,6 @@ def test_split_models_that_are_not_whole(tmp_path: Path) -> None:
     assert gguf_tools.pack(paths[0], out).n_tensors == 5
 
 
-# ---- bounds
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    tiled=st.sampled_from([t for t in Type if t.name.endswith(("_COL", "_TILE")) and layout_version(t) == 1]),
-    kt=st.integers(1, 3),
-    nt=st.integers(1, 2),
-    scale=st.sampled_from([1e-7, 1e-4, 1.0, 300.0]),
-    heavy=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_bounds_hold_for_what_quantizing_gives_and_for_nothing_else(
-    tiled: Type, kt: int, nt: int, scale: float, heavy: bool, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    k, n = 32 * kt, 32 * nt
-    x = (rng.standard_normal((n, k)) * scale).astype(np.float32)
-    if heavy:
-        x *= np.exp(rng.normal(size=(n, k)) * 2).astype(np.float32)
-    x = np.clip(x, -5e4, 5e4)
-    type, tile = weights.GGML_TYPE[source_type(tiled)], tiled != column_type(source_type(tiled))
-    w = rng.uniform(0, 1, k).astype(np.float32) ** 8
-    made = {
-        "nearest": quantize(tiled, x),
-        "search": quantize(tiled, x, search=True),
-        "imatrix": quantize(tiled, x, search=True, weights=w),
-    }
-    for scales, tiles in made.items():
-        y = dequantize(tiled, tiles, k, n)
-        assert bounds.worst(x, y, type, tile, scales) <= 1
-    y = dequantize(tiled, made["nearest"], k, n)
-    at = np.unravel_index(np.abs(x).argmax(), x.shape)
-    y[at] = -y[at]  # a sign is lost where it hurts most
-    if abs(x[at]) > 1e-3:  # below, scales may round to zero
-        assert bounds.worst(x, y, type, tile, "nearest") > 1
-    y[at] = np.nan
-    assert bounds.worst(x, y, type, tile, "imatrix") > 1
-
-
 def test_values_of_another_model_are_noticed(tmp_path: Path) -> None:
     data = rows(Q.F32, N, K, 3)
     model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (Q.F32, data)})
@@ -523,10 +450,6 @@ def test_values_of_another_model_are_noticed(tmp_path: Path) -> None:
     x[5, 6] *= 1.0001  # within the error of the type, but not the source
     write_model(model, {"blk.0.attn_q.weight": (Q.F32, x.view(np.uint8))})
     with pytest.raises(GGUFError, match="its contents differ"):
-        gguf_tools.verify(tmp_path / "p.gguf", against=model)
-    x[5, 6] += 0.1
-    write_model(model, {"blk.0.attn_q.weight": (Q.F32, x.view(np.uint8))})
-    with pytest.raises(GGUFError, match=r"'blk.0.attn_q.weight' is not what"):
         gguf_tools.verify(tmp_path / "p.gguf", against=model)
 
 
@@ -561,15 +484,15 @@ def test_command_line(tmp_path: Path) -> None:
     }
     assert "changed the weights by" in result.stderr
     checked = json.loads(repack("verify", packed, "--against", model, "--json").stdout)
-    assert (checked["exact"], len(checked["errors"])) == (2, 4)
-    text = repack("verify", packed, "--against", model).stdout
-    assert "2 tensors hold the source's very values, 4 hold them within their type's error" in text
-    sums = {"blk.0.ffn_up.weight": Sums(np.ones((1, K)), np.ones(1, np.int64))}
-    save_imatrix(tmp_path / "imatrix.gguf", sums, datasets=["text"], chunks=1, chunk_size=1)
+    assert checked["exact"] == 2
+    assert "2 tensors hold its very values" in repack("verify", packed, "--against", model).stdout
+    name = b"blk.0.ffn_up.weight"
+    entry = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 1, K) + np.ones(K, "<f4").tobytes()
+    (tmp_path / "imatrix.dat").write_bytes(entry)
     again = ("pack", "--force", model, packed, "--type", "q4_0")
-    assert repack(*again, "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
+    assert repack(*again, "--imatrix", tmp_path / "imatrix.dat", "-q").exit_code == 0
     assert gguf_tools.manifest(packed).scales == "imatrix"
-    result = repack(*again, "--imatrix", tmp_path / "imatrix.gguf")
+    result = repack(*again, "--imatrix", tmp_path / "imatrix.dat")
     assert "does not know 3 of the quantized tensors" in result.stderr
     assert repack(*again, "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
     assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
@@ -598,21 +521,6 @@ def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
     biases = {"blk.0.ffn_up_exps.bias": (Q.Q8_0, rows(Q.Q8_0, N, K, 1))}
     (of_biases,) = gguf_tools.inspect(write_model(model, biases))["tensors"]
     assert of_biases["device"] == "CPU"
-
-
-def test_heat_map_of_the_errors(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    model, packed, png = small(tmp_path), tmp_path / "p.gguf", tmp_path / "heat.png"
-    report = gguf_tools.pack(model, packed, type="q4_0")
-    assert repack("inspect", packed, "--heat-map", png).exit_code == 2
-    result = repack("inspect", packed, "--heat-map", png, "--against", model, "--json", "-q")
-    assert result.exit_code == 0, result.output
-    assert png.read_bytes().startswith(b"\x89PNG")
-    errors = json.loads(result.stdout)["errors"]
-    made = {t.name: t.error for t in report.tensors if t.error is not None and t.name != "output.weight"}
-    assert made
-    for name, error in made.items():
-        assert errors[name] == pytest.approx(error, rel=1e-4)
 
 
 def test_a_matrix_too_wide_for_memory_is_left_as_it_is(tmp_path: Path) -> None:

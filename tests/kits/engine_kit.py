@@ -13,6 +13,8 @@ import pytest
 from tilebeam import LM, RequestOutput
 from tilebeam import gguf as gguf_tools
 from tilebeam.engine.drafter import Drafter
+from tilebeam.engine.engine import Engine
+from tilebeam.engine.kv_cache import KvCache, PrefixCache
 from tilebeam.engine.request import Sample
 from tilebeam.measure.graph_watch import Watch, array, name_of
 from tilebeam.native.llama import Context, log_router
@@ -141,3 +143,42 @@ def states_behind(lm: LM, tokens: list[int]) -> npt.NDArray[np.float32]:
     with log_router().capture():
         context.close()
     return watch.rows
+
+
+def check_cells(kv: KvCache) -> None:
+    """No cell and no id is lost, or counted wrong; a cached sequence has its cells."""
+    owners = np.zeros_like(kv._owners)
+    for seq in kv.live:
+        assert len(set(seq.cells)) == len(seq.cells) == len(seq.tokens), seq.id
+        owners[seq.cells] += 1
+    assert owners.tolist() == kv._owners.tolist()
+    assert sorted(kv._free_cells) == np.flatnonzero(owners == 0).tolist()
+    assert sorted([*kv._live, *kv._free_ids]) == list(range(kv.limits.n_ids))
+    held = {s for seq in kv.live for n, s in seq.snapshots.items() if n == s.length <= len(seq)}
+    assert sum(len(seq.snapshots) for seq in kv.live) == sum(len(s.holders) for s in held)
+    assert len(held) == len(kv.snapshots)
+    assert sum(s.state.nbytes for s in held) == kv.snapshots.bytes <= kv.limits.snapshot_bytes
+    if isinstance(kv, PrefixCache):
+        assert all(kv._live.get(seq.id) is seq for seq in kv.cached)
+
+
+def check_engine(engine: Engine, *, reading: bool = False) -> None:
+    """No cells are lost, and those of a sample are its text's: between two steps, or while a batch is decoded.
+
+    ``reading``: a reader has sequences of its own.
+    """
+    check_cells(engine.kv)
+    scheduler, live = engine.scheduler, engine.kv.live
+    samples = [*scheduler.running, *scheduler.queue]
+    pinned = {id(s.request): s.request.pinned for s in samples}.values()
+    held = [seq for seq in (*(s.kv for s in samples), *pinned) if seq is not None]
+    owned = {seq.id for seq in held}
+    assert all(seq in live for seq in held)
+    assert reading or all(seq.id in owned or seq in engine.kv.cached for seq in live)
+    assert len(scheduler.running) <= scheduler.n_slots
+    for s in samples:
+        assert s.finish is None
+        if s.kv is not None:
+            text = s.target()
+            assert s.kv.tokens[: len(text)] == text[: len(s.kv)]
+            assert len(s.kv) <= len(text) or scheduler.drafter is not None

@@ -17,11 +17,10 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def command(program: str, *args: str | Path) -> list[str]:
-    """How to run `tilebeam`, `gguf-repack` or `gguf-trim-vocab` with the Python of the tests."""
+    """How to run `tilebeam` or `gguf-repack` with the Python of the tests."""
     modules = {
         "tilebeam": "tilebeam.cli.main",
         "gguf-repack": "tilebeam.cli.repack",
-        "gguf-trim-vocab": "tilebeam.gguf.trim_vocab_cli",
     }
     return [sys.executable, "-m", modules[program], *map(str, args)]
 

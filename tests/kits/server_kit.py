@@ -73,7 +73,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 def running(lm: LM, *, reward: RewardModel | None = None, **settings: Any) -> Iterator[Running]:
     """A server for a model that outlives it."""
     loaded = LoadedModel(lm, reward)
-    entry = Entry(("tiny", "other", "model"), lm.n_seq_max, lambda: loaded, loaded, lm.info.lora)
+    entry = Entry(("tiny", "other", "model"), lm.n_seq_max, lambda: loaded, loaded)
     with serving([entry], rates_steps=reward is not None, **settings) as server:
         yield server
 

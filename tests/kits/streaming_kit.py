@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tilebeam import LM, Delta, SamplingParams
-from tilebeam.engine.dispatcher import Line
 from tilebeam.native.llama import Context
 
 PROMPT = "the question is how many times the number"
@@ -22,9 +21,20 @@ def idle(lm: LM) -> bool:
     return engine.kv.free == lm.n_ctx and not engine.kv.live and not engine.busy and not line(lm).taken
 
 
+class Line(NamedTuple):
+    """Who wants an engine: calls whose samples wait for the next step, calls in it, threads that wait for it; whether a
+    thread has it, and a worker thread steps for calls that no thread waits for."""
+
+    queued: int
+    active: int
+    readers: int
+    taken: bool
+    background: bool
+
+
 def line(lm: LM) -> Line:
-    """Who wants the model's engine."""
-    return lm._dispatcher.line()
+    one = lm._dispatcher
+    return Line(len(one._queue), len(one._active), len(one._readers), one._owner is not None, one._worker is not None)
 
 
 def tokens(lm: LM, prompt: str, params: SamplingParams) -> list[list[int]]:

@@ -1,16 +1,10 @@
-"""Perplexity and divergence: against a plain implementation over stock `Llama` logits, and against llama-perplexity.
-
-llama-perplexity itself is compared where TILEBEAM_LLAMA_PERPLEXITY names the executable (built from the sources of the
-same llama.cpp as the installed llama-cpp-python).
-"""
+"""Perplexity and divergence: against a plain implementation over stock `Llama` logits."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,16 +20,14 @@ from numpy.typing import NDArray
 from tilebeam.cli import main as cli
 from tilebeam.engine.reading import log_sum_exp
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf import convert
 from tilebeam.gguf.repack import pack
 from tilebeam.measure.perplexity import (
-    Logits,
     LogitScorer,
-    ModelBase,
     Subject,
     Windows,
     cut,
     decode,
+    divergence,
     measure,
     windows_of,
 )
@@ -45,6 +37,7 @@ from tilebeam.native.control import control
 from typer.testing import CliRunner
 
 from bench.lib import synth
+from bench.lib.float32 import in_float32
 
 TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
 N_CTX = 64
@@ -65,8 +58,7 @@ def quantized(folder: Path) -> Path:
 def exact(quantized: Path) -> Path:
     """The same weights in float32. With EXACT nothing is rounded to fewer bits, so that batches of any shape agree."""
     path = quantized.with_name("f32.gguf")
-    convert(quantized, path, type="f32")
-    return path
+    return in_float32(quantized, path)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +168,7 @@ def test_batching_changes_nothing(cpu: LM, exact: Path, windows: Windows, option
 
 
 def test_a_model_does_not_diverge_from_itself(cpu: LM, windows: Windows) -> None:
-    scores = measure([Subject("m", cpu)], windows.part(0, 5), ModelBase(Subject("b", cpu)), threads=2)["m"]
+    scores = measure([Subject("m", cpu)], windows.part(0, 5), Subject("b", cpu), threads=2)["m"]
     assert np.all(scores.kld == 0)
     assert np.all(scores.same_top)
     assert np.array_equal(scores.nll, scores.nll_base)
@@ -186,7 +178,7 @@ def test_divergence_is_the_kl_divergence(quantized: Path, cpu: LM, windows: Wind
     tokens, base = oracle
     with load(quantized, n_ctx=N_CTX, n_seq_max=1, n_batch=N_CTX) as lm:
         got = np.stack([np.concatenate([p.rows[0].copy() for p in decode(lm, windows, [w])]) for w in range(4)])
-        scores = measure([Subject("m", lm)], windows.part(0, 4), ModelBase(Subject("b", cpu)))["m"]
+        scores = measure([Subject("m", lm)], windows.part(0, 4), Subject("b", cpu))["m"]
     model = log_softmax(got)
     kld = (np.exp(base[:4]) * (base[:4] - model)).sum(axis=-1)
     assert kld.mean() > 1e-5
@@ -207,11 +199,8 @@ def test_one_prediction_against_float64(seed: int, n: int, spread: float) -> Non
     b, r = log_softmax(base), log_softmax(row)
     assert top == row.argmax()
     assert log_sum - row[0] == pytest.approx(-r[0], abs=1e-5 + 1e-6 * abs(r[0]))
-    prediction = Logits(base, *log_sum_exp(base, work))
-    base_top, kld = prediction.divergence(row, log_sum, work, weights)
-    assert base_top == base.argmax()
+    kld = divergence(base, log_sum_exp(base, work)[1], row, log_sum, work, weights)
     assert kld == pytest.approx((np.exp(b) * (b - r)).sum(), abs=2e-5)
-    assert prediction.nll(0) == pytest.approx(-b[0], abs=1e-5 + 1e-6 * abs(b[0]))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -226,7 +215,7 @@ def test_logits_that_are_no_numbers(value: float) -> None:
 def test_models_with_other_vocabularies_are_not_compared(cpu: LM, windows: Windows, tmp_path: Path) -> None:
     path = synth.write_model(tmp_path / "other.gguf", synth.preset("tiny", n_layer=1, n_vocab=1056))
     with load(path) as lm, pytest.raises(TilebeamError, match="vocabulary of 1056"):
-        measure([Subject("m", lm)], windows, ModelBase(Subject("b", cpu)))
+        measure([Subject("m", lm)], windows, Subject("b", cpu))
 
 
 def test_windows_that_do_not_fit(cpu: LM, windows: Windows) -> None:
@@ -252,9 +241,9 @@ def test_arithmetic_changes_between_the_turns_of_one_model(quantized: Path, cpu:
         alone: dict[str, TokenScores] = {}
         for kind in kinds:
             with load(quantized, device="npu", n_ctx=N_CTX, n_seq_max=1, n_batch=N_CTX) as lm:
-                alone |= measure([subject(lm, *kind)], part, ModelBase(Subject("b", cpu)))
+                alone |= measure([subject(lm, *kind)], part, Subject("b", cpu))
         with load(quantized, device="npu", n_ctx=N_CTX, n_seq_max=1, n_batch=N_CTX) as lm:
-            together = measure([subject(lm, *kind) for kind in kinds], part, ModelBase(Subject("b", cpu)))
+            together = measure([subject(lm, *kind) for kind in kinds], part, Subject("b", cpu))
     finally:
         control().configure(numerics=before["numerics"], softmax=before["softmax"])
     means = {name: float(scores.kld.mean()) for name, scores in together.items()}
@@ -298,8 +287,6 @@ def test_figures_are_llama_perplexitys(seed: int, n: int, base: bool) -> None:
     assert f.log_ratio.value == pytest.approx(average - other.mean(), abs=1e-12)
     spread = errors[0] ** 2 + errors[1] ** 2 - 2 * covariance
     assert f.log_ratio.error**2 == pytest.approx(spread, rel=1e-6, abs=1e-12)
-    if errors[0] * errors[1] > 1e-9:
-        assert f.correlation == pytest.approx(covariance / (errors[0] * errors[1]), abs=1e-6)
     assert f.kld_percentiles is not None
     ordered = np.sort(scores.kld)
     for percent, value in f.kld_percentiles.items():
@@ -318,8 +305,6 @@ def test_unmeasured_tokens_do_not_count() -> None:
     scores.nll[:4] = 1.0, 2.0, 3.0, 4.0
     assert figures(scores).n == 4
     assert figures(scores).ppl == perplexity(np.array([1.0, 2.0, 3.0, 4.0]))
-    both = TokenScores.joined([scores.part(0, 2), scores.part(2, 4)])
-    assert figures(both) == figures(scores)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -344,27 +329,13 @@ def test_command_prints_figures(quantized: Path, exact: Path, text: Path, cpu: L
     assert float(estimate[2]) == pytest.approx(plain["figures"]["ppl"]["stderr"], abs=1e-5)
     found = json.loads(
         run(
-            *("-m", quantized, *common, "--kl-base", exact, "-dev", "npu", "--numerics", "fp16", "--softmax", "exact"),
+            *("-m", quantized, *common, "--kl-base", exact, "-dev", "npu"),
             *("-ctk", "q8_0", "-ctv", "q8_0", "-b", 2 * N_CTX, "-ub", 32, "--chunks", 4, "--json"),
         ).stdout
     )["figures"]
-    assert 0 < found["kld"]["value"] < 1e-3
+    assert 0 < found["kld"]["value"] < 1e-2
     assert found["same_top"]["value"] > 0.9
-    # Measuring leaves the NPU as it was.
-    assert (control().options()["numerics"], control().options()["softmax"]) == ("int8", "table")
     assert "Same top p" in run("-m", quantized, *common, "--kl-base", exact, "--chunks", 2).stdout
-
-
-def test_what_was_configured_counts_where_nothing_is_asked_for(quantized: Path, exact: Path, text: Path) -> None:
-    options = ("-m", quantized, "-f", text, "-c", N_CTX, "--chunks", 2, "--kl-base", exact, "--json")
-    asked = json.loads(run(*options, "--numerics", "fp16").stdout)["figures"]
-    control().configure(numerics="fp16")
-    try:
-        configured = json.loads(run(*options).stdout)["figures"]
-        assert control().options()["numerics"] == "fp16"
-    finally:
-        control().configure(numerics="int8")
-    assert configured == asked
 
 
 def test_a_repacked_file_on_the_npu(quantized: Path, text: Path) -> None:
@@ -381,7 +352,6 @@ def test_a_repacked_file_on_the_npu(quantized: Path, text: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-dev", "cpu", "--numerics", "fp16"], "options of the NPU"),
         (["-c", "4096"], "windows of 4096 need at least 8192"),
         (["--kl-base", "missing.gguf"], "missing.gguf"),
         (["--chunks", "0"], "--chunks must be positive"),
@@ -395,58 +365,3 @@ def test_command_says_what_is_wrong(arguments: list[str], words: str, exact: Pat
 @pytest.mark.parametrize("arguments", [[], ["-f", "t.txt", "--save-all-logits", "x"]])
 def test_command_needs_a_text_and_writes_no_file(arguments: list[str], exact: Path) -> None:
     assert "option" in run("-m", exact, *arguments, code=2).stderr
-
-
-# --- llama-perplexity itself ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif("TILEBEAM_LLAMA_PERPLEXITY" not in os.environ, reason="TILEBEAM_LLAMA_PERPLEXITY is not set")
-def test_the_same_numbers_as_llama_perplexity(exact: Path, text: Path, tmp_path: Path) -> None:
-    libraries = Path(llama_cpp.__file__).parent / "lib"
-
-    def theirs(*arguments: object, last: str) -> str:
-        # Its log has a thread of its own, which the exit sometimes overtakes: ask again until the last line is there.
-        said = ""
-        for _ in range(5):
-            ran = subprocess.run(
-                [os.environ["TILEBEAM_LLAMA_PERPLEXITY"], *map(str, arguments), "-c", str(N_CTX), "-t", "1"],
-                env=os.environ | {"LD_LIBRARY_PATH": str(libraries)},
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=300,
-            )
-            said = ran.stdout + ran.stderr
-            if last in said:
-                return said
-        raise AssertionError(said)
-
-    path = tmp_path / "theirs.dat"
-    options = ("-f", text, "-c", N_CTX, "-dev", "cpu", "-t", 1, "--json")
-    theirs("-m", exact, "-f", text, "--save-all-logits", path, last="")
-    said = theirs("-m", exact, "-f", text, last="Final estimate")
-    estimate = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", said)
-    assert estimate is not None
-    found = json.loads(run("-m", exact, *options).stdout)["figures"]["ppl"]
-    assert found["value"] == pytest.approx(float(estimate[1]), rel=1e-4)
-    assert found["stderr"] == pytest.approx(float(estimate[2]), rel=1e-3)
-
-    # Another model in float32: 8-bit activations would round differently in batches of another shape.
-    other_model = tmp_path / "other.gguf"
-    convert(
-        synth.write_model(tmp_path / "q8.gguf", synth.preset("tiny", n_layer=2, type="q8_0")), other_model, type="f32"
-    )
-    said = theirs("-m", other_model, "--kl-divergence-base", path, "--kl-divergence", last="Same top p:")
-    found = json.loads(run("-m", other_model, "--kl-base", exact, *options).stdout)["figures"]
-    for name, pattern in (
-        ("ppl", r"Mean PPL\(Q\) +: +([\d.]+) "),
-        ("ppl_base", r"Mean PPL\(base\) +: +([\d.]+) "),
-        ("kld", r"Mean +KLD: +([\d.]+) "),
-        ("same_top", r"Same top p: +([\d.]+) "),
-    ):
-        number = re.search(pattern, said)
-        assert number is not None, said
-        scale = 0.01 if name == "same_top" else 1.0
-        assert found[name]["value"] == pytest.approx(float(number[1]) * scale, rel=1e-2, abs=1e-5), (
-            name
-        )  # their base has 16 bits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from npu_ops import BF16, F16, F32, I32, Q4_0, Q8_0, Arena, Tensor, make_op
 from numpy.typing import NDArray
 from tilebeam import _ext as ggml_ext
 from tilebeam.cli.main import app
-from tilebeam.engine.speculation import StepCosts
 from tilebeam.errors import TilebeamError
 from tilebeam.measure import trace
 from typer.testing import CliRunner
@@ -93,25 +91,6 @@ def test_every_op_of_every_message_is_stamped(process: bool, memory: SharedArray
             lanes = sorted(workers["lane"][workers["index"] == index].tolist())
             # Thread 0 has a part in all that is worth sharing; 1 too, unless other programs want its CPU (crew.h).
             assert lanes in ([[0], [0, 1]] if index < 2 else [[0], [1]])
-
-
-@BOTH
-def test_every_worker_stamps(process: bool, memory: SharedArray) -> None:
-    """Sooner or later both get a CPU, whatever else the machine does."""
-    with Session(process) as s:
-        expected = set(range(min(s.threads, 2)))  # by default as many as there are CPUs for this process
-    end = time.monotonic() + 120
-    lanes: set[int] = set()
-    with Session(process, n_threads=2) as s:
-        s.map(memory)
-        while lanes != expected:
-            assert time.monotonic() < end
-            LIB.tb_trace_start(100000)
-            assert s.compute(some_ops(), 1).status == OK
-            LIB.tb_trace_stop()
-            records, lost, damaged = take()
-            assert (lost, damaged) == (0, 0)
-            lanes |= set(records["lane"][records["span"] == SPAN["TB_SPAN_OP"]].tolist())
 
 
 @BOTH
@@ -251,11 +230,10 @@ def nested(spans: list[tuple[float, float]]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("executor", ["thread", "process"])
-def test_command(model: Path, tmp_path: Path, executor: str) -> None:
+def test_command(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
     arguments = ["trace", "-m", str(model), "-n", "5", "-N", "3", "--n-prompt", "20", "-c", "512", "-t", "2", "--seed"]
-    done = CliRunner().invoke(app, [*arguments, "1", "--executor", executor, "-o", str(out), "--json"])
+    done = CliRunner().invoke(app, [*arguments, "1", "--executor", "process", "-o", str(out), "--json"])
     assert done.exit_code == 0, done.output
     timeline = json.loads(out.read_text())
     spans = [e for e in timeline["traceEvents"] if e["ph"] == "X"]
@@ -270,16 +248,8 @@ def test_command(model: Path, tmp_path: Path, executor: str) -> None:
         lanes[e["pid"], e["tid"]].append((begin, begin + round(e["dur"] * 1000)))
     assert all(nested(lane) for lane in lanes.values())
     names = {e["name"] for e in spans if e["pid"] == 1}
-    assert names >= {
-        "step",
-        "llama_decode",
-        "sampling",
-        "graph",
-        "lower",
-        "send",
-        "wait for the NPU",
-        "check the reply",
-    }
+    assert names >= {"step", "llama_decode", "sampling"}
+    assert names >= {"graph", "lower", "send", "wait for the NPU", "check the reply"}
     ops = [e for e in spans if "tensor" in e["args"]]
     assert {e["name"] for e in ops} >= {"MUL_MAT", "RMS_NORM", "ROPE", "SET_ROWS", "FLASH_ATTN", "GLU", "ADD"}
     # every op of every graph: as many as the plugin says that the graph's message has
@@ -302,9 +272,8 @@ def test_command(model: Path, tmp_path: Path, executor: str) -> None:
     assert sum(row["share"] for row in summary["ops"]) <= 1
     products = [row for row in summary["ops"] if row["op"] == "MUL_MAT"]
     assert products
-    assert all(row["gops"] > 0 and row["share_of_limit"] > 0 for row in products)
+    assert all(row["gops"] > 0 for row in products)
     assert {row["weights"] for row in products} <= {"Q4_0_COL", "Q8_0_COL", "F16"}
-    assert summary["limits"]["read_gbs"] > 0
 
 
 def test_table_and_text_prompt(model: Path, tmp_path: Path) -> None:
@@ -312,7 +281,7 @@ def test_table_and_text_prompt(model: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["trace", "-m", str(model), "-p", "hello", "-n", "2", "-c", "256", "-o", str(out)])
     assert done.exit_code == 0, done.output
     assert json.loads(out.read_text())["traceEvents"]
-    for word in ("MUL_MAT", "between ops", "NPU busy", "GB/s", "of limit"):
+    for word in ("MUL_MAT", "between ops", "NPU busy", "GB/s", "GOPS"):
         assert word in done.stdout
     stock = CliRunner().invoke(app, ["trace", "-m", str(model), "--device", "cpu", "-o", str(out)])
     assert stock.exit_code == 1
@@ -340,23 +309,3 @@ def test_tracer_leaves_the_model_as_it_was(model: Path) -> None:
         assert lm.generate("hello", params)[0].outputs[0].token_ids == plain
     with tilebeam.load(model, device="cpu", n_ctx=256) as stock, pytest.raises(TilebeamError, match="on the NPU"):
         trace.Tracer(stock)
-
-
-def test_guessing_ahead_is_on_the_timeline(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses are made before a step is decoded, and checked after it: within the step, around llama_decode."""
-    monkeypatch.setattr(StepCosts, "of", lambda *_: 1.0)  # a row more never costs time: guesses are always worth it
-    params = tilebeam.SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-    with tilebeam.load(model, n_ctx=256, threads=1, lookup=True) as lm:
-        with trace.Tracer(lm) as traced:
-            usage = lm.generate([[5, 6, 7, 8] * 4], params)[0].usage
-        events = traced.timeline()["traceEvents"]
-    assert usage.drafted_tokens > 0
-    spans = defaultdict(list)
-    for e in events:
-        if e["ph"] == "X":
-            spans[e["name"]].append((e["ts"], e["ts"] + e["dur"]))
-    guessed, checked = spans["guess ahead"], spans["check guesses"]
-    assert 0 < len(checked) <= len(guessed) <= len(spans["step"])
-    for begin, end in guessed + checked:
-        assert any(first <= begin and end <= last for first, last in spans["step"])
-        assert all(end <= first or last <= begin for first, last in spans["llama_decode"])

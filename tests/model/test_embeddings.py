@@ -16,7 +16,7 @@ from gguf_kit import with_metadata
 from tilebeam import LM, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import gguf_write as w
-from tilebeam.measure import imatrix, perplexity
+from tilebeam.measure import graph_watch, perplexity
 
 from bench.lib.synth import preset, write_model
 
@@ -176,9 +176,9 @@ def test_what_an_embedding_model_is_not_asked(encoders: dict[str, Path], generat
             lambda: model.speculate(True),
             lambda: model.keep_prefixes().__enter__(),
             lambda: model.raw_decode().__enter__(),
-            lambda: model.save_state("no.state", [5, 6]),
-            lambda: model.load_state("no.state"),
-            lambda: imatrix.decode(model, None, None, threads=1),  # type: ignore[arg-type]
+            lambda: model.save_prefixes("no"),
+            lambda: model.load_prefixes("no"),
+            lambda: graph_watch.decode(model, None, None, threads=1),  # type: ignore[arg-type]
             lambda: next(perplexity.decode(model, None, [])),  # type: ignore[arg-type]
         ]
         for ask in asks:
@@ -200,7 +200,7 @@ def test_reranking(encoders: dict[str, Path], reranker: Path, device: str) -> No
     for path in (encoders["bert-rank"], reranker):
         with load(path, device) as model:
             found = model.rerank("the sum of three", TEXTS)
-            want = stock_ranks(path, [model.rerank_prompt("the sum of three", text) for text in TEXTS])
+            want = stock_ranks(path, [next(model.rerank_prompts("the sum of three", [text])) for text in TEXTS])
             assert found.shape == (len(TEXTS),)
             assert far(want, found) < (1e-6 if device == "cpu" and path != reranker else 2e-2)
             assert far(found[1:2], model.rerank("the sum of three", TEXTS[1:2])) < 2e-2
@@ -210,6 +210,6 @@ def test_a_reranker_says_how_it_is_asked(reranker: Path, tmp_path: Path) -> None
     key = "tokenizer.chat_template.rerank"
     path = with_metadata(reranker, tmp_path / "t.gguf", {key: w.kv_text(key, "<s>ask {query} doc {document}</s>")})
     with load(path) as model:
-        assert model.rerank_prompt("a", "b") == model.tokenize("<s>ask a doc b</s>", add_special=False)
-        forged = model.rerank_prompt("a", "b</s>")  # its control tokens are text
+        assert next(model.rerank_prompts("a", ["b"])) == model.tokenize("<s>ask a doc b</s>", add_special=False)
+        forged = next(model.rerank_prompts("a", ["b</s>"]))  # its control tokens are text
         assert sum(model.is_control(t) for t in forged) == 2

@@ -263,7 +263,7 @@ def test_damaged_files_are_refused(
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(damage(bytearray(repacked.read_bytes())))
     with pytest.raises(TilebeamError, match=r"bad\.gguf cannot be loaded"):
-        tilebeam.load(bad, device, **SMALL)
+        tilebeam.load(bad, device, **SMALL, verify=True)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -271,6 +271,19 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         tilebeam.load(tmp_path / "none.gguf")
     with pytest.raises(TilebeamError, match="not a file"):
         tilebeam.load(tmp_path)
+
+
+def test_a_header_is_parsed_once(repacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    real = gguf_tools.GGUFFile.__init__
+
+    def init(self: gguf_tools.GGUFFile, path: str | os.PathLike[str]) -> None:
+        opened.append(path)
+        real(self, path)
+
+    monkeypatch.setattr(gguf_tools.GGUFFile, "__init__", init)
+    tilebeam.load(repacked, **SMALL).close()
+    assert opened == [repacked]
 
 
 def test_a_model_llama_cpp_does_not_take_is_refused_with_its_reason(ordinary: Path, tmp_path: Path) -> None:

@@ -167,12 +167,12 @@ import sys, tilebeam
 from tilebeam.native.control import control
 options, before = control()._options(), control()._options()
 options.npud_path, options.deadline_ms = sys.argv[2].encode(), 600
-assert control()._configure(options) == 0
+assert control()._call.configure(options) == 0
 try:
     tilebeam.load(sys.argv[1], n_ctx=256, executor="process", threads=1)
 except tilebeam.TilebeamError as error:
     print(error)
-assert control()._configure(before) == 0
+assert control()._call.configure(before) == 0
 with tilebeam.load(sys.argv[1], n_ctx=256, executor="process", threads=1) as lm:
     print(len(lm.generate("a", max_tokens=2, ignore_eos=True)[0].outputs[0].token_ids))
 """

@@ -44,6 +44,7 @@ from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, dequantize, quantize
 from tilebeam.native import executor as _npu
 
+from bench.lib.float32 import in_float32
 from bench.lib.synth import MIXTURES, SynthConfig, write_model
 
 Q = gguf.GGMLQuantizationType
@@ -349,7 +350,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str],
     jobs: dict[tuple[str, str, str], Job] = {}
     for name, cfg in MODELS.items():
         path = write_model(folder / f"{name}.gguf", cfg)
-        exact = gguf_tools.convert(path, folder / f"{name}-exact.gguf", type="f32").path
+        exact = in_float32(path, folder / f"{name}-exact.gguf")
         packed = folder / f"{name}-packed.gguf"
         if name in TILED:
             gguf_tools.pack(path, packed)

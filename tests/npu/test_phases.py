@@ -23,7 +23,7 @@ def decode_step(path: Path, sequences: int) -> NDArray[Any]:
     """Records of all ops of one decode step, on a schedule for two threads."""
     with tilebeam.load(path, n_ctx=256, n_seq_max=sequences, threads=2, executor="thread") as lm, Tracer(lm) as trace:
         lm.generate(["a b c"], tilebeam.SamplingParams(n=sequences, max_tokens=6, temperature=0.7, seed=1))
-    ops = trace.records[trace.records["span"] == traces._SPAN["TB_SPAN_OP"]]
+    ops = trace.records[trace.records["span"] == traces._SPAN["OP"]]
     last: NDArray[Any] = ops[ops["seq"] == ops["seq"].max()]
     return last
 

@@ -22,6 +22,7 @@ from accuracy import Figures, Job, Result, WorkerError, compare, got
 from tilebeam import gguf as gguf_tools
 
 from bench.lib import k_quants, synth
+from bench.lib.float32 import in_float32
 from bench.lib.synth import ARCHITECTURES, SynthConfig, write_model
 
 MODES = ("prefill", "decode", "parallel")
@@ -116,7 +117,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     configs = {f"{arch}-{t}": replace(SMALL, arch=arch, type=t) for arch in ARCHITECTURES for t in TYPES} | VARIANTS
     for name, cfg in configs.items():
         path = write_model(folder / f"{name}.gguf", cfg)
-        exact = gguf_tools.convert(path, folder / f"{name}-exact.gguf", type="f32").path
+        exact = in_float32(path, folder / f"{name}-exact.gguf")
         packed = folder / f"{name}-packed.gguf"
         if cfg.type in TILED:
             gguf_tools.pack(path, packed)

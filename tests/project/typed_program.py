@@ -36,7 +36,7 @@ def chats(lm: tilebeam.LM) -> str:
     talk = [{"role": "user", "content": "Hi!"}]
     one = lm.chat(talk, max_tokens=5, tools=[{"type": "function", "function": {"name": "now"}}], tool_choice="auto")
     many = lm.chat([talk, talk], temperature=0)
-    for delta in lm.chat(talk, stream=True, reasoning="text"):
+    for delta in lm.stream_chat(talk, reasoning="text"):
         print(delta.text)
     person = lm.chat(talk, json_schema=Person).outputs[0].parsed
     return one.text + many[0].text + str(person)
@@ -49,21 +49,19 @@ async def later(lm: tilebeam.LM) -> None:
         print(delta.text)
 
 
-def searches(lm: tilebeam.LM, remote: tilebeam.RemoteLM) -> None:
+def searches(lm: tilebeam.LM) -> None:
     talk = [{"role": "user", "content": "What is 17 + 25?"}]
     vote = tilebeam.SelfConsistency("last-number").infer(lm, talk, 16, max_tokens=512, temperature=0.7)
     print(vote.answer, vote.votes, vote.text, vote.answer == 42)
-    both = tilebeam.BestOfN(Shortest()).infer(remote, ["a", "b"], budget=4, sampling=SamplingParams(seed=1))
+    both = tilebeam.BestOfN(Shortest()).infer(lm, ["a", "b"], budget=4, sampling=SamplingParams(seed=1))
     print([result.best.text for result in both], tilebeam.BestOfN("logprob"), tilebeam.BestOfN(tilebeam.CodeExamples()))
-    judge = tilebeam.LLMJudge(remote, verdict="number", chat=True)
-    print(
-        tilebeam.Adaptive("boxed").infer(remote, talk, 8).confidence, tilebeam.BestOfN(judge).infer(lm, talk, 4).scores
-    )
+    judge = tilebeam.LLMJudge(lm, verdict="number", chat=True)
+    print(tilebeam.Adaptive("boxed").infer(lm, talk, 8).confidence, tilebeam.BestOfN(judge).infer(lm, talk, 4).scores)
     for i, found in tilebeam.Adaptive().completed(lm, [talk, "a"], 8, max_tokens=9):
         print(i, found.votes)
 
 
 if __name__ == "__main__":
-    with tilebeam.load("model.gguf", n_ctx=4096) as model, tilebeam.connect("http://127.0.0.1:8000/v1") as server:
+    with tilebeam.load("model.gguf", n_ctx=4096) as model:
         print(texts(model), chats(model))
-        searches(model, server)
+        searches(model)

@@ -5,9 +5,8 @@
 For each release: llama-cpp-python is compiled into a folder of its own (minutes, once), the plugin is built against its
 headers, and then with both: the tests of the device, of whole models' logits, of loading and of decoding (tests/plugin,
 tests/model, tests/native, tests/engine), and llama.cpp's test-backend-ops from the same sources (--quick: its
-thinned-out set). With the newest but one, `tilebeam.register()` also builds the plugin itself, as on first use where
-none came along. Everything else is kept in build/releases; what was compiled is not compiled again. The exit status is
-1 if anything failed.
+thinned-out set). All is kept in build/releases; what was compiled is not compiled again. The exit status is 1 if
+anything failed.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "releases"
-TINY = ROOT / "bench" / "tiny" / "models" / "3.1m-q8_0.gguf"
 sys.path.insert(0, str(ROOT / "backend" / "cmake"))
 import ggml_source  # noqa: E402
 
@@ -61,44 +58,11 @@ def must(status: int, log: Path) -> None:
         sys.exit(f"failed; the end of {log}:\n{''.join(log.read_text().splitlines(keepends=True)[-15:])}")
 
 
-# Arguments: the release, the folder of the cache, and a model.
-FIRST_USE = """
-import sys, tilebeam
-from pathlib import Path
-from tilebeam.native import releases
-
-release, folder = sys.argv[1], Path(sys.argv[2])
-assert releases.installed() == release and release not in releases.built()
-plugin = Path(tilebeam.register().path)
-assert plugin.is_relative_to(folder / "tilebeam" / "plugins" / release), plugin
-said = []
-for device in ("npu", "cpu"):
-    with tilebeam.load(sys.argv[3], device, n_ctx=256, threads=1) as lm:
-        said.append(lm.generate("9-4+7*3-8", max_tokens=24, temperature=0)[0].outputs[0].text)
-print(said)
-assert said[0] == said[1] != ""
-"""
-
-
-def first_used(release: str, site: str) -> str:
-    """Have Tilebeam build the plugin in an environment that has none for the release, and decode with it on the NPU;
-    the seconds that took, or "failed"."""
-    log = BUILD / release / "first-use.log"
-    print(f"{release}: building the plugin on first use", flush=True)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as cache:
-        # The environment's own native files, which have the plugin of the newest release.
-        command = ["env", "-u", "TILEBEAM_LIB_DIR", "-u", "TILEBEAM_BUILD_PLUGIN", sys.executable, "-c", FIRST_USE]
-        status = run([*command, release, cache, TINY], log, PYTHONPATH=site, XDG_CACHE_HOME=cache)
-    return "failed" if status else f"{time.monotonic() - began:.0f} s"
-
-
 def tested(release: str, quick: bool) -> dict[str, Any]:
     """What the tests said of a release."""
     home = compiled(release)
     path = os.pathsep.join(filter(None, [str(home / "site"), os.environ.get("PYTHONPATH")]))
     here = {"PYTHONPATH": path, "TILEBEAM_LIB_DIR": str(home / "native" / "lib")}
-    first_use = first_used(release, path) if release == ggml_source.releases()[-2] else "-"
     print(f"{release}: testing", flush=True)
     began = time.monotonic()
     pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -124,8 +88,7 @@ def tested(release: str, quick: bool) -> dict[str, Any]:
         "ggml": " ".join(source.split(";")[1:])[:19],
         "tests": counts,
         "ops": sums,
-        "first_use": first_use,
-        "passed": status == 0 and ops_status == 0 and first_use != "failed",
+        "passed": status == 0 and ops_status == 0,
         "minutes": round((time.monotonic() - began) / 60, 1),
     }
 
@@ -143,13 +106,13 @@ def main() -> int:
         if options.json:
             options.json.write_text(json.dumps(results, indent=1))
     columns = ["llama-cpp-python", "ggml", "tests passed", "failed", "skipped", "cases of test-backend-ops", "passed"]
-    print(f"\n| {' | '.join([*columns, 'built on first use', 'minutes'])} |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(f"\n| {' | '.join([*columns, 'minutes'])} |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for r in results:
         failed = r["tests"].get("failed", 0) + r["tests"].get("errors", 0) + r["tests"].get("error", 0)
         counts = f"{r['tests'].get('passed', 0)} | {failed} | {r['tests'].get('skipped', 0)}"
         cases = f"{r['ops']['claimed']} | {r['ops']['passed']}"
-        print(f"| {r['release']} | {r['ggml']} | {counts} | {cases} | {r['first_use']} | {r['minutes']} |")
+        print(f"| {r['release']} | {r['ggml']} | {counts} | {cases} | {r['minutes']} |")
     return 0 if all(r["passed"] for r in results) else 1
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 import pytest
-from tilebeam import CodeConsensus, CompletionOutput, Prompt, RequestOutput, TilebeamError, Usage
+from tilebeam import CodeConsensus, CompletionOutput, TilebeamError
 from tilebeam.answers.code import Question
-from tilebeam.scoring.code_consensus import PROPOSED, agreement, behaviour, calls_of, proposed
+from tilebeam.scoring.code_consensus import agreement, behaviour, calls_of
 
 SOURCE = '''def f(xs: list[int], k: int = 1) -> list[int]:
     """Return the numbers of xs above k, sorted.
@@ -107,38 +107,3 @@ def test_questions_without_examples_and_without_functions() -> None:
     assert scores[0] > scores[2] > scores[1]  # both can be loaded; the first is more probable
     with pytest.raises(TilebeamError, match="no line of the prompt begins with def"):
         CodeConsensus().score("What is 1 + 1?", candidates("2"))
-
-
-class Proposes:
-    """A model that proposes calls."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def chat_prompt(self, messages) -> Prompt:
-        self.asked = messages[-1]["content"]
-        return Prompt(self.asked)
-
-    def generate(self, _, sampling) -> list[RequestOutput]:
-        assert sampling.temperature == 0
-        return [RequestOutput("", [], candidates(self.text), Usage(), 0)]
-
-
-def test_a_model_proposes_inputs_of_which_plain_data_counts() -> None:
-    source = 'def g(x, k=0):\n    """Halve x."""\n'
-    text = "Sure:\n1. `g(4)`\n- g(7, k=1)  # odd\ng(__import__('os'))\ng(2 ** 9)\nprint(g(1))\ng(\ng([1]) == 3\nh(2)\n"
-    lm, question = Proposes(text), Question(source, "g")
-    lines = proposed(lm, question)
-    assert "Halve x" in lm.asked
-    calls = calls_of(question, more=lines)
-    assert lines == ["g(4)", "g(7, k=1)", "g(1)", "g([1])"]
-    assert set(lines) <= set(calls)
-    assert not any("os" in call or "512" in call for call in calls)
-    assert len(calls) > 10  # varied, too
-    assert len(proposed(Proposes("".join(f"g({i})\n" for i in range(99))), question)) == PROPOSED
-    assert calls_of(question, more=proposed(Proposes("No."), question)) == []
-    halves, other = "    return x // 2\n", "    return x / 2 if x > 3 else 0\n"
-    texts = candidates(other, halves, "    return x >> 1\n")
-    assert max(CodeConsensus().score(source, texts)) == CodeConsensus().score(source, texts)[0]  # the likeliest
-    scores = CodeConsensus(asks=lm).score(source, texts)
-    assert scores[1] > scores[2] > scores[0]

@@ -4,7 +4,6 @@ files tell of it; bad ones are refused before a model is loaded."""
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
 import struct
@@ -19,8 +18,8 @@ import gguf_kit
 import numpy as np
 import pytest
 import tilebeam
-from cli_kit import Ran, ok, record
-from hypothesis import example, given, settings
+from cli_kit import Ran, record
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load_head
 from tilebeam import gguf as gguf_tools
@@ -85,12 +84,6 @@ def test_heads_come_back_from_their_files(tmp_path: Path) -> None:
     save_head(tmp_path / "h.gguf", head)
     assert same(load_head(tmp_path / "h.gguf"), head)
     assert load_head(tmp_path / "h.gguf", "softmax", 1).label == 1
-    arrays = {f"{i}.{part}": layer[j] for i, layer in enumerate(layers) for j, part in enumerate(("weight", "bias"))}
-    np.savez(tmp_path / "h.npz", **arrays)
-    assert same(load_head(tmp_path / "h.npz", label=0), make_head(layers, label=0))
-    np.save(tmp_path / "h.npy", layers[0][0][0])
-    single = load_head(tmp_path / "h.npy")
-    assert same(single, make_head([(layers[0][0][:1], None)]))
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
@@ -117,55 +110,21 @@ def test_bad_gguf_heads_are_refused(write: Any, says: str, tmp_path: Path) -> No
     ("arrays", "says"),
     [
         ({"weight": np.ones(4)}, r"a reward head is 0\.weight"),
-        ({}, "holds nothing"),
         ({"0.weight": np.ones((2, 4)), "1.weight": np.ones((1, 3))}, "takes 3 values but gets 2"),
         ({"0.weight": np.ones((1, 4)), "0.bias": np.ones(2)}, "a bias of shape"),
         ({"0.weight": np.ones((1, 4, 4))}, "weight of shape"),
         ({"0.weight": np.array([1.0, np.nan])}, "not numbers"),
-        ({"0.weight": np.array(["a", "b"])}, "something else than numbers"),
     ],
 )
 def test_bad_arrays_are_refused(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "h.npz", **arrays)
+    with gguf_kit.writer(tmp_path / "h.gguf", "tilebeam-reward-head") as writer:
+        for name, values in arrays.items():
+            writer.add_tensor(name, values.astype(F32))
     with pytest.raises(TilebeamError, match=says):
-        load_head(tmp_path / "h.npz")
+        load_head(tmp_path / "h.gguf")
 
 
-def saved(array: Any, *, packed: bool) -> bytes:
-    file = io.BytesIO()
-    if packed:
-        np.savez_compressed(file, **{"0.weight": array, "0.bias": array[:1, 0]})
-    else:
-        np.save(file, array)
-    return file.getvalue()
-
-
-BRACE = saved(np.ones((1, 8), np.float32), packed=False).replace(b"}", b" ")  # numpy's reader of Python 2's heads
-
-
-@settings(max_examples=300, deadline=None)
-@given(packed=st.booleans(), at=st.floats(0, 1), by=st.binary(max_size=4), drop=st.integers(0, 60))
-@example(packed=False, at=1, by=BRACE, drop=0)
-def test_damaged_arrays_are_a_sentence(
-    tmp_path_factory: pytest.TempPathFactory, packed: bool, at: float, by: bytes, drop: int
-) -> None:
-    """Whatever numpy makes of them."""
-    whole = saved(np.ones((1, 8), np.float32), packed=packed)
-    i = int(at * len(whole))
-    path = tmp_path_factory.getbasetemp() / f"damaged.{'npz' if packed else 'npy'}"
-    path.write_bytes(by if by == BRACE else whole[:i] + by + whole[i + drop :])
-    with contextlib.suppress(TilebeamError):
-        assert load_head(path).layers
-
-
-def test_other_bad_heads_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "h.npz").write_bytes(b"PK nothing")
-    (tmp_path / "h.npy").write_bytes(b"")
-    (tmp_path / "object.npy").touch()
-    np.save(tmp_path / "object.npy", np.array([{}]), allow_pickle=True)
-    for name in ("h.npz", "h.npy", "object.npy"):
-        with pytest.raises(TilebeamError, match="not a reward head"):
-            load_head(tmp_path / name)
+def test_other_bad_heads_are_refused() -> None:
     wide = make_head(random_layers([4, 2]))
     for output, label, says in (("sigmoid", 1, "2 outputs"), ("softmax", 2, "Label 2"), ("tanh", 1, "'tanh'")):
         with pytest.raises(TilebeamError, match=says):
@@ -410,10 +369,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_head(folder / "named.head.gguf", make_head(random_layers([256, 1]), preset="skywork-o1-prm"))
     (folder / "Qwen2.5-Math-PRM-7B.Q8_0.gguf").symlink_to(plain)
     save_head(folder / "Qwen2.5-Math-PRM-7B.Q8_0.head.gguf", make_head(random_layers([256, 2])))
+    (folder / "damaged.gguf").write_bytes(b"GGUF nonsense")
     reward = folder / "told.gguf"
     with_metadata(plain, reward, {"kind": "token", "tag": "?", "good": "1", "bad": "2"})
     gguf_tools.pack(reward, folder / "told.tb.gguf")
-    np.savez(folder / "small.npz", **{"0.weight": np.ones((1, 64))})
+    save_head(folder / "small.gguf", make_head([(np.ones((1, 64)), None)]))
     return folder
 
 
@@ -481,7 +441,7 @@ def test_an_outcome_from_a_process_model_is_its_last_verdict(models: Path) -> No
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("none.gguf", {}, "does not exist"),
-    ("small.npz", {}, "cannot be loaded as a reward model"),
+    ("damaged.gguf", {}, "cannot be loaded as a reward model"),
     ("plain.gguf", {}, "does not say what kind"),
     ("plain.gguf", {"preset": "mine"}, "Unknown reward preset 'mine'"),
     ("plain.gguf", {"kind": "magic"}, "Unknown kind of reward model 'magic'"),
@@ -496,7 +456,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 ONLY_WHEN_LOADED: list[tuple[str, dict[str, Any], str]] = [
     ("plain.gguf", {"tag": "?", "labels": ("no such token", "2")}, "it must be one"),
-    ("plain.gguf", {"head": "small.npz"}, "belongs to another model"),
+    ("plain.gguf", {"head": "small.gguf"}, "belongs to another model"),
     ("value.gguf", {"aggregate": "median"}, "aggregate must be one of"),
 ]
 
@@ -529,7 +489,6 @@ def test_reward_models_need_no_command_line() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ([], "either with --prm or with --orm"),
         (["--prm=told.gguf", "--orm=cls.gguf"], "either with --prm or with --orm"),
         (["--reward-tag=?"], "need a reward model"),
         (["--aggregate=min"], "need a reward model"),
@@ -541,7 +500,7 @@ def test_the_command_refuses_options_that_do_not_fit(
     models: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
 ) -> None:
     monkeypatch.chdir(models)
-    done = Ran("score", "-f", "none.jsonl", *options)
+    done = Ran("best-of-n", "-m", "plain.gguf", "-p", "a", *options)
     assert done.code == 1
     assert says in " ".join(done.err.split())
 
@@ -561,37 +520,6 @@ def test_names_tell_presets(name: str, preset_name: str | None) -> None:
     assert preset_of(name) == preset_name
 
 
-def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Path) -> None:
-    texts = ["the first is it\nthe last is it", "the first is it\n"]
-    file = tmp_path / "texts.jsonl"
-    file.write_text(
-        "".join(json.dumps({"prompt": "the question", "text": t, "id": i}) + "\n" for i, t in enumerate(texts))
-    )
-    command = ["score", "--prm", models / "two.gguf", "-f", file, "-t", 1, "-c", 256, "--aggregate", "mean"]
-    lines = [json.loads(line) for line in ok(*command, "--json").out.splitlines()]
-    with tilebeam.load_reward_model(models / "two.gguf", **NPU) as scorer:
-        for i, (line, text) in enumerate(zip(lines, texts, strict=True)):
-            rated = scorer.rate_text("the question", text)
-            assert (line["id"], line["steps"]) == (i, rated.steps)
-            assert line["scores"] == pytest.approx(rated.scores, abs=1e-3)
-            assert line["score"] == pytest.approx(np.mean(line["scores"]))
-    assert f"{lines[0]['scores'][1]:.4f}  the last is it" in ok(*command).out
-    for content, says in (
-        ("", "holds no texts"),
-        ("[1]\n", "line 1 must be"),
-        ('{"prompt": "x"\n', "line 1 is not JSON"),
-        ("[" * 100000, "line 1 is not JSON"),
-    ):
-        file.write_text(content)
-        bad = Ran(*command)
-        assert bad.code == 1
-        assert says in " ".join(bad.err.split())
-    file.write_bytes(b'{"prompt": "\xff", "text": "a"}\n')
-    assert "is not UTF-8" in " ".join(Ran(*command).err.split())
-    file.write_text('{"prompt": "one\u2028line", "text": "a\u0085b"}\n')  # line breaks to str.splitlines, not to JSON
-    ok(*command)
-
-
 def test_the_manuals_examples_run(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manual = Path(__file__).parents[2] / "docs" / "reward-models.md"
     loaded, by_hand = re.findall(r"```python\n(.*?)```", manual.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -609,7 +537,7 @@ def test_the_manuals_examples_run(models: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_the_manual_names_every_preset_and_option() -> None:
     manual = (Path(__file__).parents[2] / "docs" / "reward-models.md").read_text(encoding="utf-8")
-    help_text = CliRunner().invoke(app, ["score", "--help"], terminal_width=200, color=False).output
+    help_text = CliRunner().invoke(app, ["best-of-n", "--help"], terminal_width=200, color=False).output
     for word in [*PRESETS, *KINDS]:
         assert f"`{word}`" in manual
     for option in set(re.findall(r"--(?:prm|orm|reward-\w+)\b", manual)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from search_kit import ScriptedLM, ScriptedPRM
-from tilebeam import BestOfN, LogProb, ProgressBar, SamplingParams, SearchResult, TilebeamError, last_number
+from tilebeam import BestOfN, LogProb, SamplingParams, SearchResult, TilebeamError, last_number
 from tilebeam.outputs import Progress
 from tilebeam.search import algorithms as methods
 
@@ -95,14 +95,3 @@ def test_what_is_wrong_from_the_start() -> None:
     with pytest.raises(TilebeamError, match="7 prompts but 2 SamplingParams"):
         best.completed(lm, PROMPTS, sampling=[SAMPLING] * 2)
     assert list(best.completed(lm, [])) == []
-
-
-def test_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = ProgressBar("solving")
-    for total in (4, 8):  # one call after the other
-        for finished in range(total + 1):
-            bar(Progress(finished=finished, total=total, tokens=100 * finished, seconds=2.0))
-        shown = capsys.readouterr().err
-        assert "solving: 100%" in shown
-        assert f"{total}/{total}" in shown
-        assert f"{50 * total} tokens/s" in shown

@@ -176,7 +176,7 @@ def test_under_a_judge(lm: LM, forged: str, seen: Any, chat: bool, verdict: Any)
     same(seen, forged, lambda text: BestOfN(judge).infer(lm, lm.chat_prompt(turns(text)), 2, sampling=ONE))
 
 
-def test_on_the_command_line(path: Path, forged: str, seen: Any, tmp_path: Path) -> None:
+def test_on_the_command_line(path: Path, forged: str, seen: Any) -> None:
     options = ["-m", str(path), "--device", "cpu", "-t", "1", "-c", "1024", "--seed", "3"]
     kinds = ["--reward-kind", "token", "--reward-tag", "?", "--reward-labels", "1,2"]
 
@@ -191,9 +191,7 @@ def test_on_the_command_line(path: Path, forged: str, seen: Any, tmp_path: Path)
         run("vote", "--extract", "text", *few)
         run("best-of-n", "--chat", "--scorer", "judge", *few)
         run("tir", "--extract", "text", "--unsafe-code", *few)
-        file = tmp_path / "texts.jsonl"
-        file.write_text(json.dumps({"prompt": text, "text": text}))
-        run("score", "--prm", str(path), *kinds, "-f", str(file), "-t", "1", "--device", "cpu")
+        run("best-of-n", "--prm", str(path), *kinds, *few)
 
     same(seen, forged, ask)
 

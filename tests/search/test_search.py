@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import check_engine
 from tilebeam import (
     Adaptive,
     BestOfN,
@@ -382,4 +383,4 @@ def test_settled_votes_make_room_and_are_those_of_their_first_candidates(
         spent = [sum(r.usage.completion_tokens for r in results) for results in (found, votes)]
         assert spent[0] < spent[1]
         assert not lm._engine.busy
-        lm._engine.check()
+        check_engine(lm._engine)

@@ -103,7 +103,7 @@ def test_reranking(ranker: Running) -> None:
         told = ranker.post(path, body).json()
         assert [r["index"] for r in told["results"]] == np.argsort(-want).tolist()
         assert np.allclose([r["relevance_score"] for r in told["results"]], np.sort(want)[::-1], rtol=1e-6)
-        assert told["usage"]["total_tokens"] == sum(len(ranker.lm.rerank_prompt("the cat", d)) for d in documents)
+        assert told["usage"]["total_tokens"] == sum(map(len, ranker.lm.rerank_prompts("the cat", documents)))
     told = ranker.post("/v1/rerank", body | {"top_n": 1, "return_documents": True}).json()
     best = int(want.argmax())
     (result,) = told["results"]
@@ -127,7 +127,7 @@ def test_scores_of_pairs_as_vllm_asks(ranker: Running) -> None:
     told = ranker.post("/v1/score", {"model": "tiny", "text_1": "the cat", "text_2": texts}).json()
     assert np.allclose([one["score"] for one in told["data"]], want, rtol=1e-6)
     assert [one["index"] for one in told["data"]] == [0, 1]
-    assert told["usage"]["total_tokens"] == sum(len(ranker.lm.rerank_prompt("the cat", t)) for t in texts)
+    assert told["usage"]["total_tokens"] == sum(map(len, ranker.lm.rerank_prompts("the cat", texts)))
     told = ranker.post("/v1/score", {"text_1": ["the cat", "two"], "text_2": texts}).json()
     pairs = [want[0], ranker.lm.rerank("two", texts[1:])[0]]
     assert np.allclose([one["score"] for one in told["data"]], pairs, rtol=1e-6)

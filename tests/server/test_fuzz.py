@@ -21,7 +21,7 @@ from server_kit import HI, PATIENCE, Running, idle, running, until  # noqa: E402
 
 POSTS = ("completions", "chat/completions", "responses", "embeddings", "rerank", "score")
 PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template", "/infill")
-PATHS += ("/lora-adapters", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show")
+PATHS += ("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show")
 # What a request may end with besides an answer, and what 503 may say (docs/server.md).
 NAMED = {400, 404, 413, 429, 503}
 GONE = {"npu_failed", "model_restarting", "model_failed", "model_load_failed", "shutting_down", "replica_lost"}
@@ -137,7 +137,7 @@ def test_every_answer_is_a_named_one(hasty: Running, where: str) -> None:
     until(lambda: idle(hasty))
 
 
-@pytest.mark.parametrize("where", ["/props", "/tokenizer_info", "/lora-adapters", "/v1/models"])
+@pytest.mark.parametrize("where", ["/props", "/tokenizer_info", "/v1/models"])
 def test_names_of_models_in_an_address(hasty: Running, where: str) -> None:
     with httpx.Client(base_url=hasty.url, timeout=PATIENCE) as client:
 

@@ -94,14 +94,6 @@ def test_a_replica_that_dies_is_an_error_that_clients_know(steps: list[Any]) -> 
     assert answer.headers["retry-after"] == "1"
 
 
-def test_scales_of_one_replica_alone_are_refused() -> None:
-    replicas = Replicas([start(), body(b"[]")])
-    refused = asked(replicas, "POST", "/lora-adapters", json=[{"id": 0, "scale": 1.0}])
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "not_with_replicas")
-    assert not replicas.asked
-    assert asked(replicas, "GET", "/lora-adapters").json() == []
-
-
 def test_in_a_stream_it_is_the_last_event() -> None:
     steps = [[start("text/event-stream"), body(b'data: {"n": 1}\n\n', more=True)], Died()]
     answer = asked(Replicas(*steps), "POST", "/v1/chat/completions", json={})

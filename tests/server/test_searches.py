@@ -154,8 +154,7 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
     assert len(names["answer"].choices) == 4
     assert str(names["found"].tilebeam["scored_tokens"]) in capsys.readouterr().out
     every = re.findall(r"curl localhost:8080(/\S+)[\s\\]* -d '(.*?)'", manual, re.DOTALL)
-    asked = [example for example in every if '"lora"' not in example[1]]  # test_lora.py has adapters
-    assert [where for where, _ in asked] == [
+    assert [where for where, _ in every] == [
         TEXT,
         "/v1/messages",
         "/v1/embeddings",
@@ -165,7 +164,7 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
         CHAT,
     ]
     typed = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d says
-    for where, body in asked:
+    for where, body in every:
         limited = json.dumps(json.loads(body) | ({"max_tokens": 5} if where in (TEXT, CHAT) else {}))
         answer = httpx.post(server.url + where, content=limited, headers=typed, timeout=60)
         if where == "/v1/rerank":

@@ -21,7 +21,6 @@ from tilebeam.chat.chat_template import ChatTemplates
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.server import admission
 from tilebeam.server import model_host as host_module
-from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import ClientGone, Gate
 from tilebeam.server.answer_events import Grown, Started, TokenLedger, token_text
 from tilebeam.server.errors import ApiError
@@ -419,15 +418,6 @@ def test_a_model_that_cannot_be_loaded_again_stays_down(monkeypatch: pytest.Monk
         await host.close()
 
     asyncio.run(scenario())
-
-
-def test_adapters_have_names_of_their_own() -> None:
-    loaded = [("a/math.gguf", 1.0), ("b/math.gguf", 0.5), ("chat.gguf", 0.0), ("c/math-1.gguf", 1.0)]
-    adapters = Adapters(loaded, taken=["chat"])
-    assert adapters.names == {"math": 0, "math-1": 1, "chat-2": 2, "math-1-3": 3}
-    assert adapters.chosen("math-1", None) == (0.0, 0.5, 0.0, 0.0)
-    assert adapters.chosen("chat-2", None) == (0.0, 0.0, 1.0, 0.0)
-    assert adapters.chosen("chat", None) is None
 
 
 def test_keys_and_names() -> None:

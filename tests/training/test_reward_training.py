@@ -65,15 +65,14 @@ def planted(
     return np.array(states, np.float16), records
 
 
-@pytest.mark.parametrize(("feature", "hidden"), [("mean", 0), ("last", 0), ("recent", 4)])
-def test_a_planted_direction_is_found(feature: str, hidden: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("feature", ["mean", "last"])
+def test_a_planted_direction_is_found(feature: str, tmp_path: Path) -> None:
     """In whichever feature it is, scores are probabilities, and length and log-probability know nothing."""
     states, records = planted(120, feature=feature)
     samples = fitting.samples_of(records, 1)
     features = () if feature == "mean" else ("mean", feature)  # (): those that do best
-    fitted = fitting.fit(states, samples, FitOptions(features, hidden), {"name": "m"})
+    fitted = fitting.fit(states, samples, FitOptions(features), {"name": "m"})
     assert feature in fitted.head.features
-    assert [len(bias) for _, bias in fitted.head.layers] == ([hidden * fitting.FOLDS, 1] if hidden else [1])
     own = fitted.head(fitting.inputs(states, samples.ends, fitted.head.features))
     assert ranking.auroc(own, samples.correct >= 0.5) > 0.98
     found = report_of_fit(fitted, samples, 1, {"model": "m"})
@@ -119,13 +118,11 @@ def test_where_there_is_nothing_to_learn_nothing_is_found() -> None:
 def test_the_mean_of_heads_has_the_mean_of_their_logits() -> None:
     rng = np.random.default_rng(3)
     x = rng.normal(0, 1, (9, 5)).astype(np.float32)
-    for hidden in (0, 3):
-        network = fitting._Network(5, hidden, 1)
-        drawn = [rng.normal(0, 1, len(network.start(0.5))).astype(np.float32) for _ in range(4)]
-        heads = [Head(tuple(network.layers(w)), "sigmoid") for w in drawn]
-        wanted = np.mean([network.logits(w, x) for w in drawn], axis=0)
-        moved = fitting.calibrated(fitting.mean_of(heads), 2.0, -0.5)
-        assert fitting.logits_of(moved(x)) == pytest.approx(2 * wanted - 0.5, abs=1e-4)
+    drawn = [rng.normal(0, 1, 6).astype(np.float32) for _ in range(4)]
+    heads = [Head(((w[None, :5], w[5:]),), "sigmoid") for w in drawn]
+    wanted = np.mean([x @ w[:5] + w[5] for w in drawn], axis=0)
+    moved = fitting.calibrated(fitting.mean_of(heads), 2.0, -0.5)
+    assert fitting.logits_of(moved(x)) == pytest.approx(2 * wanted - 0.5, abs=1e-4)
 
 
 def test_problems_are_in_one_fold_each() -> None:
@@ -170,13 +167,11 @@ def test_the_minimum_is_found() -> None:
     assert loss(last)[0] < 1e-4 * loss(np.zeros(200, np.float32))[0]
 
 
-@pytest.mark.parametrize("hidden", [0, 3])
-def test_gradients_are_those_of_the_loss(hidden: int) -> None:
+def test_gradients_are_those_of_the_loss() -> None:
     rng = np.random.default_rng(1)
     x, y = rng.normal(0, 1, (30, 5)).astype(np.float32), (rng.random(30) < 0.5).astype(np.float32)
-    network = fitting._Network(5, hidden, 1)
-    weights = network.start(0.4) + rng.normal(0, 0.3, len(network.start(0.4))).astype(np.float32)
-    loss = network.loss(x, y, np.full(30, 1 / 30, np.float32), 0.1)
+    weights = rng.normal(0, 0.3, 6).astype(np.float32)
+    loss = fitting.cross_entropy(x, y, np.full(30, 1 / 30, np.float32), 0.1)
     _, grad = loss(weights)
     for i in range(len(weights)):
         step = np.zeros_like(weights)
@@ -268,12 +263,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return where
 
 
-@pytest.fixture
-def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots take the longest, and are an extra."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-
 def flags(folder: Path, out: Path, items: int = 30) -> list[str]:
     found = ["reward", "train", "-m", folder / "m.gguf", "--device", "cpu", "-t", 1, "-c", 512, "-np", 4]
     found += ["--samples", 3]
@@ -289,7 +278,6 @@ def run(arguments: list[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_kill_and_resume(folder: Path, tmp_path: Path) -> None:
     """Killed while it collects, the command ends with the same samples as one that was not."""
     whole = run(flags(folder, tmp_path / "whole.gguf"))
@@ -312,7 +300,6 @@ def test_kill_and_resume(folder: Path, tmp_path: Path) -> None:
     assert resumed["collection"] == whole["collection"]
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_a_head_is_tested_on_other_problems(folder: Path, tmp_path: Path) -> None:
     """On problems that it learnt from it gives what it gives there; samples are kept for the next head."""
     trained = run(flags(folder, tmp_path / "h.gguf"))
@@ -333,7 +320,6 @@ def test_a_head_is_tested_on_other_problems(folder: Path, tmp_path: Path) -> Non
     assert (tmp_path / "t.report.md").exists()
 
 
-@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("layer", [None, 0])
 def test_the_head_rates_as_it_learnt(folder: Path, tmp_path: Path, layer: int | None) -> None:
     """States in use are those that were learnt from, and the head is for this model and layer only."""
@@ -365,7 +351,6 @@ def test_the_head_rates_as_it_learnt(folder: Path, tmp_path: Path, layer: int | 
         OwnReward(other, head)
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_more_items_take_what_is_there(folder: Path, tmp_path: Path) -> None:
     run(flags(folder, tmp_path / "h.gguf", 24))
     before = (tmp_path / "h.jsonl").read_bytes()

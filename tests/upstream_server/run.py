@@ -29,7 +29,7 @@ from encoder_kit import POOLING, Encoder, write_encoder  # noqa: E402
 from bench.lib.synth import preset, write_model  # noqa: E402
 
 # Where the paths that they ask are served; others ask /completion in its own form, slots, vision, built-in tools.
-FILES = ("tokenize", "chat_completion", "tool_call", "compat_oai_responses", "embedding", "rerank", "infill", "lora")
+FILES = ("tokenize", "chat_completion", "tool_call", "compat_oai_responses", "embedding", "rerank", "infill")
 FILES += ("compat_anthropic", "template", "security", "basic", "ignore_eos", "stream")
 
 

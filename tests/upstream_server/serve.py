@@ -20,7 +20,6 @@ def main() -> None:
     for option in (*BOTH, "--model", "--chat-template-file"):
         parser.add_argument(option)
     parser.add_argument("--reasoning")
-    parser.add_argument("--lora", action="append", default=[])
     parser.add_argument("--embedding", action="store_true")
     parser.add_argument("--reranking", action="store_true")
     given = vars(parser.parse_known_args()[0])
@@ -39,8 +38,6 @@ def main() -> None:
         command += ["--chat-template", "chatml"]  # as llama-server, where a model has none
     if given["reasoning"] == "off":
         command += ["--chat-template-kwargs", '{"enable_thinking": false}']
-    for adapter in given["lora"]:
-        command += ["--lora", adapter]
     os.execv(sys.executable, command)
 
 

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tilebeam.cli import console
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.help_text import options_given
+from tilebeam.gguf.option_groups import option
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.question_files import UserQuestion
@@ -37,16 +38,14 @@ _ASIDE = re.compile(
 class BatchOptions:
     """A file for the results."""
 
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="Write a line of JSON for each prompt to this file as it completes; the same command goes on where "
-            "an earlier one stopped.",
-        ),
-    ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the file of -o anew.")] = False
+    out: Path | None = option(
+        None,
+        "-o",
+        "--out",
+        help="Write a line of JSON for each prompt to this file as it completes; the same command goes on where "
+        "an earlier one stopped.",
+    )
+    overwrite: bool = option(False, "--overwrite", help="Begin the file of -o anew.")
 
     def check(self, page: bool = False) -> None:
         """Raise `TilebeamError` for what does not go together; `page`: --html was given."""

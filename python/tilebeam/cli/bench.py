@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
+from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped, option
 from tilebeam.errors import TilebeamError
 from tilebeam.model.hub import missing
 from tilebeam.model.load_options import Backend, backends, default_threads
@@ -59,34 +59,28 @@ class BenchOptions:
     model: Annotated[
         list[Path], typer.Option("-m", "--model", help="GGUF file; repeat for several.", show_default=False)
     ]
-    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", help="Prompt tokens per sequence; 0: no such test.")] = (
-        "512"
+    n_prompt: str = option("512", "-p", "--n-prompt", help="Prompt tokens per sequence; 0: no such test.")
+    n_gen: str = option("128", "-n", "--n-gen", help="Generated tokens per sequence; 0: no such test.")
+    n_parallel: str = option("1", "-npl", "--n-parallel", help="Parallel sequences.")
+    n_depth: str = option("0", "-d", "--n-depth", help="Tokens per sequence already in the cache.")
+    shared: bool = option(
+        False, "-pps", "--prompt-shared", help="The -d tokens are one prompt that all sequences share."
     )
-    n_gen: Annotated[str, typer.Option("-n", "--n-gen", help="Generated tokens per sequence; 0: no such test.")] = "128"
-    n_parallel: Annotated[str, typer.Option("-npl", "--n-parallel", help="Parallel sequences.")] = "1"
-    n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens per sequence already in the cache.")] = "0"
-    shared: Annotated[
-        bool, typer.Option("-pps", "--prompt-shared", help="The -d tokens are one prompt that all sequences share.")
-    ] = False
-    batch: Annotated[str, typer.Option("-b", "--batch-size", help="Most tokens per llama_decode.")] = "2048"
-    ubatch: Annotated[str, typer.Option("-ub", "--ubatch-size", help="Most tokens per graph.")] = "512"
-    threads: Annotated[str | None, typer.Option("-t", "--threads", help="Threads; default: all usable cores.")] = None
-    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Timed runs of each test.")] = 5
-    output: Annotated[Format, typer.Option("-o", "--output", help="Format on stdout.")] = "md"
-    device: Annotated[str, typer.Option("--device", "-dev", help="Devices, comma separated; their runs alternate.")] = (
-        "cpu,tilebeam"
-    )
-    no_warmup: Annotated[bool, typer.Option("--no-warmup", help="No untimed run before the timed ones.")] = False
+    batch: str = option("2048", "-b", "--batch-size", help="Most tokens per llama_decode.")
+    ubatch: str = option("512", "-ub", "--ubatch-size", help="Most tokens per graph.")
+    threads: str | None = option(None, "-t", "--threads", help="Threads; default: all usable cores.")
+    repetitions: int = option(5, "-r", "--repetitions", help="Timed runs of each test.")
+    output: Format = option("md", "-o", "--output", help="Format on stdout.")
+    device: str = option("cpu,tilebeam", "--device", "-dev", help="Devices, comma separated; their runs alternate.")
+    no_warmup: bool = option(False, "--no-warmup", help="No untimed run before the timed ones.")
     executor: ExecutorOption = None
     devices: Devices = None
     memory_limit: MemoryLimit = None
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Tilebeam also in its deterministic mode, in turns with the others.")
-    ] = False
+    deterministic: bool = option(
+        False, "--deterministic", help="Tilebeam also in its deterministic mode, in turns with the others."
+    )
     lora: LoraOptions
-    cpu_model: Annotated[
-        Path | None, typer.Option("--cpu-model", help="Ordinary file for the CPU if -m is a repacked one.")
-    ] = None
+    cpu_model: Path | None = option(None, help="Ordinary file for the CPU if -m is a repacked one.")
 
 
 @grouped
@@ -196,10 +190,10 @@ def _planned(o: BenchOptions) -> BenchPlan:
 
 def _run(what: BenchPlan, output: Format) -> None:
     """Measure and print, with progress on stderr."""
-    from tilebeam.cli.bench_formats import WRITERS
+    from tilebeam.cli.bench_formats import Writer
     from tilebeam.measure.machine import OtherLoad, busy_note
 
-    writer = WRITERS[output]()
+    writer = Writer(output)
     executors = set()
     with OtherLoad() as others, console.bar("bench", every_part=True) as progress:
         task = progress.add_task("", total=what.runs, note="")

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import ModelOptions, SamplingOptions, grouped, tell_thoughtless
+from tilebeam.cli.options import ModelOptions, SamplingOptions, grouped, option, tell_thoughtless
 from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.gguf.whole_file import os_error, whole_file
 from tilebeam.scoring.scoring_defaults import ScorerName
@@ -48,17 +48,12 @@ _LEAST_ROOM = 16  # tokens; an answer that the context has no more room for is n
 def chat(
     model: ModelOptions,
     drawing: SamplingOptions,
-    first: Annotated[str | None, typer.Option("-p", "--prompt", help="What to ask first.")] = None,
-    system: Annotated[
-        str | None, typer.Option("-sys", "--system", "--system-prompt", help="The system prompt.", show_default=False)
-    ] = None,
-    extract: Annotated[
-        str, typer.Option("--extract", help="An answer for the votes of /think; see tilebeam vote.")
-    ] = "gsm8k",
-    scorer: Annotated[
-        ScorerName | None,
-        typer.Option("--scorer", metavar="NAME", help="What /best rates texts by: see tilebeam best-of-n."),
-    ] = None,
+    first: str | None = option(None, "-p", "--prompt", help="What to ask first."),
+    system: str | None = option(
+        None, "-sys", "--system", "--system-prompt", help="The system prompt.", show_default=False
+    ),
+    extract: str = option("gsm8k", help="An answer for the votes of /think; see tilebeam vote."),
+    scorer: ScorerName | None = option(None, metavar="NAME", help="What /best rates texts by: see tilebeam best-of-n."),
 ) -> None:
     """Talk with a model: answers stream, and each turn reads only what is new. /help lists the commands.
 

@@ -134,11 +134,11 @@ class Group(help_text.PlainGroup):
         return super().resolve_command(ctx, args)
 
 
-def prepared(command: Callable[..., None], status: int = 1) -> Callable[..., None]:
+def prepared(command: Callable[..., None]) -> Callable[..., None]:
     """Make a function a command: its errors are sentences, and where it takes -m it also takes -hf and hf://names."""
     hints = get_type_hints(command, include_extras=True)
     if "model" not in hints:
-        return console.sentences(command, status)
+        return console.sentences(command)
     kind, info = hints["model"].__origin__, hints["model"].__metadata__
     several = get_args(kind)[:1] in ((str,), (Path,)) and type(None) not in get_args(kind)
     options = []
@@ -164,7 +164,7 @@ def prepared(command: Callable[..., None], status: int = 1) -> Callable[..., Non
     run.needs_model = required  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in options}
-    return console.sentences(run, status)
+    return console.sentences(run)
 
 
 def _local(model: str) -> str:

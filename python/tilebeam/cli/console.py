@@ -74,12 +74,12 @@ def err() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else _PIPE_WIDTH, highlight=False)
 
 
-def fail(sentence: str, status: int = 1) -> NoReturn:
-    """Print one sentence to stderr and leave with an exit code."""
+def fail(sentence: str) -> NoReturn:
+    """Print one sentence to stderr and leave with exit status 1."""
     console = err()
     said = as_options(" ".join(sentence.split()).removeprefix("tilebeam: "))
     console.print(Text.assemble(("tilebeam: ", "bold red"), said), soft_wrap=True)
-    raise typer.Exit(status)
+    raise typer.Exit(1)
 
 
 def as_options(sentence: str) -> str:
@@ -93,8 +93,8 @@ def as_options(sentence: str) -> str:
     return re.sub(rf'(?<![\w.-])({names})(?:=("?)([\w-]+)\2)?(?![\w=])', option, sentence)
 
 
-def sentences(command: Callable[P, R], status: int = 1) -> Callable[P, R]:
-    """Turn the exceptions of a command into one sentence and an exit code; TILEBEAM_DEBUG=1 shows the traceback.
+def sentences(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn the exceptions of a command into one sentence and exit status 1; TILEBEAM_DEBUG=1 shows the traceback.
     Tilebeam's warnings become a sentence, too."""
 
     @functools.wraps(command)
@@ -112,7 +112,7 @@ def sentences(command: Callable[P, R], status: int = 1) -> Callable[P, R]:
         except Exception as error:
             if os.environ.get("TILEBEAM_DEBUG"):
                 raise
-            fail(_sentence(error), status)
+            fail(_sentence(error))
 
     return run
 

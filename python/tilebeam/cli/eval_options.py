@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tilebeam.cli.options import (
     CtxSize,
     Deterministic,
-    Draft,
     ExecutorOption,
     Programs,
     Sequences,
@@ -21,48 +18,35 @@ from tilebeam.cli.options import (
     Threads,
     UnsafeCode,
     named_file,
+    option,
 )
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.model.hub import missing
 from tilebeam.model.load_options import BACKENDS, LoadOptions, backends, default_threads
-from tilebeam.text_files import read_text, unescaped
+from tilebeam.text_files import unescaped
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.config import ModelFile
-    from tilebeam.evaluation.runner import Executor
     from tilebeam.evaluation.tasks.task import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
-task_option = partial(typer.Option, rich_help_panel="Task")
-running_option = partial(typer.Option, rich_help_panel="How it runs")
-
-METHODS = ["greedy", "best-of-n", "self-consistency"]
-Methods = Annotated[
-    list[str],
-    typer.Option(
-        "--method",
-        help="Comma separated: greedy (one answer at temperature 0), best-of-n, self-consistency, beam, dvts, "
-        "adaptive; options behind a colon: beam:beam_width=4,max_steps=8.",
-    ),
-]
+task_option = partial(option, rich_help_panel="Task")
+running_option = partial(option, rich_help_panel="How it runs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceOptions:
     """Out of how many candidates methods choose, and by what."""
 
-    budget: Annotated[str, typer.Option("--budget", help="Candidates per prompt, comma separated.")] = "1,2,4,8,16"
-    scorer: Annotated[
-        str | None,
-        typer.Option(
-            "--scorer",
-            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (the "
-            "share of the examples in the question's docstring that a program passes), prm, orm, head (--reward-head "
-            "alone), or FILE.py:function of prompt and text. Default: logprob (humaneval: examples, too) and the "
-            "reward model that is given.",
-        ),
-    ] = None
+    budget: str = option("1,2,4,8,16", help="Candidates per prompt, comma separated.")
+    scorer: str | None = option(
+        None,
+        help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (the "
+        "share of the examples in the question's docstring that a program passes), prm, orm, head (--reward-head "
+        "alone), or FILE.py:function of prompt and text. Default: logprob (humaneval: examples, too) and the "
+        "reward model that is given.",
+    )
 
     def budgets(self) -> tuple[int, ...]:
         """Read the budgets, in rising order."""
@@ -82,93 +66,52 @@ class ChoiceOptions:
 class ItemOptions:
     """What is asked, and who judges the answers."""
 
-    items: Annotated[int | None, task_option("--items", min=1, help="Items; default: 100, or all of a file.")] = None
-    item_seed: Annotated[int, task_option("--item-seed", help="Seed of generated items.")] = TaskOptions.item_seed
-    pilot_seed: Annotated[int | None, task_option("--pilot-seed", help="Leave out the items that this seed gives.")] = (
-        None
+    items: int | None = task_option(None, min=1, help="The first N of the file; default: all.")
+    shots: int = task_option(TaskOptions.shots, min=0, help="Solved examples before every prompt.")
+    shots_file: Path | None = task_option(
+        None,
+        help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
+        "(humaneval), or all (jsonl).",
     )
-    pilot_items: Annotated[int, task_option("--pilot-items", min=1, help="Number of pilot items.")] = (
-        TaskOptions.pilot_items
+    template: str | None = task_option(
+        None, help="Template of a question; {question} and other fields, \\n allowed. Default: the task's own."
     )
-    shots: Annotated[int, task_option("--shots", min=0, help="Solved examples before every prompt.")] = (
-        TaskOptions.shots
+    shot_answer: str | None = task_option(None, help="Template of the answer in an example. Default: the task's own.")
+    extract: str | None = task_option(
+        None,
+        help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
+        "FILE.py:function. Default: the task's own.",
     )
-    shot_seed: Annotated[int, task_option("--shot-seed", help="Seed of generated examples.")] = TaskOptions.shot_seed
-    shots_file: Annotated[
-        Path | None,
-        task_option(
-            "--shots-file",
-            help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
-            "(humaneval), or all (jsonl).",
-        ),
-    ] = None
-    prefix_file: Annotated[Path | None, task_option("--prefix-file", help="Text before everything else.")] = None
-    template: Annotated[
-        str | None,
-        task_option(
-            "--template",
-            help="Template of a question; {question} and other fields, \\n allowed. Default: the task's own.",
-        ),
-    ] = None
-    shot_answer: Annotated[
-        str | None, task_option("--shot-answer", help="Template of the answer in an example. Default: the task's own.")
-    ] = None
-    question: Annotated[
-        str | None,
-        task_option("--question", help="Regular expression whose groups pick the question out of a generated text."),
-    ] = None
-    extract: Annotated[
-        str | None,
-        task_option(
-            "--extract",
-            help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
-            "FILE.py:function. Default: the task's own.",
-        ),
-    ] = None
-    checker: Annotated[
-        str | None,
-        task_option(
-            "--checker", help="module:function or FILE.py:function of item (the JSON object) and text; True if right."
-        ),
-    ] = None
-    chat: Annotated[
-        bool | None,
-        task_option(
-            "--chat/--no-chat",
-            help="Put prompts into the model's chat template, examples as earlier turns. Default: on for tasks that "
-            "are made for instruct models (gsm8k, math, humaneval), off for others.",
-        ),
-    ] = None
-    field: Annotated[
-        str | None,
-        task_option(
-            "--field", help="The question's name in a file's lines; default: prompt, question, problem, messages."
-        ),
-    ] = None
-    tir: Annotated[
-        bool,
-        task_option(
-            "--tir",
-            help="Tool-integrated reasoning: prompts ask for Python programs, and those in the samples of all methods "
-            "are run, confined, while they are drawn (gsm8k, math, jsonl).",
-        ),
-    ] = False
+    checker: str | None = task_option(
+        None, help="module:function or FILE.py:function of item (the JSON object) and text; True if right."
+    )
+    chat: bool | None = task_option(
+        None,
+        "--chat/--no-chat",
+        help="Put prompts into the model's chat template, examples as earlier turns. Default: on for tasks that "
+        "are made for instruct models (gsm8k, math, humaneval), off for others.",
+    )
+    field: str | None = task_option(
+        None, help="The question's name in a file's lines; default: prompt, question, problem, messages."
+    )
+    tir: bool = task_option(
+        False,
+        "--tir",
+        help="Tool-integrated reasoning: prompts ask for Python programs, and those in the samples of all methods "
+        "are run, confined, while they are drawn (gsm8k, math, jsonl).",
+    )
     programs: Programs = TaskOptions.programs
-    tools_grammar: Annotated[
-        bool,
-        task_option(
-            "--tools-grammar/--no-tools-grammar",
-            help="Hold samples of bfcl to calls that are valid under the functions' schemas, or let the model write "
-            "what it wants.",
-        ),
-    ] = TaskOptions.tools_grammar
+    tools_grammar: bool = task_option(
+        TaskOptions.tools_grammar,
+        "--tools-grammar/--no-tools-grammar",
+        help="Hold samples of bfcl to calls that are valid under the functions' schemas, or let the model write "
+        "what it wants.",
+    )
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code
 
     def of(self, spec: str) -> TaskOptions:
-        """Make the options of the task that --task names; reads the file of the prefix."""
+        """Make the options of the task that --task names."""
         given: dict[str, Any] = dict(vars(self))
-        prefix = given.pop("prefix_file")
-        given["prefix"] = read_text(prefix) if prefix else ""
         given["shots_file"] = str(self.shots_file) if self.shots_file else None
         for name in ("template", "shot_answer"):
             given[name] = None if given[name] is None else unescaped(given[name])
@@ -179,40 +122,24 @@ class ItemOptions:
 class DrawOptions:
     """How samples are drawn, and with which seeds."""
 
-    seeds: Annotated[
-        str,
-        typer.Option(
-            "--seeds", help="Seeds, comma separated; every item runs once with each.", rich_help_panel="Sampling"
-        ),
-    ] = ",".join(map(str, SEEDS))
+    seeds: str = option(
+        ",".join(map(str, SEEDS)),
+        help="Seeds, comma separated; every item runs once with each.",
+        rich_help_panel="Sampling",
+    )
     text: TaskTextOptions
-    token_stats: Annotated[
-        bool,
-        typer.Option(
-            "--token-stats",
-            help="Keep entropy and self-certainty of every token in the log, as --scorer self-certainty does.",
-            rich_help_panel="Sampling",
-        ),
-    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions:
     """The timed pass."""
 
-    latency_items: Annotated[
-        int,
-        running_option(
-            "--latency-items", min=0, help="Also time every method and budget on this many prompts, one at a time."
-        ),
-    ] = 0
-    latency_device: Annotated[
-        str | None,
-        running_option(
-            "--latency-device",
-            help="Where they are timed: npu, cpu, or both, with the accuracy of --device. Default: --device.",
-        ),
-    ] = None
+    latency_items: int = running_option(
+        0, min=0, help="Also time every method and budget on this many prompts, one at a time."
+    )
+    latency_device: str | None = running_option(
+        None, help="Where they are timed: npu, cpu, or both, with the accuracy of --device. Default: --device."
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Give the arguments of `runner.evaluate`."""
@@ -224,17 +151,9 @@ class TimingOptions:
 class PlaceOptions:
     """Where and how models run."""
 
-    device: Annotated[str, running_option("--device", help="tilebeam, cpu, or both.")] = BACKENDS[0]
+    device: str = running_option(BACKENDS[0], help="tilebeam, cpu, or both.")
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
-    lookup: Annotated[
-        bool,
-        running_option(
-            "--lookup/--no-lookup",
-            help="Guess tokens ahead by look-up; a repeated run may then give other texts, as with --draft.",
-        ),
-    ] = False
-    draft: Draft = None
     deterministic: Deterministic = LoadOptions.deterministic
     ctx_size: CtxSize = LoadOptions.n_ctx
     parallel: Sequences = LoadOptions.n_seq_max
@@ -245,8 +164,6 @@ class PlaceOptions:
             "devices": backends(self.device),
             "threads": self.threads or default_threads(),
             "executor": self.executor,
-            "lookup": self.lookup,
-            "draft": model_files([str(self.draft)], "--draft")[0] if self.draft else None,
             "deterministic": self.deterministic,
             "n_ctx": self.ctx_size,
             "n_seq_max": self.parallel,
@@ -255,41 +172,17 @@ class PlaceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitOptions:
-    """How the work is cut, and who does it."""
+    """How the work is cut, and how much of it is done."""
 
-    unit_items: Annotated[
-        int,
-        running_option(
-            "--unit-items",
-            min=1,
-            help="Items that run together: what is lost when a run is killed, and the grain of --ray.",
-        ),
-    ] = UNIT_ITEMS
-    ray: Annotated[
-        str | None,
-        running_option("--ray", help="Run units on the Ray cluster at this address; auto: the one this machine is in."),
-    ] = None
-    workers: Annotated[
-        int | None, running_option("--workers", min=1, help="Processes on it; default: as its CPUs allow.")
-    ] = None
-    so_far: Annotated[
-        bool,
-        running_option(
-            "--so-far",
-            help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
-            "With --latency-items, methods are still timed.",
-        ),
-    ] = False
-
-    def cluster(self) -> Executor | None:
-        """Find out where units are done; None for here."""
-        if self.ray is None:
-            if self.workers is not None:
-                raise TilebeamError("--workers are processes on a Ray cluster: give its address with --ray.")
-            return None
-        from tilebeam.evaluation.ray_executor import RayExecutor
-
-        return RayExecutor(self.ray, self.workers)
+    unit_items: int = running_option(
+        UNIT_ITEMS, min=1, help="Items that run together: what is lost when a run is killed."
+    )
+    so_far: bool = running_option(
+        False,
+        "--so-far",
+        help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
+        "With --latency-items, methods are still timed.",
+    )
 
 
 def split_methods(texts: Sequence[str]) -> tuple[str, ...]:
@@ -305,7 +198,7 @@ def split_methods(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFile, ...]:
+def model_files(specs: Sequence[str]) -> tuple[ModelFile, ...]:
     """Find the files of NAME=FILE and FILE, and their fingerprints."""
     from tilebeam.evaluation.config import ModelFile
     from tilebeam.gguf.fingerprint import fingerprint
@@ -314,9 +207,9 @@ def model_files(specs: Sequence[str], option: str = "--model") -> tuple[ModelFil
     for spec in specs:
         name, path = named_file(spec)
         if not name or "/" in name:
-            raise TilebeamError(f"{option} {spec!r}: a name must not be empty or hold a slash.")
+            raise TilebeamError(f"--model {spec!r}: a name must not be empty or hold a slash.")
         if not Path(path).is_file():
-            raise TilebeamError(f"{option}: {missing(path)}")
+            raise TilebeamError(f"--model: {missing(path)}")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
 

@@ -11,11 +11,9 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.eval_options import (
-    METHODS,
     ChoiceOptions,
     DrawOptions,
     ItemOptions,
-    Methods,
     PlaceOptions,
     TimingOptions,
     UnitOptions,
@@ -24,7 +22,7 @@ from tilebeam.cli.eval_options import (
     numbers,
     split_methods,
 )
-from tilebeam.cli.options import NamedModels, grouped
+from tilebeam.cli.options import NamedModels, grouped, option
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.evaluation.tasks import KINDS, open_task
 from tilebeam.text_files import unescaped
@@ -35,17 +33,19 @@ def evaluate(
     *,
     model: NamedModels,
     task: Annotated[
-        str, typer.Option("--task", help=f"One of {', '.join(k.usage for k in KINDS.values())}.", show_default=False)
+        str, typer.Option("--task", help=f"One of {', '.join(f'{k}:FILE' for k in KINDS)}.", show_default=False)
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="Folder for log, report and plots; an existing run is resumed. Default: eval/TASK-DATE.",
-        ),
-    ] = None,
-    method: Methods = METHODS,
+    out: Path | None = option(
+        None,
+        "-o",
+        "--out",
+        help="Folder for log, report and plots; an existing run is resumed. Default: eval/TASK-DATE.",
+    ),
+    method: list[str] = option(
+        ["greedy", "best-of-n", "self-consistency"],
+        help="Comma separated: greedy (one answer at temperature 0), best-of-n, self-consistency, beam, dvts, "
+        "adaptive; options behind a colon: beam:beam_width=4,max_steps=8.",
+    ),
     choosing: ChoiceOptions,
     asked: ItemOptions,
     drawn: DrawOptions,
@@ -54,7 +54,7 @@ def evaluate(
     timed: TimingOptions,
     place: PlaceOptions,
     work: UnitOptions,
-    json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
+    json_: bool = option(False, "--json", help="Print report.json instead of tables."),
 ) -> None:
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
 
@@ -64,8 +64,7 @@ def evaluate(
     and self-consistency; beam, dvts and the others run at each budget. If a run is killed or interrupted, the same
     command resumes it.
 
-    Example: tilebeam eval -m model.gguf --task "reasoning-gym:chain_sum?max_terms=3" --shots 8 -n 16 --stop "\\n"
-    --items 200 --out eval/chain-sum --latency-items 10
+    Example: tilebeam eval -m model.gguf --task jsonl:items.jsonl -n 64 --stop "\\n" --out eval/items --latency-items 10
 
     A benchmark: tilebeam eval -m model.gguf --task gsm8k:gsm8k_test.jsonl --items 200 --budget 1,4,16 -np 16 -c 16384
     --out eval/gsm8k   (docs/evaluation.md says where its files come from)
@@ -77,7 +76,7 @@ def evaluate(
 
     reward, step_ends = reward_model.read(), unescaped(step_stop)
     options = asked.of(task)
-    out = out or Path("eval", f"{Path(task.partition(':')[2].partition('?')[0]).stem}-{date.today()}")
+    out = out or Path("eval", f"{Path(task.partition(':')[2]).stem}-{date.today()}")
     opened = open_task(options)
     scorers = choosing.scorers(opened, reward)
     setting = Setting(
@@ -89,7 +88,6 @@ def evaluate(
         scorers=scorers,
         reward=described_reward(reward, step_ends),
         sources=named_scorers.sources(scorers),
-        token_stats=drawn.token_stats,
         seeds=numbers(drawn.seeds, "--seeds"),
         sampling=drawn.text.sampling(opened),
         unit_items=work.unit_items,
@@ -101,7 +99,6 @@ def evaluate(
             EvalJob(setting, reward, step_ends),
             out,
             task=opened,
-            executor=work.cluster(),
             so_far=work.so_far,
             watcher=Bars(),
             **timed.arguments(),

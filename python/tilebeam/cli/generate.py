@@ -6,12 +6,10 @@ import json
 import sys
 from contextlib import nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tilebeam.cli import batch, console
-from tilebeam.cli.options import Json, ModelOptions, PromptOptions, SamplingOptions, grouped, tell_thoughtless
+from tilebeam.cli.options import Json, ModelOptions, PromptOptions, SamplingOptions, grouped, option, tell_thoughtless
 from tilebeam.cli.read_prompts import wrap
 
 if TYPE_CHECKING:
@@ -27,15 +25,13 @@ def generate(
     drawing: SamplingOptions,
     what: PromptOptions,
     to_file: batch.BatchOptions,
-    n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples per prompt.")] = 1,
-    display_prompt: Annotated[
-        bool | None,
-        typer.Option(
-            "--display-prompt/--no-display-prompt",
-            help="Print the prompt before its text; default: on a terminal, without the chat template.",
-            show_default=False,
-        ),
-    ] = None,
+    n_samples: int = option(1, "-N", "--n-samples", min=1, help="Samples per prompt."),
+    display_prompt: bool | None = option(
+        None,
+        "--display-prompt/--no-display-prompt",
+        help="Print the prompt before its text; default: on a terminal, without the chat template.",
+        show_default=False,
+    ),
     json_: Json = False,
 ) -> None:
     """Generate text: one sample streams as it is written, several come as they are complete.

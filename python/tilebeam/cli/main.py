@@ -19,14 +19,12 @@ from tilebeam.cli import (
     bench,
     cached_models,
     chat,
-    diff,
     doctor,
     evaluate,
     generate,
-    imatrix,
     perplexity,
     reward,
-    score,
+    reward_head,
     search,
     serve,
     trace,
@@ -75,21 +73,17 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "eval": evaluate.evaluate,
         "bench": bench.bench,
         "perplexity": perplexity.perplexity,
-        "diff": diff.diff,
         "trace": trace.trace,
     },
     "Models and files": {
         "models": cached_models.models,
         "doctor": doctor.doctor,
-        "imatrix": imatrix.imatrix,
-        "score": score.score,
-        "reward-head": score.reward_head,
+        "reward-head": reward_head.reward_head,
     },
 }
 for _heading, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
-        # As diff(1) has it, 1 says that something differs.
-        app.command(_name, rich_help_panel=_heading)(prepared(_command, status=2 if _name == "diff" else 1))
+        app.command(_name, rich_help_panel=_heading)(prepared(_command))
 app.add_typer(reward.app, name="reward", rich_help_panel=_heading)
 
 

@@ -19,6 +19,7 @@ from tilebeam.cli import console
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.option_groups import grouped as grouped
+from tilebeam.gguf.option_groups import option as option
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
 from tilebeam.native.npu_options import Executor
 from tilebeam.sampling_params import ANSWER_TOKENS, SamplingParams
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt as Asked
 
-model_option = partial(typer.Option, rich_help_panel="Model")
-drawing_option = partial(typer.Option, rich_help_panel="Sampling")
+_of_models = partial(typer.Option, rich_help_panel="Model")
+_of_samples = partial(typer.Option, rich_help_panel="Sampling")
+model_option = partial(option, rich_help_panel="Model")
+drawing_option = partial(option, rich_help_panel="Sampling")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -43,85 +46,48 @@ Model = Annotated[
 NamedModels = Annotated[
     list[str], typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False)
 ]
-DeviceOption = Annotated[
-    Device,
-    model_option(
-        "--device",
-        "-dev",
-        help="tilebeam (or npu); cpu: llama.cpp's own CPU backend; auto: tilebeam, unless it multiplies by few of the "
-        "matrices.",
-    ),
-]
-GpuLayers = Annotated[
-    int, model_option("-ngl", "--gpu-layers", "--n-gpu-layers", min=-1, help="Layers on Tilebeam's device; -1: all.")
-]
-FlashAttn = Annotated[bool, model_option("-fa/-nofa", "--flash-attn/--no-flash-attn", help="Flash attention.")]
-Threads = Annotated[
-    int | None, model_option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.")
-]
+
+
+Threads = Annotated[int | None, _of_models("-t", "--threads", min=1, help="Worker threads; default: all usable cores.")]
 ExecutorOption = Annotated[
     Executor | None,
-    model_option("--executor", help="The device as threads, as a process, or as Hexagon code in an emulator."),
+    _of_models("--executor", help="The device as threads, as a process, or as Hexagon code in an emulator."),
 ]
 Devices = Annotated[
     int | None,
-    model_option(
+    _of_models(
         "--devices", min=1, max=MAX_DEVICES, help="Devices to spread the model over; default: one, or as needed."
     ),
 ]
 MemoryLimit = Annotated[
     str | None,
-    model_option("--memory-limit", help="Address space of a device, such as 2GiB, or a list such as 2GiB,4GiB."),
+    _of_models("--memory-limit", help="Address space of a device, such as 2GiB, or a list such as 2GiB,4GiB."),
 ]
-CacheTypeK = Annotated[KvType, model_option("-ctk", "--cache-type-k", help="KV cache type for K.")]
-CacheTypeV = Annotated[KvType, model_option("-ctv", "--cache-type-v", help="KV cache type for V.")]
-CacheRam = Annotated[
-    str,
-    model_option(
-        "--cache-ram",
-        "-cram",
-        help="MiB, or a size such as 2GiB, for states that prompts of models with recurrent layers go on from; 0: "
-        "none.",
-    ),
-]
-Lora = Annotated[list[str] | None, model_option("--lora", metavar="FILE,...", help="LoRA adapters (GGUF); repeatable.")]
-LoraScaled = Annotated[
-    list[str] | None,
-    model_option("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters with a scale each; repeatable."),
-]
+
+
 Draft = Annotated[
     Path | None,
-    model_option(
+    _of_models(
         "--draft",
         "-md",
         help="Small GGUF model that guesses tokens ahead; its vocabulary is the model's or a part of it.",
         show_default=False,
     ),
 ]
-Lookup = Annotated[
-    bool | None,
-    model_option(
-        "--lookup/--no-lookup",
-        help="Guess tokens ahead from the prompt, the other samples and earlier texts; default: while at most four "
-        "samples decode together, without --draft.",
-        show_default=False,
-    ),
-]
-NoSpeculation = Annotated[
-    bool, model_option("--no-speculation", help="Guess nothing, neither by --draft nor by --lookup.")
-]
+
+
 Deterministic = Annotated[
     bool,
-    model_option(
+    _of_models(
         "--deterministic",
         help="The same bits whatever else runs, for however many samples; slower, and guesses nothing.",
     ),
 ]
 CtxSize = Annotated[
-    int, model_option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences; 256 or a multiple.")
+    int, _of_models("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences; 256 or a multiple.")
 ]
 Sequences = Annotated[
-    int, model_option("-np", "--parallel", min=1, max=MAX_SEQUENCES, help="Samples that decode together.")
+    int, _of_models("-np", "--parallel", min=1, max=MAX_SEQUENCES, help="Samples that decode together.")
 ]
 
 
@@ -129,16 +95,37 @@ Sequences = Annotated[
 class RunOptions:
     """Options of the device and of how models run on it."""
 
-    device: DeviceOption = LoadOptions.device
-    n_gpu_layers: GpuLayers = LoadOptions.n_gpu_layers
-    flash_attn: FlashAttn = LoadOptions.flash_attn
+    device: Device = model_option(
+        LoadOptions.device,
+        "--device",
+        "-dev",
+        help="tilebeam (or npu); cpu: llama.cpp's own CPU backend; auto: tilebeam, unless it multiplies by few of the "
+        "matrices.",
+    )
+    n_gpu_layers: int = model_option(
+        LoadOptions.n_gpu_layers,
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        min=-1,
+        help="Layers on Tilebeam's device; -1: all.",
+    )
+    flash_attn: bool = model_option(
+        LoadOptions.flash_attn, "-fa/-nofa", "--flash-attn/--no-flash-attn", help="Flash attention."
+    )
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
     devices: Devices = LoadOptions.devices
     memory_limit: MemoryLimit = None
-    type_k: CacheTypeK = LoadOptions.type_k
-    type_v: CacheTypeV = LoadOptions.type_v
-    cache_ram: CacheRam = str(LoadOptions.cache_ram)
+    type_k: KvType = model_option(LoadOptions.type_k, "-ctk", "--cache-type-k", help="KV cache type for K.")
+    type_v: KvType = model_option(LoadOptions.type_v, "-ctv", "--cache-type-v", help="KV cache type for V.")
+    cache_ram: str = model_option(
+        str(LoadOptions.cache_ram),
+        "--cache-ram",
+        "-cram",
+        help="MiB, or a size such as 2GiB, for states that prompts of models with recurrent layers go on from; 0: "
+        "none.",
+    )
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:
@@ -166,8 +153,10 @@ class RunOptions:
 class LoraOptions:
     """Adapters of the model; a reward model or judge beside it has none."""
 
-    lora: Lora = None
-    lora_scaled: LoraScaled = None
+    lora: list[str] | None = model_option(None, metavar="FILE,...", help="LoRA adapters (GGUF); repeatable.")
+    lora_scaled: list[str] | None = model_option(
+        None, metavar="FILE:SCALE,...", help="LoRA adapters with a scale each; repeatable."
+    )
 
     def adapters(self) -> list[tuple[str, float]]:
         """Return files and scales, from options that each take a comma-separated list (in quotes where a name has a
@@ -203,8 +192,16 @@ class SpeculationOptions:
     """Guessing tokens ahead."""
 
     draft: Draft = None
-    lookup: Lookup = LoadOptions.lookup
-    no_speculation: NoSpeculation = False
+    lookup: bool | None = model_option(
+        LoadOptions.lookup,
+        "--lookup/--no-lookup",
+        help="Guess tokens ahead from the prompt, the other samples and earlier texts; default: while at most four "
+        "samples decode together, without --draft.",
+        show_default=False,
+    )
+    no_speculation: bool = model_option(
+        False, "--no-speculation", help="Guess nothing, neither by --draft nor by --lookup."
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of `tilebeam.load`."""
@@ -251,21 +248,11 @@ PromptsFile = Annotated[
         "-f", "--file", help="Prompts: a .jsonl file with a prompt, question, problem or messages a line, or one text."
     ),
 ]
-Field = Annotated[str | None, typer.Option("--field", help="What the lines of a .jsonl file call the question.")]
+
 Escape = Annotated[
     bool,
     typer.Option(
         "--escape/--no-escape", "-e", help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does."
-    ),
-]
-Chat = Annotated[
-    bool | None,
-    typer.Option(
-        "--chat/--no-chat",
-        "-cnv/-no-cnv",
-        " /--raw",
-        help="Wrap the prompt in the model's chat template, or take it as it is; default: if the file has one.",
-        show_default=False,
     ),
 ]
 
@@ -276,9 +263,16 @@ class PromptOptions:
 
     prompt: Prompt = None
     file: PromptsFile = None
-    field: Field = None
+    field: str | None = option(None, help="What the lines of a .jsonl file call the question.")
     escape: Escape = True
-    chat: Chat = None
+    chat: bool | None = option(
+        None,
+        "--chat/--no-chat",
+        "-cnv/-no-cnv",
+        " /--raw",
+        help="Wrap the prompt in the model's chat template, or take it as it is; default: if the file has one.",
+        show_default=False,
+    )
 
     def chats(self, lm: LM) -> bool:
         """Tell whether prompts go through the chat template: as was said, else if the model has one, and say so."""
@@ -311,53 +305,25 @@ UnsafeCode = Annotated[
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
-Temp = Annotated[float, drawing_option("--temp", min=0.0, help="Temperature; 0 is greedy.")]
-TopP = Annotated[float, drawing_option("--top-p", help="Likeliest tokens up to this probability; 1 is off.")]
-TopK = Annotated[int, drawing_option("--top-k", min=0, help="The k likeliest tokens; 0 is off.")]
-MinP = Annotated[float, drawing_option("--min-p", help="Tokens this likely relative to the best; 0 is off.")]
-NPredict = Annotated[int | None, drawing_option("-n", "--n-predict", min=1, help="Most tokens per sample.")]
-Length = Annotated[
-    int | None,
-    drawing_option(
-        "-n",
-        "--n-predict",
-        min=-2,
-        help="Most tokens per sample; -1 or -2: until the context is full. Default: a sample's share of the context, "
-        "in a chat at least 1024.",
-        show_default=False,
-    ),
-]
-Stop = Annotated[
-    list[str] | None, drawing_option("--stop", help="End a sample at this text (\\n allowed); repeatable.")
-]
-Seed = Annotated[int | None, drawing_option("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.")]
+Temp = Annotated[float, _of_samples("--temp", min=0.0, help="Temperature; 0 is greedy.")]
 
-ReasoningBudget = Annotated[
-    int,
-    drawing_option(
-        "--reasoning-budget", min=-1, help="Most tokens of thoughts, then the model answers; 0: none, -1: any number."
-    ),
-]
-BudgetMessage = Annotated[
-    str,
-    drawing_option("--reasoning-budget-message", help="Text that ends thoughts at their budget (\\n allowed)."),
-]
-ForceAnswer = Annotated[
-    str,
-    drawing_option(
-        "--force-answer",
-        help="Text that a sample goes on with which is about to be cut without an answer (\\n allowed), such as "
-        f"'\\n\\nThe answer is \\boxed{{'; it comes {ANSWER_TOKENS} tokens before the end.",
-    ),
-]
+
+NPredict = Annotated[int | None, _of_samples("-n", "--n-predict", min=1, help="Most tokens per sample.")]
+
+Stop = Annotated[list[str] | None, _of_samples("--stop", help="End a sample at this text (\\n allowed); repeatable.")]
+Seed = Annotated[int | None, _of_samples("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
     """Options of thoughts, which come before an answer."""
 
-    reasoning_budget: ReasoningBudget = -1
-    reasoning_budget_message: BudgetMessage = SamplingParams.budget_message
+    reasoning_budget: int = drawing_option(
+        -1, min=-1, help="Most tokens of thoughts, then the model answers; 0: none, -1: any number."
+    )
+    reasoning_budget_message: str = drawing_option(
+        SamplingParams.budget_message, help="Text that ends thoughts at their budget (\\n allowed)."
+    )
 
     def fields(self, escape: bool = True) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`; `escape`: as for `TextOptions`."""
@@ -370,7 +336,11 @@ class BudgetOptions:
 class ForcingOptions(BudgetOptions):
     """Options of what is forced upon a text."""
 
-    force_answer: ForceAnswer = SamplingParams.force_answer
+    force_answer: str = drawing_option(
+        SamplingParams.force_answer,
+        help="Text that a sample goes on with which is about to be cut without an answer (\\n allowed), such as "
+        f"'\\n\\nThe answer is \\boxed{{'; it comes {ANSWER_TOKENS} tokens before the end.",
+    )
 
     def fields(self, escape: bool = True) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`; only those that say something, as they name an evaluation."""
@@ -390,9 +360,9 @@ class TokenOptions:
     """Options of drawing a token."""
 
     temp: Temp = SamplingParams.temperature
-    top_p: TopP = SamplingParams.top_p
-    top_k: TopK = SamplingParams.top_k
-    min_p: MinP = SamplingParams.min_p
+    top_p: float = drawing_option(SamplingParams.top_p, help="Likeliest tokens up to this probability; 1 is off.")
+    top_k: int = drawing_option(SamplingParams.top_k, min=0, help="The k likeliest tokens; 0 is off.")
+    min_p: float = drawing_option(SamplingParams.min_p, help="Tokens this likely relative to the best; 0 is off.")
 
     def fields(self) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`."""
@@ -404,7 +374,15 @@ class TextOptions:
     """Options of drawing a text."""
 
     tokens: TokenOptions
-    n_predict: Length = None
+    n_predict: int | None = drawing_option(
+        None,
+        "-n",
+        "--n-predict",
+        min=-2,
+        help="Most tokens per sample; -1 or -2: until the context is full. Default: a sample's share of the context, "
+        "in a chat at least 1024.",
+        show_default=False,
+    )
     stop: Stop = None
     forcing: ForcingOptions
 

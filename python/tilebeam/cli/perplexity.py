@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
+from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped, option
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import Device, default_threads
-from tilebeam.native.npu_options import Numerics, Softmax
 from tilebeam.text_files import read_corpus
 
 if TYPE_CHECKING:
@@ -34,29 +32,16 @@ class PerplexityOptions:
     model: Model
     lora: LoraOptions
     file: Annotated[Path, typer.Option("-f", "--file", help="Text file; - reads stdin.", show_default=False)]
-    kl_base: Annotated[
-        Path | None,
-        typer.Option("--kl-base", help="What to compare with: a GGUF file of the unquantized model, run beside."),
-    ] = None
-    base_device: Annotated[
-        Literal["tilebeam", "cpu", "npu"] | None,
-        typer.Option("--kl-base-device", help="Where the base runs; default: cpu, unless it is repacked."),
-    ] = None
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=4, help="Tokens per window.")] = 512
-    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Windows to measure; -1: all.")] = -1
-    batch_size: Annotated[
-        int,
-        typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode; several windows if they fit."),
-    ] = 2048
-    ubatch_size: Annotated[int, typer.Option("-ub", "--ubatch-size", min=1, help="Most tokens per graph.")] = 512
-    numerics: Annotated[
-        Numerics | None,
-        typer.Option("--numerics", help="NPU: int8 per 32 inputs (default) or, in prompts, per 256; or FP16 operands."),
-    ] = None
-    softmax: Annotated[
-        Softmax | None,
-        typer.Option("--softmax", help="NPU: exponents from the FP16 table (default), float32, or BF16 products."),
-    ] = None
+    kl_base: Path | None = option(None, help="What to compare with: a GGUF file of the unquantized model, run beside.")
+    base_device: Literal["tilebeam", "cpu", "npu"] | None = option(
+        None, "--kl-base-device", help="Where the base runs; default: cpu, unless it is repacked."
+    )
+    ctx_size: int = option(512, "-c", "--ctx-size", min=4, help="Tokens per window.")
+    chunks: int = option(-1, min=-1, help="Windows to measure; -1: all.")
+    batch_size: int = option(
+        2048, "-b", "--batch-size", min=1, help="Most tokens per llama_decode; several windows if they fit."
+    )
+    ubatch_size: int = option(512, "-ub", "--ubatch-size", min=1, help="Most tokens per graph.")
     run: RunOptions
     json_: Json = False
 
@@ -83,10 +68,6 @@ def perplexity(options: PerplexityOptions) -> None:
 
 def _check(r: PerplexityOptions) -> None:
     """Refuse options that contradict each other before anything is loaded."""
-    if r.run.device == "cpu" and (r.numerics or r.softmax):
-        raise TilebeamError("--numerics and --softmax are options of the NPU; the CPU backend has its own arithmetic.")
-    if r.run.deterministic and (r.numerics or r.softmax):
-        raise TilebeamError("--deterministic has arithmetic of its own: leave --numerics and --softmax out.")
     if r.chunks == 0:
         raise TilebeamError("--chunks must be positive, or -1 for all windows.")
     if r.kl_base is not None and not r.kl_base.is_file():
@@ -95,18 +76,16 @@ def _check(r: PerplexityOptions) -> None:
 
 def _measured(r: PerplexityOptions) -> tuple[TokenScores, dict[str, Any]]:
     """Load the models and score the text; what was measured, and with what."""
-    from tilebeam.measure.perplexity import ModelBase, Subject, measure, windows_of
+    from tilebeam.measure.perplexity import Subject, measure, windows_of
 
     text = read_corpus(r.file)
     with ExitStack() as stack:
-        run = r.run.on("npu") if r.numerics or r.softmax else r.run
-        lm = stack.enter_context(_load(r, r.model, run, r.lora))
+        lm = stack.enter_context(_load(r, r.model, r.run, r.lora))
         windows = windows_of(lm, text, r.ctx_size, r.chunks)
         base = None
         if r.kl_base is not None:
             other = stack.enter_context(_load_base(r, r.kl_base))
-            base = ModelBase(Subject("base", other, _options(other.device, None, None, stack)))
-        subject = Subject("model", lm, _options(lm.device, r.numerics, r.softmax, stack))
+            base = Subject("base", other)
         started = time.monotonic()
         with console.bar("") as progress:
             task = progress.add_task("", total=len(windows), note="")
@@ -115,7 +94,7 @@ def _measured(r: PerplexityOptions) -> tuple[TokenScores, dict[str, Any]]:
                 progress.update(task, completed=done, note=_note(scores["model"]))
 
             threads = r.run.threads or default_threads()
-            scores = measure([subject], windows, base, threads=threads, progress=show)["model"]
+            scores = measure([Subject("model", lm)], windows, base, threads=threads, progress=show)["model"]
         return scores, _about(r, lm, windows, time.monotonic() - started)
 
 
@@ -145,18 +124,6 @@ def _load_base(r: PerplexityOptions, path: Path) -> LM:
     return _load(r, path, r.run.on(device), LoraOptions())
 
 
-def _options(device: str, numerics: str | None, softmax: str | None, stack: ExitStack) -> Callable[[], None]:
-    """Set the NPU's arithmetic before a model's turn (two models on it may differ); None: as it was configured."""
-    if device == "cpu":
-        return lambda: None
-    from tilebeam.native.control import control
-
-    npu = control()
-    before = npu.options()
-    stack.callback(npu.configure, numerics=before["numerics"], softmax=before["softmax"])
-    return lambda: npu.configure(numerics=numerics or before["numerics"], softmax=softmax or before["softmax"])
-
-
 def _note(scores: TokenScores) -> str:
     import numpy as np
 
@@ -169,7 +136,7 @@ def _note(scores: TokenScores) -> str:
 
 def _about(r: PerplexityOptions, lm: LM, windows: Windows, seconds: float) -> dict[str, Any]:
     tokens = len(windows) * windows.n_ctx
-    about: dict[str, Any] = {
+    return {
         "model": str(r.model),
         "description": lm.description,
         "device": lm.device,
@@ -186,7 +153,6 @@ def _about(r: PerplexityOptions, lm: LM, windows: Windows, seconds: float) -> di
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
     }
-    return about
 
 
 def _pm(e: Estimate | None, digits: int, factor: float = 1.0, unit: str = "") -> str:
@@ -199,24 +165,18 @@ def _show_figures(f: Figures, about: dict[str, Any], out: Console) -> None:
         f"{about['chunks']} windows of {about['n_ctx']} tokens, {f.n} scored, {about['seconds']:.1f} s "
         f"({about['tokens_per_second']:.0f} t/s)"
     )
+    if f.kld is None or f.kld_percentiles is None:
+        out.print(f"Final estimate: PPL = {f.ppl.value:.4f} +/- {f.ppl.error:.5f}")
+        return
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    if f.kld is None:
-        out.print(f"Final estimate: PPL = {f.ppl.value:.4f} +/- {f.ppl.error:.5f}")
-        return
-    assert f.kld_percentiles is not None
-    assert f.correlation is not None
     table.add_row("Mean PPL(Q)", _pm(f.ppl, 6))
     table.add_row("Mean PPL(base)", _pm(f.ppl_base, 6))
-    table.add_row("Cor(ln(PPL(Q)), ln(PPL(base)))", f"{100 * f.correlation:.2f}%")
     table.add_row("Mean ln(PPL(Q)/PPL(base))", _pm(f.log_ratio, 6))
     table.add_row("Mean KLD", _pm(f.kld, 6))
     table.add_row("Maximum KLD", f"{f.kld_max:.6f}")
     for percentile, value in f.kld_percentiles.items():
         table.add_row("Median KLD" if percentile == 50 else f"{percentile:.1f}% KLD", f"{value:.6f}")
-    table.add_row("Minimum KLD", f"{f.kld_min:.6f}")
-    table.add_row("Mean Δp", _pm(f.p_diff, 3, 100, " %"))
-    table.add_row("RMS Δp", _pm(f.p_diff_rms, 3, 100, " %"))
     table.add_row("Same top p", _pm(f.same_top, 3, 100, " %"))
     out.print(table)

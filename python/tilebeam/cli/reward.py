@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 
 from tilebeam.cli import console
 from tilebeam.cli.commands import Command, prepared
-from tilebeam.cli.options import Json, ModelOptions, TaskTextOptions, grouped
+from tilebeam.cli.options import Json, ModelOptions, TaskTextOptions, grouped, option
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tilebeam.training.collection import Collection, CollectionSetting
     from tilebeam.training.head_report import HeadReport
 
-_task = partial(typer.Option, rich_help_panel="Task")
-_fit_option = partial(typer.Option, rich_help_panel="Fit")
+_task = partial(option, rich_help_panel="Task")
+_fit_option = partial(option, rich_help_panel="Fit")
 
 app = App(
     Command,
@@ -48,33 +48,24 @@ class SampleOptions:
     """Problems, and how samples of them are drawn and kept."""
 
     task: Annotated[str, typer.Option("--task", help="Problems, as in tilebeam eval: gsm8k:FILE, jsonl:FILE ..")]
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each problem.")] = SAMPLES
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Where samples are kept (.jsonl and .states are added); default: beside --out."),
-    ] = None
-    seed: Annotated[
-        int, typer.Option("-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals.")
-    ] = FitOptions.seed
-    items: Annotated[int | None, _task("--items", min=1, help="The first N problems of a file; default: all.")] = None
-    template: Annotated[
-        str | None, _task("--template", help="Template of a question (\\n allowed); default: the task's own.")
-    ] = None
-    chat: Annotated[
-        bool | None,
-        _task(
-            "--chat/--no-chat", help="Put prompts into the model's chat template; default: as the task usually does."
-        ),
-    ] = None
-    extract: Annotated[str | None, _task("--extract", help="A text's answer; default: the task's own.")] = None
-    checker: Annotated[str | None, _task("--checker", help="FILE.py:function of item and text; True if right.")] = None
+    samples: int = option(SAMPLES, min=1, help="Samples of each problem.")
+    data: Path | None = option(
+        None, help="Where samples are kept (.jsonl and .states are added); default: beside --out."
+    )
+    seed: int = option(
+        FitOptions.seed, "-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals."
+    )
+    items: int | None = _task(None, min=1, help="The first N problems of a file; default: all.")
+    template: str | None = _task(None, help="Template of a question (\\n allowed); default: the task's own.")
+    chat: bool | None = _task(
+        None, "--chat/--no-chat", help="Put prompts into the model's chat template; default: as the task usually does."
+    )
+    extract: str | None = _task(None, help="A text's answer; default: the task's own.")
+    checker: str | None = _task(None, help="FILE.py:function of item and text; True if right.")
     text: TaskTextOptions
-    steps: Annotated[
-        int,
-        _fit_option(
-            "--steps", min=0, help="Beginnings of each sample that count besides its end, for searches by steps."
-        ),
-    ] = STEPS
+    steps: int = _fit_option(
+        STEPS, min=0, help="Beginnings of each sample that count besides its end, for searches by steps."
+    )
     step_stop: StepStop = STEP_STOP_TEXT
 
     def open(self) -> tuple[TaskOptions, Task]:
@@ -117,26 +108,17 @@ def train(
     model: ModelOptions,
     problems: SampleOptions,
     out: Annotated[Path, typer.Option("-o", "--out", help="The head's GGUF file.")],
-    features: Annotated[
-        str,
-        _fit_option(
-            "--features",
-            help="What the head reads of a text: mean, recent, last (hidden states), length, confidence, comma "
-            "separated; auto: what does best on problems that heads did not learn from.",
-        ),
-    ] = AUTO,
-    hidden: Annotated[
-        int, _fit_option("--hidden", min=0, help="Units of a hidden layer; 0: a logistic regression.")
-    ] = FitOptions.hidden,
-    layer: Annotated[
-        int | None,
-        _fit_option(
-            "--layer",
-            min=0,
-            help="Read hidden states behind this layer, from 0; default: behind the final norm. A layer at two thirds "
-            "of a model's depth may tell more.",
-        ),
-    ] = LoadOptions.hidden_layer,
+    features: str = _fit_option(
+        AUTO,
+        help="What the head reads of a text: mean, recent, last (hidden states), length, confidence, comma "
+        "separated; auto: what does best on problems that heads did not learn from.",
+    ),
+    layer: int | None = _fit_option(
+        LoadOptions.hidden_layer,
+        min=0,
+        help="Read hidden states behind this layer, from 0; default: behind the final norm. A layer at two thirds "
+        "of a model's depth may tell more.",
+    ),
     json_: Json = False,
 ) -> None:
     """Train a reward head on a model's own hidden states, from samples of a task that the task's checker judges.
@@ -152,7 +134,7 @@ def train(
     if out.suffix != ".gguf":
         raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
     check_target(out)
-    options = FitOptions(features_of(features), hidden, problems.seed)
+    options = FitOptions(features_of(features), problems.seed)
     with _collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
         found, head = _fit(lm, collection, records, options, about)
     from tilebeam.scoring.reward_heads import save_head
@@ -167,7 +149,7 @@ def rate(
     model: ModelOptions,
     head: Annotated[Path, typer.Option("--reward-head", help="The head: what tilebeam reward train wrote.")],
     problems: SampleOptions,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where the report goes (.report.md, .json, .png).")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the report goes (.report.md, .json).")],
     json_: Json = False,
 ) -> None:
     """Test a reward head on other problems: how well it tells right from wrong, and what it brings at each budget.

@@ -3,7 +3,7 @@
 A command takes the group `RewardModelOptions`, reads it before anything long is run, and opens the scorer around its
 work:
 
-    with open_scorer(reward.read(), n_ctx=4096, n_seq_max=16, device="npu") as scorer:
+    with open_scorer(reward.read(), lm, n_ctx=4096, n_seq_max=16, device="npu") as scorer:
 
 What the options leave open is found in the files, see `tilebeam.scoring.load_reward`.
 """
@@ -21,6 +21,7 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.errors import TilebeamError
+from tilebeam.gguf.option_groups import option
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.reward_formats import KINDS, PRESETS
 from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation, Kind
@@ -31,45 +32,11 @@ if TYPE_CHECKING:
     from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
 
-_option = partial(typer.Option, rich_help_panel="Reward model")
+_shared = partial(typer.Option, rich_help_panel="Reward model")
+_option = partial(option, rich_help_panel="Reward model")
 
 
-Prm = Annotated[Path | None, _option("--prm", help="Process reward model: a GGUF file that rates every step.")]
-Orm = Annotated[Path | None, _option("--orm", help="Outcome reward model: a GGUF file that rates whole texts.")]
-RewardKind = Annotated[
-    Kind | None,
-    _option(
-        "--reward-kind",
-        help="How the reward model gives its verdict; default: found in the files. "
-        + " ".join(f"{name}: {about}." for name, about in KINDS.items()),
-    ),
-]
-RewardPreset = Annotated[
-    str | None,
-    _option(
-        "--reward-preset",
-        help=f"Format of the reward model's input: {', '.join(PRESETS)}; default: by the model's name.",
-    ),
-]
-RewardHead = Annotated[
-    list[Path] | None,
-    _option(
-        "--reward-head",
-        help="With --prm or --orm: weights of its head, .gguf (from tilebeam reward-head), .npz or .npy; default: "
-        "MODEL.head.*. Without them: a head on the model's own hidden states, from tilebeam reward train; repeat for "
-        "several models.",
-    ),
-]
-RewardTag = Annotated[
-    str | None, _option("--reward-tag", help="What ends every step, where the verdict is read (\\n allowed).")
-]
-RewardLabels = Annotated[
-    str | None, _option("--reward-labels", help="The good and the bad label token, as in '+,-' (kind token).")
-]
-Aggregate = Annotated[Aggregation, _option("--aggregate", help="How the scores of a text's steps become one.")]
-
-
-StepStop = Annotated[str, _option("--step-stop", help="Text that ends a step (\\n allowed).")]
+StepStop = Annotated[str, _shared("--step-stop", help="Text that ends a step (\\n allowed).")]
 STEP_STOP_TEXT = escaped(STEP_STOP)  # as it is typed
 
 
@@ -77,14 +44,25 @@ STEP_STOP_TEXT = escaped(STEP_STOP)  # as it is typed
 class RewardModelOptions:
     """A reward model: options of a command, see `grouped`."""
 
-    prm: Prm = None
-    orm: Orm = None
-    reward_kind: RewardKind = None
-    reward_preset: RewardPreset = None
-    reward_head: RewardHead = None
-    reward_tag: RewardTag = None
-    reward_labels: RewardLabels = None
-    aggregate: Aggregate = AGGREGATION
+    prm: Path | None = _option(None, help="Process reward model: a GGUF file that rates every step.")
+    orm: Path | None = _option(None, help="Outcome reward model: a GGUF file that rates whole texts.")
+    reward_kind: Kind | None = _option(
+        None,
+        help="How the reward model gives its verdict; default: found in the files. "
+        + " ".join(f"{name}: {about}." for name, about in KINDS.items()),
+    )
+    reward_preset: str | None = _option(
+        None, help=f"Format of the reward model's input: {', '.join(PRESETS)}; default: by the model's name."
+    )
+    reward_head: list[Path] | None = _option(
+        None,
+        help="With --prm or --orm: weights of its head, .gguf (from tilebeam reward-head), .npz or .npy; default: "
+        "MODEL.head.*. Without them: a head on the model's own hidden states, from tilebeam reward train; repeat for "
+        "several models.",
+    )
+    reward_tag: str | None = _option(None, help="What ends every step, where the verdict is read (\\n allowed).")
+    reward_labels: str | None = _option(None, help="The good and the bad label token, as in '+,-' (kind token).")
+    aggregate: Aggregation = _option(AGGREGATION, help="How the scores of a text's steps become one.")
 
     def read(self) -> RewardSpec | None:
         """Return the reward model that they describe, None if they name none.
@@ -131,16 +109,16 @@ def _labels(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def open_scorer(spec: RewardSpec, lm: LM | None = None, **options: Any) -> Iterator[RewardModel | OwnReward]:
-    """Load the reward model, print what was loaded, and close it afterwards.
+def open_scorer(spec: RewardSpec, lm: LM, **options: Any) -> Iterator[RewardModel | OwnReward]:
+    """Load the reward model beside a generator, print what was loaded, and close it afterwards.
 
     Args:
         spec: which.
-        lm: the generator; None: there is only the reward model.
+        lm: the generator.
         options: further arguments of `tilebeam.load_reward_model`.
     """
     with console.loading(str(spec.path or spec.head)):
-        scorer = spec.load(**options) if lm is None else spec.open(lm, **options)
+        scorer = spec.open(lm, **options)
     with scorer:
         console.err().print(console.about_reward(scorer), style="dim", highlight=False)
         yield scorer

@@ -22,6 +22,7 @@ from tilebeam.cli.options import (
     SpeculationOptions,
     UnsafeCode,
     grouped,
+    option,
     tell_thoughtless,
 )
 from tilebeam.cli.read_prompts import wrap
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
     from tilebeam.scoring.scorers import Scorer
     from tilebeam.search.contract import SearchResult
 
-_judge = partial(typer.Option, rich_help_panel="Judge")
-_steps = partial(typer.Option, rich_help_panel="Steps")
+_judge = partial(option, rich_help_panel="Judge")
+_steps = partial(option, rich_help_panel="Steps")
 
 # --- options ----------------------------------------------------------------------------------------------------------
 
@@ -66,35 +67,25 @@ class SearchOptions:
     prompts: PromptOptions
     drawing: SamplingOptions
     reward: RewardModelOptions
-    budget: Annotated[int, typer.Option("-N", "--n-samples", "--budget", min=1, help="Candidates per prompt.")] = BUDGET
+    budget: int = option(BUDGET, "-N", "--n-samples", "--budget", min=1, help="Candidates per prompt.")
     to_file: batch.BatchOptions
     json_: Json = False
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Also show all candidates, or the tree of steps, on stderr.")
-    ] = False
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Also write a page to this file: answer, votes, tree of steps, candidates."),
-    ] = None
+    verbose: bool = option(False, "-v", "--verbose", help="Also show all candidates, or the tree of steps, on stderr.")
+    html: Path | None = option(None, help="Also write a page to this file: answer, votes, tree of steps, candidates.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
     """A model that is asked what it thinks of candidates."""
 
-    judge_model: Annotated[Path | None, _judge("--judge-model", help="GGUF file; default: the model itself.")] = None
-    judge_template: Annotated[
-        Path | None,
-        _judge(
-            "--judge-template", help="File with its question, holding {answer}, and {prompt}, {low}, {high} as wanted."
-        ),
-    ] = None
-    judge_verdict: Annotated[
-        Verdict, _judge("--judge-verdict", help="The probability of Yes against No, or a number it writes.")
-    ] = VERDICT
-    judge_chat: Annotated[
-        bool | None, _judge("--judge-chat/--no-judge-chat", help="Use its chat template; default: if it has one.")
-    ] = None
+    judge_model: Path | None = _judge(None, help="GGUF file; default: the model itself.")
+    judge_template: Path | None = _judge(
+        None, help="File with its question, holding {answer}, and {prompt}, {low}, {high} as wanted."
+    )
+    judge_verdict: Verdict = _judge(VERDICT, help="The probability of Yes against No, or a number it writes.")
+    judge_chat: bool | None = _judge(
+        None, "--judge-chat/--no-judge-chat", help="Use its chat template; default: if it has one."
+    )
 
     def check(self, wanted: bool) -> None:
         """Raise `TilebeamError` if something is said of a judge that nobody asks, or cannot be read."""
@@ -127,19 +118,14 @@ def _check_step_stop(step_stop: str, rates: RewardSpec | None) -> None:
 class BeamOptions:
     """Options of searches by steps, which keep beams."""
 
-    beam_width: Annotated[int, _steps("--beam-width", min=1, help="M, continuations of each survivor.")] = BEAM_WIDTH
-    max_steps: Annotated[
-        int, _steps("--max-steps", min=1, help="Most rounds; texts that have not ended by then are cut.")
-    ] = MAX_STEPS
+    beam_width: int = _steps(BEAM_WIDTH, min=1, help="M, continuations of each survivor.")
+    max_steps: int = _steps(MAX_STEPS, min=1, help="Most rounds; texts that have not ended by then are cut.")
     step_stop: StepStop = STEP_STOP_TEXT
-    max_step_tokens: Annotated[
-        int,
-        _steps(
-            "--max-step-tokens",
-            min=1,
-            help="Most tokens of a step; a longer one is rated as it is and continued in the next round.",
-        ),
-    ] = MAX_STEP_TOKENS
+    max_step_tokens: int = _steps(
+        MAX_STEP_TOKENS,
+        min=1,
+        help="Most tokens of a step; a longer one is rated as it is and continued in the next round.",
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of the algorithms."""
@@ -170,23 +156,18 @@ Extract = Annotated[
 def best_of_n(
     options: SearchOptions,
     whole: WholeOptions,
-    scorer: Annotated[
-        ScorerName | None,
-        typer.Option(
-            "--scorer",
-            metavar="NAME",
-            help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
-            "own mean log-probability; logprob-sum: of the whole text; self-certainty: how sure the model was of its "
-            "tokens; tail-entropy: of the last 64; p-true: how probable it finds that the answer is right, by one "
-            "question read behind each; majority: the share of candidates with the same answer; examples: the share of "
-            "the examples in the docstring of the Python function that is asked for which the program passes; "
-            "behavior: the same, then how many programs give the same values; judge: a model is asked. Instead of a "
-            "scorer: --prm, --orm or --reward-head.",
-        ),
-    ] = None,
-    extract: Annotated[
-        str | None, typer.Option("--extract", help="For --scorer majority: see tilebeam vote.", show_default=EXTRACTOR)
-    ] = None,
+    scorer: ScorerName | None = option(
+        None,
+        metavar="NAME",
+        help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
+        "own mean log-probability; logprob-sum: of the whole text; self-certainty: how sure the model was of its "
+        "tokens; tail-entropy: of the last 64; p-true: how probable it finds that the answer is right, by one "
+        "question read behind each; majority: the share of candidates with the same answer; examples: the share of "
+        "the examples in the docstring of the Python function that is asked for which the program passes; "
+        "behavior: the same, then how many programs give the same values; judge: a model is asked. Instead of a "
+        "scorer: --prm, --orm or --reward-head.",
+    ),
+    extract: str | None = option(None, help="For --scorer majority: see tilebeam vote.", show_default=EXTRACTOR),
     unsafe_code: UnsafeCode = False,
 ) -> None:
     """Draw N candidates for each prompt, rate them, choose the best.
@@ -226,30 +207,21 @@ def vote(
     options: SearchOptions,
     whole: WholeOptions,
     extract: Extract = EXTRACTOR,
-    weighting: Annotated[
-        Literal[Weighting, "judge"] | None,
-        typer.Option(
-            "--weighting",
-            help="plain: one vote each; logprob: by the model's mean probability per token; reward: by --prm, --orm or "
-            "--reward-head (default with one of them); judge: by what a judge says; softmax, borda: by how a candidate "
-            "is rated among the others, or by its rank, under the reward model or --scorer.",
-        ),
-    ] = None,
-    scorer: Annotated[
-        VoteScorer | None,
-        typer.Option(
-            "--scorer", help="For --weighting softmax and borda: see tilebeam best-of-n.", show_default="logprob"
-        ),
-    ] = None,
-    sharpness: Annotated[
-        float | None,
-        typer.Option(
-            "--sharpness",
-            min=0,
-            help="For --weighting softmax and borda: how much good ratings count, 0: not at all.",
-            show_default="0.5 and 1",
-        ),
-    ] = None,
+    weighting: Literal[Weighting, "judge"] | None = option(
+        None,
+        help="plain: one vote each; logprob: by the model's mean probability per token; reward: by --prm, --orm or "
+        "--reward-head (default with one of them); judge: by what a judge says; softmax, borda: by how a candidate "
+        "is rated among the others, or by its rank, under the reward model or --scorer.",
+    ),
+    scorer: VoteScorer | None = option(
+        None, help="For --weighting softmax and borda: see tilebeam best-of-n.", show_default="logprob"
+    ),
+    sharpness: float | None = option(
+        None,
+        min=0,
+        help="For --weighting softmax and borda: how much good ratings count, 0: not at all.",
+        show_default="0.5 and 1",
+    ),
     programs: Programs = False,
     unsafe_code: UnsafeCode = False,
 ) -> None:
@@ -308,16 +280,12 @@ def adaptive(
     options: SearchOptions,
     step_stop: StepStop = STEP_STOP_TEXT,
     extract: Extract = EXTRACTOR,
-    confidence: Annotated[
-        float,
-        typer.Option("--confidence", min=0.5, max=1.0, help="Stop when the leader stays ahead with this probability."),
-    ] = CONFIDENCE,
-    weighting: Annotated[
-        Weighting | None,
-        typer.Option(
-            "--weighting", help="As of tilebeam vote; reward with --prm, --orm or --reward-head.", show_default="plain"
-        ),
-    ] = None,
+    confidence: float = option(
+        CONFIDENCE, min=0.5, max=1.0, help="Stop when the leader stays ahead with this probability."
+    ),
+    weighting: Weighting | None = option(
+        None, help="As of tilebeam vote; reward with --prm, --orm or --reward-head.", show_default="plain"
+    ),
     programs: Programs = False,
     unsafe_code: UnsafeCode = False,
 ) -> None:
@@ -339,14 +307,10 @@ def tir(
     options: SearchOptions,
     judge: WholeOptions,
     extract: Extract = "gsm8k",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Programs of a candidate at most.")] = ROUNDS,
-    example: Annotated[
-        bool,
-        typer.Option(
-            "--example/--no-example",
-            help="Show the model one worked example: more candidates write a program.",
-        ),
-    ] = True,
+    rounds: int = option(ROUNDS, min=1, help="Programs of a candidate at most."),
+    example: bool = option(
+        True, "--example/--no-example", help="Show the model one worked example: more candidates write a program."
+    ),
     unsafe_code: UnsafeCode = False,
 ) -> None:
     """Reason with tools: candidates write Python programs, which are run; they go on behind the real output, and their

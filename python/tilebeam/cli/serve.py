@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tilebeam.cli import console
 from tilebeam.cli.options import (
@@ -27,6 +25,7 @@ from tilebeam.cli.options import (
     grouped,
     model_option,
     named_file,
+    option,
     tell_thoughtless,
 )
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
@@ -45,10 +44,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tilebeam.server")
 
-_limit = partial(typer.Option, rich_help_panel="Queue and limits")
-_access = partial(typer.Option, rich_help_panel="Who may ask")
-_logs = partial(typer.Option, rich_help_panel="Logs")
-_cluster = partial(typer.Option, rich_help_panel="Several machines")
+_limit = partial(option, rich_help_panel="Queue and limits")
+_access = partial(option, rich_help_panel="Who may ask")
+_logs = partial(option, rich_help_panel="Logs")
+_cluster = partial(option, rich_help_panel="Several machines")
 _KEY_VARIABLE = "TILEBEAM_API_KEY"
 _CTX_SIZE = 8192  # conversations of several clients share the cells: more than for one program's own calls
 
@@ -60,17 +59,17 @@ class ModelsOptions:
     model: NamedModels
     lora: LoraOptions
     speculation: SpeculationOptions
-    alias: Annotated[
-        str | None,
-        typer.Option(
-            "-a", "--alias", help="Names of a single model in requests, comma separated; default: NAME, or FILE's name."
-        ),
-    ] = None
+    alias: str | None = option(
+        None,
+        "-a",
+        "--alias",
+        help="Names of a single model in requests, comma separated; default: NAME, or FILE's name.",
+    )
     run: RunOptions
     ctx_size: CtxSize = _CTX_SIZE
     parallel: Sequences = LoadOptions.n_seq_max
-    batch_size: Annotated[int, model_option("-b", "--batch-size", min=1, help="Most tokens per llama_decode.")] = (
-        LoadOptions.n_batch
+    batch_size: int = model_option(
+        LoadOptions.n_batch, "-b", "--batch-size", min=1, help="Most tokens per llama_decode."
     )
 
     def named(self) -> list[tuple[tuple[str, ...], str]]:
@@ -107,35 +106,25 @@ class ModelsOptions:
 class AddressOptions:
     """The address that the server listens on."""
 
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every one.")] = Settings.host
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = Settings.port
+    host: str = option(Settings.host, help="Address to listen on; 0.0.0.0 is every one.")
+    port: int = option(Settings.port, min=0, max=65535, help="0 lets the system choose.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
     """Options of chats: their prompts, and the messages that texts become."""
 
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            "--chat-template",
-            help="A Jinja template, or the name of one of llama.cpp's (chatml, llama3 ..); default: the model's.",
-        ),
-    ] = None
-    chat_template_kwargs: Annotated[
-        str,
-        typer.Option(
-            "--chat-template-kwargs",
-            help="Variables of the chat template, as JSON: '{\"enable_thinking\": false}'. A request's own come first.",
-        ),
-    ] = "{}"
-    reasoning_format: Annotated[
-        ReasoningFormat,
-        typer.Option(
-            "--reasoning-format",
-            help="Thoughts of chats: apart from the text, in reasoning_content (deepseek, which auto is), or none.",
-        ),
-    ] = Settings.reasoning_format
+    chat_template: str | None = option(
+        None, help="A Jinja template, or the name of one of llama.cpp's (chatml, llama3 ..); default: the model's."
+    )
+    chat_template_kwargs: str = option(
+        "{}",
+        help="Variables of the chat template, as JSON: '{\"enable_thinking\": false}'. A request's own come first.",
+    )
+    reasoning_format: ReasoningFormat = option(
+        Settings.reasoning_format,
+        help="Thoughts of chats: apart from the text, in reasoning_content (deepseek, which auto is), or none.",
+    )
 
     def settings(self) -> dict[str, Any]:
         """Give their fields of `Settings`.
@@ -155,24 +144,16 @@ class ChatOptions:
 class CacheOptions:
     """Options of the KV cells that are kept."""
 
-    cache_prompt: Annotated[
-        bool,
-        typer.Option(
-            "--cache-prompt/--no-cache-prompt",
-            help="Keep the KV cells of finished requests while there is room: a conversation's next turn reads only "
-            "what is new.",
-        ),
-    ] = True
-    state_dir: Annotated[
-        Path | None,
-        model_option(
-            "--state-dir",
-            help="Folder that keeps KV cells of finished requests while the server is down or a model is unloaded.",
-        ),
-    ] = None
-    state_limit: Annotated[
-        str, model_option("--state-limit", help="Size of its files; those used longest ago are deleted.")
-    ] = "4GiB"
+    cache_prompt: bool = option(
+        True,
+        "--cache-prompt/--no-cache-prompt",
+        help="Keep the KV cells of finished requests while there is room: a conversation's next turn reads only "
+        "what is new.",
+    )
+    state_dir: Path | None = model_option(
+        None, help="Folder that keeps KV cells of finished requests while the server is down or a model is unloaded."
+    )
+    state_limit: str = model_option("4GiB", help="Size of its files; those used longest ago are deleted.")
 
     def states(self) -> States | None:
         """Say where KV cells outlast the server.
@@ -201,39 +182,32 @@ class CacheOptions:
 class LimitOptions:
     """Limits of the server, and how long it waits."""
 
-    models_max: Annotated[
-        int | None,
-        _limit(
-            "--models-max", min=1, help="Models loaded at the same time: the one idle longest makes room; default: all."
-        ),
-    ] = Settings.models_max
-    idle_seconds: Annotated[
-        float,
-        _limit(
-            "--idle-unload",
-            min=0,
-            metavar="SECONDS",
-            help="Unload a model after so long without requests; the next one loads it again. 0: never.",
-        ),
-    ] = 0.0
-    max_waiting: Annotated[int, _limit("--max-queue", min=0, help="Samples that may wait for a slot; then 429.")] = (
-        Settings.max_waiting
+    models_max: int | None = _limit(
+        Settings.models_max,
+        min=1,
+        help="Models loaded at the same time: the one idle longest makes room; default: all.",
     )
-    max_samples: Annotated[int, _limit("--max-samples", min=1, help="Samples of one request.")] = Settings.max_samples
-    max_searches: Annotated[int, _limit("--max-searches", min=1, help="Searches at the same time.")] = (
-        Settings.max_searches
+    idle_seconds: float = _limit(
+        0.0,
+        "--idle-unload",
+        min=0,
+        metavar="SECONDS",
+        help="Unload a model after so long without requests; the next one loads it again. 0: never.",
     )
-    programs: Annotated[
-        bool,
-        _limit(
-            "--programs",
-            help='Let searches run Python programs that the model writes, confined: method tir, "programs": true.',
-        ),
-    ] = Settings.programs
-    max_body: Annotated[int, _limit("--max-body", min=1, help="Bytes of a request's body.")] = Settings.max_body
-    shutdown_seconds: Annotated[
-        float, _limit("--shutdown-timeout", min=0, help="Seconds that running requests have to finish.")
-    ] = Settings.shutdown_seconds
+    max_waiting: int = _limit(
+        Settings.max_waiting, "--max-queue", min=0, help="Samples that may wait for a slot; then 429."
+    )
+    max_samples: int = _limit(Settings.max_samples, min=1, help="Samples of one request.")
+    max_searches: int = _limit(Settings.max_searches, min=1, help="Searches at the same time.")
+    programs: bool = _limit(
+        Settings.programs,
+        "--programs",
+        help='Let searches run Python programs that the model writes, confined: method tir, "programs": true.',
+    )
+    max_body: int = _limit(Settings.max_body, min=1, help="Bytes of a request's body.")
+    shutdown_seconds: float = _limit(
+        Settings.shutdown_seconds, "--shutdown-timeout", min=0, help="Seconds that running requests have to finish."
+    )
 
     def settings(self) -> dict[str, Any]:
         """Give their fields of `Settings`."""
@@ -244,18 +218,13 @@ class LimitOptions:
 class AccessOptions:
     """Whose requests are answered."""
 
-    api_key: Annotated[
-        list[str] | None,
-        _access(
-            "--api-key",
-            help=f"Requests must bring one of these keys; repeatable. Also from {_KEY_VARIABLE}, which other users of "
-            "the machine do not see.",
-        ),
-    ] = None
-    api_key_file: Annotated[Path | None, _access("--api-key-file", help="A file with a key on each line.")] = None
-    cors_origin: Annotated[
-        list[str] | None, _access("--cors-origin", help="A web page's origin that may ask from a browser; repeatable.")
-    ] = None
+    api_key: list[str] | None = _access(
+        None,
+        help=f"Requests must bring one of these keys; repeatable. Also from {_KEY_VARIABLE}, which other users of "
+        "the machine do not see.",
+    )
+    api_key_file: Path | None = _access(None, help="A file with a key on each line.")
+    cors_origin: list[str] | None = _access(None, help="A web page's origin that may ask from a browser; repeatable.")
 
     def settings(self) -> dict[str, Any]:
         """Give their fields of `Settings`.
@@ -280,12 +249,13 @@ class AccessOptions:
 class DefaultOptions:
     """Defaults of requests that do not say how texts are drawn."""
 
-    n_predict: Annotated[
-        int | None,
-        drawing_option(
-            "-n", "--n-predict", min=1, help="max_tokens of chats that do not say; default: until the context is full."
-        ),
-    ] = None
+    n_predict: int | None = drawing_option(
+        None,
+        "-n",
+        "--n-predict",
+        min=1,
+        help="max_tokens of chats that do not say; default: until the context is full.",
+    )
     drawing: TokenOptions
     thoughts: BudgetOptions
 
@@ -299,24 +269,19 @@ class DefaultOptions:
 class ClusterOptions:
     """Processes on a Ray cluster."""
 
-    ray: Annotated[
-        str | None,
-        _cluster(
-            "--ray", help="Serve from processes on the Ray cluster at this address; auto: the one this machine is in."
-        ),
-    ] = None
-    replicas: Annotated[int | None, _cluster("--replicas", min=1, help="Processes on it, each with the models.")] = None
+    ray: str | None = _cluster(
+        None, help="Serve from processes on the Ray cluster at this address; auto: the one this machine is in."
+    )
+    replicas: int | None = _cluster(None, min=1, help="Processes on it, each with the models.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
     """What the server writes to stderr while it runs."""
 
-    log_format: Annotated[
-        LogFormat, _logs("--log-format", help="A line for each request, as text or as a JSON object.")
-    ] = "text"
-    quiet: Annotated[bool, _logs("-q", "--quiet", help="Log warnings and errors only.")] = False
-    verbose: Annotated[bool, _logs("-v", "--verbose", help="Log requests of /health and /metrics, too.")] = False
+    log_format: LogFormat = _logs("text", help="A line for each request, as text or as a JSON object.")
+    quiet: bool = _logs(False, "-q", "--quiet", help="Log warnings and errors only.")
+    verbose: bool = _logs(False, "-v", "--verbose", help="Log requests of /health and /metrics, too.")
 
     @property
     def level(self) -> int:

@@ -25,7 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.request import Request, Sample
@@ -133,25 +133,6 @@ class Call:
         self._reported[sample] = len(sample.tokens), stable
 
 
-@dataclass(frozen=True)
-class Line:
-    """Who wants an engine.
-
-    Attributes:
-        queued: calls whose samples wait for the next step.
-        active: calls in the engine.
-        readers: threads that wait for it.
-        taken: a thread has it.
-        background: a worker thread steps for calls that no thread waits for.
-    """
-
-    queued: int
-    active: int
-    readers: int
-    taken: bool
-    background: bool
-
-
 _CLOSED = -1  # owner of the engine of a closed model
 
 
@@ -174,7 +155,6 @@ class Dispatcher:
     def __init__(self, engine: Engine) -> None:
         self.log: list[tuple[int, str]] = []  # llama.cpp's lines of the step under way
         self._engine = engine
-        self._adapters = engine.adapters  # of the load
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread that has the engine
         self._queue: deque[Call] = deque()
@@ -274,27 +254,17 @@ class Dispatcher:
         with self._lock:
             self._command(lambda: self._engine.kv.set_caching(on))
 
-    def line(self) -> Line:
-        """Return who wants the engine now, without taking the lock."""
-        active, worker = len(self._active), self._worker is not None
-        return Line(len(self._queue), active, len(self._readers), self._owner is not None, worker)
-
     # --- exclusive use ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def exclusive(self, adapters: tuple[float, ...] | None = None) -> Iterator[Turn]:
+    def exclusive(self) -> Iterator[Turn]:
         """Hold the engine, between two steps, for this thread only. Reentrant; an inner turn is never over.
 
-        Args:
-            adapters: scales of the LoRA adapters to compute with; None: those of the load.
-
         Raises:
-            TilebeamError: closed, or the engine failed before, or this thread has it with other adapters.
+            TilebeamError: closed, or the engine failed before.
         """
         me = threading.get_ident()
         if self._owner == me:
-            if adapters not in (None, self._engine.adapters):
-                raise TilebeamError("This thread is using the model with other LoRA adapters.")
             yield Turn(lambda: False)
             return
         with self._lock:
@@ -312,7 +282,7 @@ class Dispatcher:
             self._run_commands()
         try:
             with log_router().capture() as self.log:
-                self._engine.lend(self._adapters if adapters is None else adapters)
+                self._engine.lend()
                 yield turn
         finally:
             with self._lock:

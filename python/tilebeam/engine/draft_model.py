@@ -1,6 +1,5 @@
-"""A small model of the same vocabulary, or a part of it, that guesses for a large one: its likeliest token, one after
-the other, for many samples in one batch. Each sample has a sequence in the small model's own KV cache, forked where
-texts begin alike."""
+"""A small model of the same vocabulary that guesses for a large one: its likeliest token, one after the other, for many
+samples in one batch. Each sample has a sequence in the small model's own KV cache, forked where texts begin alike."""
 
 from __future__ import annotations
 
@@ -8,14 +7,13 @@ import math
 import time
 from collections.abc import Sequence
 
-from tilebeam.engine.draft_vocabulary import DraftVocabulary
 from tilebeam.engine.drafter import MOST
 from tilebeam.engine.kv_cache import Limits, PrefixCache, common_prefix
 from tilebeam.engine.kv_cache import Sequence as CachedSequence
 from tilebeam.engine.request import Sample
 from tilebeam.engine.sampler import NORM, BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import BatchPiece, Context
+from tilebeam.native.llama import BatchPiece, Context, Vocab
 from tilebeam.sampling_params import SamplingParams
 
 _AT_ONCE = 32  # tokens: what a sample lacks by more is a prompt
@@ -36,12 +34,13 @@ class DraftModel:
         target: of the model that it guesses for.
 
     Raises:
-        TilebeamError: the draft model has tokens that the model does not have, or its cache cannot go back to an
-            earlier token.
+        TilebeamError: the draft model has another vocabulary, or its cache cannot go back to an earlier token.
     """
 
     def __init__(self, context: Context, target: Context) -> None:
-        self.vocabulary = DraftVocabulary(context.model.vocab, target.model.vocab)
+        own = context.model.vocab
+        _check_vocabularies(own, target.model.vocab)
+        self._known = own.size if own.size < target.model.vocab.size else None
         self.context = context
         self.kv = PrefixCache(context, Limits.of(context, context.n_seq_max))
         if reason := self.kv.uncuttable():
@@ -78,7 +77,9 @@ class DraftModel:
         """Return a sample's sequence, cut back to what its text still has, and the tokens it lacks, at least one; None
         where `room` cells are too few for it, or its text will be too short to pay for reading the prompt. A prompt is
         decoded at once: its other samples fork from it."""
-        text = self.vocabulary.read(sample.target())
+        text = sample.target()
+        if self._known is not None:
+            text = [token for token in text if token < self._known]
         if not text:
             return None
         seq = self._sequences.get(sample)
@@ -174,5 +175,17 @@ class Drafting:
         for i, (token, _) in zip(active, drawn, strict=True):
             self._spans[i] = self._spans[i][0], [token]
         signs = [min(_SIGNS - 1, int(p * _SIGNS)) for _, p in drawn]
-        written = self._model.vocabulary.written
-        return [(written(token), sign, (sign + 0.5) / _SIGNS) for (token, _), sign in zip(drawn, signs, strict=True)]
+        return [(token, sign, (sign + 0.5) / _SIGNS) for (token, _), sign in zip(drawn, signs, strict=True)]
+
+
+def _check_vocabularies(ours: Vocab, theirs: Vocab) -> None:
+    """Raise TilebeamError where the draft model has other tokens, as far as the shorter vocabulary goes.
+
+    Some models pad their matrices behind the last token.
+    """
+    for token in range(min(ours.size, theirs.size)):
+        if ours.entry(token) != theirs.entry(token):
+            raise TilebeamError(
+                f"The draft model has another vocabulary than the model: token {token} is "
+                f"{ours.spelling(token)!r} there and {theirs.spelling(token)!r} here."
+            )

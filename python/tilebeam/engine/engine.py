@@ -41,7 +41,6 @@ class Engine:
         n_ids: sequences that the context tells apart, at least n_slots; one more lets a prompt be pinned for samples
             that find no slot yet.
         on_failure: makes the exception for a failed llama_decode, given its return code.
-        adapters: scales of the LoRA adapters that are in force in the context.
         threads: that draw tokens.
         snapshot_bytes: that states at earlier tokens may have, of a model that needs them.
 
@@ -57,7 +56,6 @@ class Engine:
         n_slots: int,
         n_ids: int,
         on_failure: Callable[[int], TilebeamError],
-        adapters: tuple[float, ...] = (),
         threads: int = 1,
         snapshot_bytes: int = 0,
     ) -> None:
@@ -65,7 +63,6 @@ class Engine:
         self.context = context
         self.vocab = model.vocab
         self.kv = PrefixCache(context, Limits.of(context, n_ids, snapshot_bytes))
-        self.kv.adapters = adapters
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context, threads)
         self.hidden = HiddenStates(context)
@@ -90,21 +87,18 @@ class Engine:
 
     @property
     def recovers(self) -> bool:
-        """See `Lane`: steps decode what had cells before."""
-        return self.scheduler.lanes.current.recovers
+        """Return whether steps decode what had cells before; see `Scheduler.recovers`."""
+        return self.scheduler.recovers
 
     def running(self, progress: Progress) -> int:
         """Count the samples of one call that hold a slot now."""
-        return sum(s.request.progress is progress for lane in self.scheduler.lanes.all for s in lane.running)
+        return sum(s.request.progress is progress for s in self.scheduler.running)
 
     def figures(self) -> EngineFigures:
         """Return the state by now; any thread may look."""
         scheduler, cells = self.scheduler, self.kv.limits.n_cells
-        running = len(scheduler.running)
-        waiting = sum(len(lane.queue) + len(lane.running) for lane in scheduler.lanes.all) - running
-        return EngineFigures(
-            running, max(0, waiting), scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches)
-        )
+        running, waiting = len(scheduler.running), len(scheduler.queue)
+        return EngineFigures(running, waiting, scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches))
 
     def cancel(self, request: Request) -> None:
         """End what is not finished of a request as "aborted", and free its cells."""
@@ -138,62 +132,14 @@ class Engine:
         """Why this model's samples cannot be drafted; None: they can."""
         return self.kv.uncuttable(last_batch=True)
 
-    @property
-    def adapters(self) -> tuple[float, ...]:
-        """Scales of the LoRA adapters that it computes with."""
-        return self.kv.adapters
-
-    def lend(self, scales: tuple[float, ...]) -> None:
-        """Let somebody else use context and cells until the next step, with these scales.
-
-        Raises:
-            TilebeamError: llama.cpp does not take them.
-        """
+    def lend(self) -> None:
+        """Let somebody else use context and cells until the next step."""
         self._steady = None  # the batch arrays are used, too
-        self._adapt(scales)
-
-    def _adapt(self, scales: tuple[float, ...]) -> None:
-        """Compute with these scales from now on."""
-        if scales == self.kv.adapters:
-            return
-        self._steady = None
-        if not self.context.adapt(scales):
-            raise TilebeamError(f"llama.cpp does not take the scales {list(scales)} for the LoRA adapters.")
-        self.kv.adapters = scales
 
     def fail(self, code: int) -> NoReturn:
         """Raise why llama_decode failed for good, now and on every later use."""
         self.broken = self._on_failure(code)
         raise self.broken
-
-    def check(self, *, reading: bool = False) -> None:
-        """Raise `TilebeamError` if cells are lost, or those of a sample are not its text's. A test may ask between two
-        steps or while a batch is decoded.
-
-        Args:
-            reading: a reader has sequences of its own.
-        """
-        self.kv.check()
-        lanes = self.scheduler.lanes.all
-        samples = [s for lane in lanes for s in (*lane.running, *lane.queue)]
-        pinned = {id(s.request): s.request.pinned for s in samples}.values()
-        held = [seq for seq in (*(s.kv for s in samples), *pinned) if seq is not None]
-        owned = {seq.id for seq in held}
-        lost = [seq for seq in self.kv.live if seq.id not in owned and not self.kv.is_cached(seq)]
-        if not all(seq in self.kv.live for seq in held) or (lost and not reading):
-            raise TilebeamError(f"{len(held)} sequences are held, {len(self.kv.live)} are open, {len(lost)} are lost.")
-        for lane in lanes:
-            if len(lane.running) > self.scheduler.n_slots:
-                raise TilebeamError(f"{len(lane.running)} samples run in {self.scheduler.n_slots} slots.")
-            if any(s.request.adapters != lane.adapters for s in (*lane.running, *lane.queue)):
-                raise TilebeamError("A sample waits in a lane of other adapters.")
-        for s in samples:
-            if s.finish is not None or (s.kv is not None and s.kv.adapters != s.request.adapters):
-                raise TilebeamError(f"Sample {s.index} has ended ({s.finish}), or cells of other adapters.")
-            if s.kv is not None:
-                text, drafts = s.target(), self.scheduler.drafter is not None
-                if s.kv.tokens[: len(text)] != text[: len(s.kv)] or (len(s.kv) > len(text) and not drafts):
-                    raise TilebeamError(f"Sample {s.index} has cells of other tokens than its text's.")
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
@@ -205,7 +151,6 @@ class Engine:
         """
         if self.broken:
             raise self.broken
-        self._adapt(self.scheduler.lanes.turn().adapters)
         began, self._planned = time.perf_counter(), 0.0
         with observed(self.observer, "step"):
             plan = self._decode()

@@ -78,11 +78,6 @@ class HiddenStates:
             array[place] = 0
         return place
 
-    @property
-    def held(self) -> int:
-        """Places in use."""
-        return len(self._count) - len(set(self._free))
-
     def state(self, place: int, *, ended: bool = False) -> TextState:
         """Return a sample's state by now.
 

@@ -64,18 +64,16 @@ class Memory(Protocol):
 
 
 class Sequence:
-    """Tokens that have cells, under one llama.cpp sequence id, made with one set of adapters. Made by `KvCache`
-    only.
+    """Tokens that have cells, under one llama.cpp sequence id. Made by `KvCache` only.
 
     ``marks``: lengths at which a batch that reads it is to end, rising; see `PrefixCache.reached`.
     ``snapshots``: by their lengths.
     """
 
-    __slots__ = ("adapters", "cells", "id", "marks", "snapshots", "tokens")
+    __slots__ = ("cells", "id", "marks", "snapshots", "tokens")
 
-    def __init__(self, id: int, adapters: tuple[float, ...]) -> None:
+    def __init__(self, id: int) -> None:
         self.id = id
-        self.adapters = adapters
         self.tokens: list[int] = []
         self.cells: list[int] = []
         self.marks: list[int] = []
@@ -121,13 +119,11 @@ class KvCache:
         limits: of it.
 
     Attributes:
-        adapters: the scales of adapters that the model computes with now: cells made with others do not fit.
         snapshots: of all sequences.
     """
 
     def __init__(self, memory: Memory, limits: Limits) -> None:
         self.limits = limits
-        self.adapters: tuple[float, ...] = ()
         self.snapshots = Snapshots(limits.snapshot_bytes)
         self._memory = memory
         self._owners: npt.NDArray[np.int32] = np.zeros(limits.n_cells, np.int32)
@@ -154,7 +150,7 @@ class KvCache:
         """Open a new, empty sequence."""
         if not self._free_ids:
             raise TilebeamError(f"All {self.limits.n_ids} sequences are in use.")
-        seq = Sequence(self._free_ids.pop(), self.adapters)
+        seq = Sequence(self._free_ids.pop())
         self._live[seq.id] = seq
         return seq
 
@@ -284,27 +280,6 @@ class KvCache:
             self.close(seq)
         self._memory.clear()
 
-    def check(self) -> None:
-        """Raise `TilebeamError` if the counts do not add up: a cell or an id is lost, or counted wrong."""
-        owners = np.zeros_like(self._owners)
-        for seq in self.live:
-            if not len(set(seq.cells)) == len(seq.cells) == len(seq.tokens):
-                raise TilebeamError(f"Sequence {seq.id} has {len(seq.tokens)} tokens in {len(set(seq.cells))} cells.")
-            owners[seq.cells] += 1
-        for cell in np.flatnonzero(owners != self._owners).tolist():
-            raise TilebeamError(f"Cell {cell} has {owners[cell]} owners, and {self._owners[cell]} are counted.")
-        if sorted(self._free_cells) != np.flatnonzero(owners == 0).tolist():
-            raise TilebeamError(f"{len(self._free_cells)} cells are free, {(owners == 0).sum()} without an owner.")
-        if sorted([*self._live, *self._free_ids]) != list(range(self.limits.n_ids)):
-            raise TilebeamError(f"Of {self.limits.n_ids} ids {len(self._live)} are used, {len(self._free_ids)} free.")
-        held = {s for seq in self.live for n, s in seq.snapshots.items() if n == s.length <= len(seq)}
-        if sum(len(seq.snapshots) for seq in self.live) != sum(len(s.holders) for s in held):
-            raise TilebeamError("Snapshots are held by sequences that are closed, or too short.")
-        if len(held) != len(self.snapshots) or not (
-            sum(s.state.nbytes for s in held) == self.snapshots.bytes <= self.limits.snapshot_bytes
-        ):
-            raise TilebeamError(f"{len(self.snapshots)} snapshots have {self.snapshots.bytes} bytes, {len(held)} held.")
-
     def _no_room(self, count: int) -> TilebeamError:
         return TilebeamError(f"No room for {count} tokens: {self.free} of {self.limits.n_cells} KV cells are free.")
 
@@ -341,21 +316,10 @@ class PrefixCache(KvCache):
         else:
             self.close(seq)
 
-    def check(self) -> None:
-        """Raise `TilebeamError` if the counts do not add up, or a cached sequence has no cells."""
-        super().check()
-        for seq in self._cached.values():
-            if self._live.get(seq.id) is not seq:
-                raise TilebeamError(f"Sequence {seq.id} is cached, but closed.")
-
-    def is_cached(self, seq: Sequence) -> bool:
-        """Return whether a sequence stays for later ones, and nobody goes on with it."""
-        return seq.id in self._cached
-
     @property
     def cached(self) -> list[Sequence]:
-        """The sequences that stay and fit the adapters in force; the least recently used first."""
-        return [seq for seq in self._cached.values() if seq.adapters == self.adapters]
+        """The sequences that stay; the least recently used first."""
+        return list(self._cached.values())
 
     def evict(self, spare: Sequence | None = None) -> bool:
         """Close the least recently used of the cached sequences other than `spare`. False: nothing to evict."""
@@ -366,12 +330,9 @@ class PrefixCache(KvCache):
         return False
 
     def longest_prefix(self, target: list[int], limit: int) -> tuple[Sequence | None, int]:
-        """Find the sequence, cached or in use, that shares most of `target`, and how many tokens: at most `limit`.
-        Those that were made with other adapters do not count."""
+        """Find the sequence, cached or in use, that shares most of `target`, and how many tokens: at most `limit`."""
         best: tuple[Sequence | None, int] = (None, 0)
         for seq in self._live.values():
-            if seq.adapters != self.adapters:
-                continue
             shared = self.forkable(seq, min(limit, common_prefix(seq.tokens, target)))
             if best[1] < shared <= limit:
                 best = (seq, shared)

@@ -116,7 +116,6 @@ class Request:
     queued: int = 0  # samples
     unfinished: int = 0  # samples
     error: TilebeamError | None = None  # why it ended early, if it is this request's own fault
-    adapters: tuple[float, ...] = ()  # scales of the LoRA adapters that compute it
     schema: object = None  # that the grammar was made of
     forcing: Forcing | None = None
 

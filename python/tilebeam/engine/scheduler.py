@@ -10,11 +10,9 @@ tokens and chunks of prompts take turns.
   cache for those that come later; they fork from it and decode that one token themselves.
 - A prompt that shares a prefix with tokens already in the cache forks from there; one that shares a prefix with a
   prompt being decoded waits for it.
-- Samples of other LoRA adapters stand in lanes of their own (lanes.py), which take turns. What is said here of samples
-  is said of those of one lane.
 - Finished sequences in the prefix cache are evicted when room is needed. When cells run out, the sample admitted last
-  is preempted: it gives up its cells and queues again; what it has drawn so far is kept and decoded again later. Those
-  of other lanes are preempted before it. The sample admitted first always goes on, so every request ends.
+  is preempted: it gives up its cells and queues again; what it has drawn so far is kept and decoded again later. The
+  sample admitted first always goes on, so every request ends.
 
 The order of everything follows from the requests and when they came: the same requests at once give the same batches.
 """
@@ -29,7 +27,6 @@ from itertools import islice
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.hidden_states import StateRows
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
-from tilebeam.engine.lanes import Lane, Lanes
 from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import SampleRows
@@ -137,7 +134,8 @@ class Scheduler:
         n_slots: samples that decode at the same time.
 
     Attributes:
-        lanes: the samples; those of the next step are in the current one.
+        queue: samples that wait for a slot.
+        running: samples that have one, in order of admission.
         drafter: proposes drafts for them, None for plans of one token each.
         resting: of the next plans, how many it is not asked for.
         observer: is told when it is.
@@ -146,7 +144,9 @@ class Scheduler:
     def __init__(self, context: Context, kv: PrefixCache, n_slots: int) -> None:
         self.kv = kv
         self.n_slots = n_slots
-        self.lanes = Lanes(kv.adapters)
+        self.queue: deque[Sample] = deque()
+        self.running: list[Sample] = []
+        self._pinning: list[Request] = []  # whose pinned prefix is not complete yet, in order
         self.drafter: Drafter | None = None
         self.resting = 0
         self.observer: Observer | None = None
@@ -159,30 +159,26 @@ class Scheduler:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     @property
-    def queue(self) -> deque[Sample]:
-        """Samples that wait for a slot."""
-        return self.lanes.current.queue
-
-    @property
-    def running(self) -> list[Sample]:
-        """Samples that have one, in order of admission."""
-        return self.lanes.current.running
-
-    @property
     def busy(self) -> bool:
         """Return whether samples run or wait."""
-        return any(lane.busy for lane in self.lanes.all)
+        return bool(self.queue or self.running)
+
+    @property
+    def recovers(self) -> bool:
+        """Return whether the sample admitted first still decodes what had cells before, which it gave up. If such steps
+        counted as its turn, it might give them up again and again and never draw a token."""
+        first = self.running[0] if self.running else None
+        return first is not None and first.kv is not None and len(first.kv) < first.reached
 
     def submit(self, request: Request) -> None:
         """Queue all samples of a request."""
         request.queued, self.resting = len(request.samples), 0
-        self.lanes.of(request).queue.extend(request.samples)
+        self.queue.extend(request.samples)
 
     def remove(self, request: Request) -> None:
         """Take what is not finished of a request out of queue and slots, and free its cells."""
-        lane = self.lanes.of(request)
-        lane.queue = deque(s for s in lane.queue if s.request is not request)
-        lane.running = [s for s in lane.running if s.request is not request]
+        self.queue = deque(s for s in self.queue if s.request is not request)
+        self.running = [s for s in self.running if s.request is not request]
         self._unpin(request)
         request.prefiller, request.forks, request.queued = None, [], 0
         for sample in request.samples:
@@ -197,26 +193,24 @@ class Scheduler:
             samples that are not finished.
         """
         self.forget()
-        unfinished = [sample for lane in self.lanes.all for sample in lane.queue]
+        unfinished, self.queue = list(self.queue), deque()
         for sample in unfinished:
             sample.request.queued = 0
-        self.lanes = Lanes(self.lanes.current.adapters)
         return unfinished
 
     def forget(self) -> None:
         """Forget every cell, cached ones too: samples that run queue again, and are decoded anew. Sound after an
         interruption at any place."""
-        for lane in self.lanes.all:
-            lane.queue = deque(dict.fromkeys([*lane.running, *lane.queue]))
-            lane.running, lane.pinning = [], []
-            for sample in lane.queue:
-                sample.request.queued = 0
-            for sample in lane.queue:
-                request = sample.request
-                request.prefiller, request.forks, request.pinned = None, [], None
-                request.queued += 1
-                sample.reached = max(sample.reached, len(sample.kv) if sample.kv is not None else 0)
-                sample.kv = None
+        self.queue = deque(dict.fromkeys([*self.running, *self.queue]))
+        self.running, self._pinning = [], []
+        for sample in self.queue:
+            sample.request.queued = 0
+        for sample in self.queue:
+            request = sample.request
+            request.prefiller, request.forks, request.pinned = None, [], None
+            request.queued += 1
+            sample.reached = max(sample.reached, len(sample.kv) if sample.kv is not None else 0)
+            sample.kv = None
         self.kv.clear()
 
     def retire(self, sample: Sample, pending: int = 1) -> None:
@@ -246,7 +240,7 @@ class Scheduler:
             request = sample.request
             # Forks have no sequence yet, but will.
             while self.kv.free_ids <= sum(s.kv is None for s in self.running):
-                if not self._make_way():
+                if not self.kv.evict():
                     return admitted
             if request.prefiller is not None:
                 # The prompt is being decoded: join. Forking at its end costs no cells.
@@ -272,7 +266,7 @@ class Scheduler:
     def _start(self, sample: Sample) -> _Start:
         """Give a sample its sequence, forked from the longest prefix in the cache."""
         request, kv = sample.request, self.kv
-        if request in self.lanes.current.pinning:
+        if request in self._pinning:
             return _Start.LATER
         target = sample.target()
         limit = len(target) - 1  # the last token is always decoded, for its logits
@@ -281,9 +275,9 @@ class Scheduler:
         if coming - shared >= _SHARE_AT_LEAST:
             return _Start.LATER
         room = len(target) - shared + self._promised() + _HEADROOM * (len(self.running) + 1)
-        while kv.free < room and self._make_way(spare=source):
+        while kv.free < room and kv.evict(source):
             pass
-        if (self.running or self.lanes.current.pinning) and kv.free < room:
+        if (self.running or self._pinning) and kv.free < room:
             return _Start.NO_ROOM
         first = not sample.tokens and request.decoded < len(request.prompt_ids)
         crowd = request.queued > self.n_slots - len(self.running) and len(request.prompt_ids) > 1
@@ -298,7 +292,7 @@ class Scheduler:
         if pins:
             request.pinned = seq
             if len(seq) < limit:
-                self.lanes.current.pinning.append(request)
+                self._pinning.append(request)
                 return _Start.LATER
             seq = kv.fork(seq, limit)
         sample.kv = seq
@@ -313,7 +307,7 @@ class Scheduler:
         prompt, is_end = request.prompt_ids, self._context.model.vocab.is_end
         near = {id(s.request): s.request.prompt_ids for s in islice(self.queue, 2 * self.n_slots)}
         near.pop(id(request), None)
-        others = [*near.values(), *(seq.tokens for seq in self.kv.live if seq.adapters == self.kv.adapters)]
+        others = [*near.values(), *(seq.tokens for seq in self.kv.live)]
         leaves = sorted({min(len(target) - 1, common_prefix(other, target)) for other in others})
         leaves = [n for n in leaves if n - shared >= _SHARE_AT_LEAST]
         if not self.kv.caching:
@@ -323,14 +317,14 @@ class Scheduler:
 
     def _promised(self) -> int:
         """Return cells that prompts being decoded will still take."""
-        pinning = self.lanes.current.pinning
+        pinning = self._pinning
         pinned = sum(len(r.prompt_ids) - 1 - len(r.pinned) for r in pinning if r.pinned is not None)
         return pinned + sum(s.todo() for s in self.running if s.kv is not None and s.todo() > 1)
 
     def _coming_prefix(self, target: list[int], limit: int) -> int:
         """Return the longest prefix that some prompt being decoded now will have in the cache."""
         best = 0
-        prompts = [(r.pinned, r.prompt_ids[:-1]) for r in self.lanes.current.pinning if r.pinned is not None]
+        prompts = [(r.pinned, r.prompt_ids[:-1]) for r in self._pinning if r.pinned is not None]
         prompts += [(s.kv, s.request.prompt_ids) for s in self.running if s.kv is not None and s.todo() > 1]
         for seq, prompt in prompts:
             shared = self.kv.will_fork(seq, len(prompt), min(limit, common_prefix(prompt, target)))
@@ -348,7 +342,7 @@ class Scheduler:
         """
         while True:
             decoding = self._decoding()
-            filling = self.lanes.current.pinning or len(decoding) < sum(s.kv is not None for s in self.running)
+            filling = self._pinning or len(decoding) < sum(s.kv is not None for s in self.running)
             if len(decoding) <= self.kv.free and (self.kv.free or not filling):
                 return []
             if not self.preempt():
@@ -405,7 +399,7 @@ class Scheduler:
     def _prompts(self) -> list[_Prompt]:
         """Return all that is being decoded towards a first token, in order."""
         prompts = []
-        for request in self.lanes.current.pinning:
+        for request in self._pinning:
             assert request.pinned is not None
             prompts.append(_Prompt(request.pinned, request, None, request.prompt_ids[:-1]))
         for sample in self.running:
@@ -496,9 +490,8 @@ class Scheduler:
             return
         for span in plan.spans:
             self.kv.reached(span.seq)
-        lane = self.lanes.current
-        if lane.pinning:
-            lane.pinning = [r for r in lane.pinning if r.pinned is not None and len(r.pinned) < len(r.prompt_ids) - 1]
+        pinning = self._pinning
+        self._pinning = [r for r in pinning if r.pinned is not None and len(r.pinned) < len(r.prompt_ids) - 1]
 
     def fork_waiting(self, sample: Sample) -> list[Sample]:
         """Fork the samples that wait for this one's prompt from it now, when its logits are there; return them."""
@@ -506,8 +499,8 @@ class Scheduler:
         if request.prefiller is not sample:
             return []
         forks = request.forks
-        # Those who came in between (readers, other lanes) may have taken the sequences that were promised to them.
-        while self.kv.free_ids < len(forks) and (self.kv.evict() or self._others_give_way()):
+        # Readers that came in between may have taken the sequences that were promised to them.
+        while self.kv.free_ids < len(forks) and self.kv.evict():
             pass
         for fork in forks:
             assert sample.kv is not None
@@ -518,9 +511,9 @@ class Scheduler:
     # --- room -------------------------------------------------------------------------------------------------------
 
     def preempt(self) -> bool:
-        """Free cells: of the prefix cache first, then of other lanes, then of this one, in which one sample keeps its
-        own. False: nothing can be freed."""
-        return self.kv.evict() or self._others_give_way() or self._give_way(self.lanes.current, 1)
+        """Free cells: of the prefix cache first, then of samples, of which one keeps its own. False: nothing can be
+        freed."""
+        return self.kv.evict() or self._give_way(1)
 
     def vacate(self, cells: int, ids: int, spare: Sequence | None = None) -> bool:
         """Free so many cells and sequence ids for a reader, as `preempt` does, but of all samples if need be. False:
@@ -530,42 +523,32 @@ class Scheduler:
             spare: is not closed for it.
         """
         while self.kv.free < cells or self.kv.free_ids < ids:
-            if not (
-                self.kv.evict(spare) or self._others_give_way(spare) or self._give_way(self.lanes.current, 0, spare)
-            ):
+            if not (self.kv.evict(spare) or self._give_way(0, spare)):
                 return False
         return True
 
-    def _make_way(self, spare: Sequence | None = None) -> bool:
-        """Free cells for a sample that is to be admitted: of the prefix cache, and where nothing runs yet in this lane
-        of other lanes. False: nothing can be freed."""
-        return self.kv.evict(spare) or (not self.running and self._others_give_way(spare))
-
-    def _others_give_way(self, spare: Sequence | None = None) -> bool:
-        return any(self._give_way(lane, 0, spare) for lane in reversed(self.lanes.others))
-
-    def _give_way(self, lane: Lane, keep: int, spare: Sequence | None = None) -> bool:
-        """Free cells in a lane: of pinned prefixes of requests with nothing running, then of the sample admitted last,
-        then of other pinned prefixes. False: nothing can be freed.
+    def _give_way(self, keep: int, spare: Sequence | None = None) -> bool:
+        """Free cells: of pinned prefixes of requests with nothing running, then of the sample admitted last, then of
+        other pinned prefixes. False: nothing can be freed.
 
         Args:
             keep: 1: one holder of cells keeps them, else 0.
         """
-        active = {id(s.request) for s in lane.running}
-        pinned = [r for r in {id(s.request): s.request for s in lane.queue}.values() if r.pinned not in (None, spare)]
+        active = {id(s.request) for s in self.running}
+        pinned = [r for r in {id(s.request): s.request for s in self.queue}.values() if r.pinned not in (None, spare)]
         idle = [r for r in pinned if id(r) not in active]
-        with_cells = [s for s in lane.running if s.kv is not None and s.kv is not spare]
-        if idle and (lane.running or len(idle) > keep):
+        with_cells = [s for s in self.running if s.kv is not None and s.kv is not spare]
+        if idle and (self.running or len(idle) > keep):
             self._unpin(idle[-1])
         elif len(with_cells) > keep:
-            self._requeue(lane, max(with_cells, key=lambda s: s.age))
+            self._requeue(max(with_cells, key=lambda s: s.age))
         elif pinned and with_cells:
             self._unpin(pinned[-1])
         else:
             return False
         return True
 
-    def _requeue(self, lane: Lane, sample: Sample) -> None:
+    def _requeue(self, sample: Sample) -> None:
         """Put a sample, and those that wait for its prompt, back to the head of the queue."""
         request = sample.request
         back = [sample]
@@ -577,15 +560,14 @@ class Scheduler:
                 s.reached = max(s.reached, len(s.kv))
                 self.kv.close(s.kv)
                 s.kv = None
-            lane.queue.appendleft(s)
-            lane.running.remove(s)
+            self.queue.appendleft(s)
+            self.running.remove(s)
             request.queued += 1
 
     def _unpin(self, request: Request) -> None:
         if request.pinned is not None:
-            pinning = self.lanes.of(request).pinning
-            if request in pinning:
-                pinning.remove(request)
+            if request in self._pinning:
+                self._pinning.remove(request)
             self.kv.close(request.pinned)
             request.pinned = None
 

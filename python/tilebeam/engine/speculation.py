@@ -10,7 +10,6 @@ for longer each time, and then tries again.
 from __future__ import annotations
 
 import sys
-import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ _LEAST_GAIN = 1.02  # tokens per second against a plain step's
 _PROBE = 24  # steps with guesses, none worth it, until one token is decoded to see what became of it
 _WINDOW = 24  # steps between two looks at what guessing won
 _LONGEST_REST = 512  # steps
-_SURE = 0.6  # a look-up's guess with this chance needs no draft model
 
 
 class StepCosts:
@@ -97,7 +95,7 @@ class Chances:
 
 @dataclass
 class Balance:
-    """What a source of guesses has won and cost since the last look, and whether it rests."""
+    """What guessing has won and cost since the last look, and whether it rests."""
 
     won: float = 0.0  # seconds
     spent: float = 0.0
@@ -125,9 +123,8 @@ class Balance:
 
 @dataclass
 class _Guesses:
-    """Guesses for a sample: where they come from, and for each token its sign and the first guess at its chance."""
+    """Guesses for a sample, and for each token its sign and the first guess at its chance."""
 
-    source: Balance
     tokens: list[int] = field(default_factory=list)
     signs: list[object] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
@@ -143,108 +140,86 @@ class _Guesses:
 
 
 class Speculation(Drafter):
-    """Guesses by look-up, by a draft model, or by both: the look-up first, the model where that finds nothing sure.
+    """Guesses by look-up, or by a draft model.
 
     Args:
-        lookup: whether texts are looked up.
-        model: a draft model; None: none.
+        model: a draft model; None: texts are looked up.
         most_samples: in steps of more samples nothing is guessed.
 
     Attributes:
         model: the draft model.
     """
 
-    def __init__(self, lookup: bool = True, model: DraftModel | None = None, most_samples: int = sys.maxsize) -> None:
+    def __init__(self, model: DraftModel | None = None, most_samples: int = sys.maxsize) -> None:
         self.most_samples = most_samples
-        self._lookup = Lookup() if lookup else None
         self.model = model
+        self._lookup = Lookup()
         self._costs = StepCosts()
         self._chances = Chances()
-        self._by_lookup, self._by_model = Balance(), Balance()
+        self._balance = Balance()
         self._drafts: dict[Sample, _Guesses] = {}  # of which tokens were taken
         self._worth = 0.0  # of a token of them that is drawn, seconds
         self._known: set[Request] = set()
         self._idle = 0  # steps with guesses of which none was worth it
-        self._asked: Balance | None = None  # the source that pays for planning this step
-        self._modelling = 0.0  # seconds of it that the draft model took
+        self._asked = False  # planning this step is paid for
 
     def forget(self) -> None:
         """Forget all texts and what became of guesses in them, but not what steps cost: as before the first request."""
-        self._lookup = None if self._lookup is None else Lookup()
+        self._lookup = Lookup()
         self._chances = Chances()
-        self._by_lookup, self._by_model = Balance(), Balance()
+        self._balance = Balance()
 
     # --- proposals --------------------------------------------------------------------------------------------------
 
     def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
         """See `Drafter`."""
-        self._wake_for_new_ones(asked)
-        candidates = self._candidates([(s, min(most, MOST)) for s, most in asked], rows)
+        requests = {sample.request for sample, _ in asked}
+        if not requests <= self._known:  # another text may repeat itself more
+            self._balance.rests = self._balance.rested = 0
+        self._known |= requests
+        candidates = [_Guesses() for _ in asked]
+        if self._balance.wakes():
+            bounded = [(s, min(most, MOST)) for s, most in asked]
+            candidates = self._look_up(bounded) if self.model is None else self._ask_model(self.model, bounded, rows)
+            self._balance.asked += 1
+            self._asked = True
         self._choose(candidates, rows)
         self._drafts = {s: c for (s, _), c in zip(asked, candidates, strict=True) if c.taken}
         self._charge(rows)
         return [c.tokens[: c.taken] for c in candidates]
 
-    def _wake_for_new_ones(self, asked: Sequence[tuple[Sample, int]]) -> None:
-        """Wake for new samples: another text may repeat itself more."""
-        requests = {sample.request for sample, _ in asked}
-        if not requests <= self._known:
-            for balance in (self._by_lookup, self._by_model):
-                balance.rests = balance.rested = 0
-        self._known |= requests
-
-    def _candidates(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
-        found, self._asked, self._modelling = [_Guesses(self._by_lookup) for _ in asked], None, 0.0
-        if self._lookup is not None and self._by_lookup.wakes():
-            found = [self._looked_up(s, g) for (s, _), g in zip(asked, self._lookup.guess(asked), strict=True)]
-            self._by_lookup.asked += 1
-            self._asked = self._by_lookup
-        if self.model is not None and self._by_model.wakes():
-            began = time.perf_counter()
-            unsure = [i for i, c in enumerate(found) if asked[i][1] and (not c.gains or c.gains[0] < _SURE)]
-            for i, candidate in zip(unsure, self._ask_model([asked[i] for i in unsure], rows), strict=True):
-                if candidate.tokens:
-                    found[i] = candidate
-            self._modelling = time.perf_counter() - began
-            self._by_model.spent += self._modelling
-            self._by_model.asked += 1
-            self._asked = self._asked or self._by_model
-        return found
+    def _look_up(self, asked: list[tuple[Sample, int]]) -> list[_Guesses]:
+        return [self._looked_up(s, g) for (s, _), g in zip(asked, self._lookup.guess(asked), strict=True)]
 
     def _looked_up(self, sample: Sample, guess: Guess) -> _Guesses:
-        candidate = _Guesses(self._by_lookup)
+        candidate = _Guesses()
         for token, sign in zip(guess.tokens, guess.signs, strict=True):
             length, agreed = sign
             first = 0.3 + 0.04 * min(length, 10) * (0.5 + 0.5 * agreed / 2)
             candidate.add(token, sign, first, self._chances.of(sample.request, sign, first))
         return candidate
 
-    def _ask_model(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
+    def _ask_model(self, model: DraftModel, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
         """Let the draft model go on, token by token, for the samples where one more is likely to be worth its time."""
-        assert self.model is not None
-        candidates = [_Guesses(self._by_model) for _ in asked]
+        candidates = [_Guesses() for _ in asked]
         plain = self._costs.of(rows)
         if plain is None or not asked:  # nothing was measured yet
             return candidates
-        draft = self.model.drafting([sample for sample, _ in asked])
+        draft = model.drafting([sample for sample, _ in asked])
         active = [i for i, (_, most) in enumerate(asked) if most and draft.ready(i)]
         drafted = 0
-        while active and self._worth_a_pass(active, candidates, drafted, rows, plain):
+        while active:
+            gain = sum(candidates[i].gains[-1] if candidates[i].gains else 0.8 for i in active)
+            now, more = self._costs.of(rows + drafted), self._costs.of(rows + drafted + len(active))
+            assert now is not None
+            assert more is not None
+            if gain * plain / rows <= model.cost(len(active)) + more - now:
+                break
             for i, (token, sign, first) in zip(active, draft.next(active), strict=True):
                 candidates[i].add(token, sign, first, self._chances.of(asked[i][0].request, sign, first))
             drafted += len(active)
             active = [i for i in active if len(candidates[i].tokens) < asked[i][1] and candidates[i].gains[-1] > 0.1]
         return candidates
-
-    def _worth_a_pass(
-        self, active: list[int], candidates: list[_Guesses], drafted: int, rows: int, plain: float
-    ) -> bool:
-        assert self.model is not None
-        gain = sum(candidates[i].gains[-1] if candidates[i].gains else 0.8 for i in active)
-        now, more = self._costs.of(rows + drafted), self._costs.of(rows + drafted + len(active))
-        assert now is not None
-        assert more is not None
-        return gain * plain / rows > self.model.cost(len(active)) + more - now
 
     def _choose(self, candidates: list[_Guesses], rows: int) -> None:
         """Say of each how many tokens are taken."""
@@ -266,14 +241,13 @@ class Speculation(Drafter):
             candidate.taken += 1
 
     def _charge(self, rows: int) -> None:
-        """Charge the sources for the rows of their drafts, and remember what a token that is drawn is worth."""
+        """Charge for the rows of drafts, and remember what a token that is drawn is worth."""
         count = sum(draft.taken for draft in self._drafts.values())
         plain, cost = self._costs.of(rows), self._costs.of(rows + count)
         if not count or plain is None or cost is None:
             return
         self._worth = plain / rows
-        for draft in self._drafts.values():
-            draft.source.spent += max(0.0, cost - plain) * draft.taken / count
+        self._balance.spent += max(0.0, cost - plain)
 
     # --- what became of them ----------------------------------------------------------------------------------------
 
@@ -282,34 +256,27 @@ class Speculation(Drafter):
         draft = self._drafts.pop(sample, None)
         if draft is None or sample.request not in self._known:
             return
-        draft.source.won += accepted * self._worth
+        self._balance.won += accepted * self._worth
         for i in range(min(accepted + 1, draft.taken)):
             self._chances.learn(sample.request, draft.signs[i], draft.first[i], i < accepted)
 
     def stepped(self, rows: int, seconds: float, planning: float) -> None:
         """See `Drafter`."""
         self._costs.add(rows, seconds)
-        if self._asked is not None:
-            self._asked.spent += max(0.0, planning - self._modelling)
-            self._asked = None
-        for balance in (self._by_lookup, self._by_model):
-            balance.stepped += seconds
-            balance.look()
+        if self._asked:
+            self._balance.spent += planning
+            self._asked = False
+        self._balance.stepped += seconds
+        self._balance.look()
 
     def finished(self, sample: Sample) -> None:
         """See `Drafter`."""
-        if self._lookup is not None:
-            self._lookup.finished(sample)
-        if self.model is not None:
-            self.model.finished(sample)
+        (self._lookup if self.model is None else self.model).finished(sample)
         if sample.request.unfinished == 0:
             self._chances.forget(sample.request)
             self._known.discard(sample.request)
 
     def rest(self) -> int:
         """See `Drafter`."""
-        sources = [b for b, on in ((self._by_lookup, self._lookup), (self._by_model, self.model)) if on is not None]
-        steps = min((b.rests for b in sources), default=0)
-        for balance in sources:
-            balance.rests -= steps
+        steps, self._balance.rests = self._balance.rests, 0
         return steps

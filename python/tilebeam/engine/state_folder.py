@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
-from tilebeam.engine.saved_state import VERSION, DamagedState, Origin, SavedState, tokens_in
+from tilebeam.engine.saved_state import VERSION, DamagedState, SavedState, tokens_in
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import remove_leftovers
 
@@ -39,20 +37,17 @@ class StateFolder:
 
     Args:
         path: the folder, made if it is missing.
-        origin: what makes cells.
-        release: of llama.cpp, whose bytes of a sequence another one may read wrongly.
+        made_by: what makes the cells: the model, its kind of cache, and the llama.cpp, whose bytes of a sequence
+            another release may read wrongly.
         skipped: told of files that cannot be used, and why; damaged ones are deleted.
 
     Raises:
         TilebeamError: it cannot be made or written to.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], origin: Origin, release: str, skipped: Callable[[str], None]
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], made_by: str, skipped: Callable[[str], None]) -> None:
         self.path = state_folder(path)
-        self._origin = origin
-        self._made_by = _digest(json.dumps(asdict(origin) | {"release": release, "format": VERSION}).encode())
+        self._maker = _digest(f"{made_by} {VERSION}".encode())
         self._skipped = skipped
 
     def write(self, texts: list[tuple[list[int], Callable[[], npt.NDArray[np.uint8]]]], limit: int) -> int:
@@ -76,7 +71,7 @@ class StateFolder:
                     continue  # `_own` tells of it
                 os.utime(path, ns=when)  # it is there, and was used
             except FileNotFoundError:
-                state = SavedState(self._origin, np.asarray(tokens, np.int32), cells())
+                state = SavedState(self._maker, np.asarray(tokens, np.int32), cells())
                 if (size := state.tokens.nbytes + state.cells.nbytes) > room:
                     continue
                 self._delete_oldest(limit - size, kept)
@@ -122,7 +117,7 @@ class StateFolder:
         for path in reversed(chosen):
             try:
                 state = SavedState.read(path)
-                if state.origin != self._origin or path != self._file(state.tokens.tolist()):
+                if state.maker != self._maker or path != self._file(state.tokens.tolist()):
                     raise DamagedState(f"{path} holds another text or another model's.")
             except TilebeamError as error:
                 self._skip(path, error)
@@ -133,7 +128,7 @@ class StateFolder:
         """Yield this model's files with their tokens, the one used last first."""
         found = []
         for path in self.path.iterdir():
-            if (name := _NAME.fullmatch(path.name)) and name[1] == self._made_by:
+            if (name := _NAME.fullmatch(path.name)) and name[1] == self._maker:
                 with contextlib.suppress(FileNotFoundError):
                     if _is_file(path):
                         found.append((path.stat().st_mtime_ns, path))
@@ -155,7 +150,7 @@ class StateFolder:
         self._skipped(str(error))
 
     def _file(self, tokens: list[int]) -> Path:
-        return self.path / f"{self._made_by}-{_digest(np.asarray(tokens, np.int32).tobytes())}.state"
+        return self.path / f"{self._maker}-{_digest(np.asarray(tokens, np.int32).tobytes())}.state"
 
 
 def state_folder(path: str | os.PathLike[str]) -> Path:

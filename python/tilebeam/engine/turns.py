@@ -1,12 +1,12 @@
-"""How long each may use an engine that several want: samples, sets of LoRA adapters, and readers, who want it for
-themselves between two steps."""
+"""How long each may use an engine that several want: samples, and readers, who want it for themselves between two
+steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-# Steps that samples make until readers, or samples of other adapters, get their turn.
+# Steps that samples make until readers get their turn.
 STEPS = 8
 # Tokens that a reader decodes until samples go on.
 TOKENS = 512

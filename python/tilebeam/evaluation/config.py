@@ -24,7 +24,6 @@ from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.evaluation.tasks import KINDS
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import algorithms as methods
-from tilebeam.search.search_defaults import SHARPNESS
 from tilebeam.search.tool_reasoning import ToolReasoning
 
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
@@ -70,13 +69,9 @@ class Method:
 
     @property
     def sampled(self) -> bool:
-        """Return whether its budgets come out of one run of samples."""
-        return self.name in SAMPLED
-
-    @property
-    def relative(self) -> bool:
-        """Return whether it is a vote whose weights are relative to a prompt's other candidates."""
-        return self.name == "self-consistency" and self.options.get("weighting") in SHARPNESS
+        """Return whether its budgets come out of one run of samples; with options it runs at every budget, like a
+        search by steps."""
+        return self.name in SAMPLED and not self.options
 
 
 @dataclass(frozen=True)
@@ -90,12 +85,9 @@ class Setting:
         methods, budgets: what is evaluated, budgets in rising order.
         scorers: names, see `tilebeam.evaluation.named_scorers`; sources: digests of those that are functions.
         reward: what the reward model is.
-        token_stats: the log keeps entropy and self-certainty of each token, also where no scorer asks for them.
         seeds: every item is run once with each.
         sampling: fields of `SamplingParams` but n, seed and logprobs.
         n_ctx, n_seq_max, threads, executor: how models are loaded.
-        lookup, draft: whether and with which draft model tokens are guessed ahead. When is decided by measured time,
-            and the size of a batch changes the last bits of logits: with guesses a run may differ from its repetition.
         deterministic: results do not depend on what else is computed; on the CPU models cannot be loaded so.
         unit_items: items of a unit.
         versions: of Tilebeam and what it computes with.
@@ -110,15 +102,12 @@ class Setting:
     scorers: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     reward: Mapping[str, Any] = field(default_factory=dict)
-    token_stats: bool = False
     seeds: tuple[int, ...] = SEEDS
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n_ctx: int = LoadOptions.n_ctx
     n_seq_max: int = LoadOptions.n_seq_max
     threads: int = 1
     executor: str | None = None
-    lookup: bool = False
-    draft: ModelFile | None = None
     deterministic: bool = False
     unit_items: int = UNIT_ITEMS
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -160,18 +149,17 @@ class Setting:
     def scorers_of(self, method: Method) -> list[str]:
         """List the scorers that a method is run with, "" for none.
 
-        Best-of-n takes every one, self-consistency those that can weigh votes and none (with relative weights all but
-        the verifier, whose votes would be its own verdict), a search by steps those that
-        rate steps; what runs without a scorer does.
+        Best-of-n takes every one, self-consistency those that can weigh votes and none (with options all but the
+        verifier, whose votes would be its own verdict), a search by steps those that rate steps; what runs without a
+        scorer does.
         """
         if method.name == GREEDY:
             return [""]
         if method.name == "best-of-n":
             return list(self.scorers)
-        if method.relative:
-            return [name for name in self.scorers if name != scoring.VERIFIER]
         if method.name == "self-consistency":
-            return ["", *filter(scoring.is_weight, self.scorers)]
+            others = [name for name in self.scorers if name != scoring.VERIFIER]
+            return ["", *filter(scoring.is_weight, others)] if method.sampled else others
         try:
             methods.create(method.name, **method.options)
         except TilebeamError:
@@ -190,22 +178,18 @@ class Setting:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON. Where files lie is left out: digests tell what is in them."""
         result = asdict(self)
-        for model in (*result["models"], *filter(None, [result["draft"]])):
+        for model in result["models"]:
             del model["path"]
-        if not self.lookup and self.draft is None:
-            del result["lookup"], result["draft"]
-        for key in ("deterministic", "token_stats"):
-            if not result[key]:
-                del result[key]
-        task = result["task"]
+        if not self.deterministic:
+            del result["deterministic"]
+        # Earlier versions had these, too: their logs stay those of the same setting.
+        task = result["task"] = {"item_seed": 1, "shot_seed": 777, "prefix": "", "question": None} | result["task"]
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:
                 task[key] = _without_folder(task[key])
         for key, unsaid in (("tir", False), ("programs", False), ("field", None), ("tools_grammar", True)):
             if task[key] == unsaid:
                 del task[key]
-        if task["pilot_seed"] is None:
-            del task["pilot_seed"], task["pilot_items"]
         plain: dict[str, Any] = json.loads(json.dumps(result))
         return plain
 
@@ -218,7 +202,7 @@ class Setting:
 def _without_folder(text: str) -> str:
     """Turn "gsm8k:a/b.jsonl", "a/b.jsonl" and "a/b.py:f" into what they are without a/; leave other texts."""
     kind, colon, rest = text.partition(":")
-    if kind in KINDS and colon and "FILE" in KINDS[kind].usage:
+    if kind in KINDS and colon:
         return f"{kind}:{Path(rest).name}"
     if text.endswith((".jsonl", ".jsonl.gz")) or (is_function_name(text) and ".py:" in text):
         return Path(text).name

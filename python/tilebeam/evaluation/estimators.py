@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -70,12 +70,6 @@ def best_at_k(scores: Sequence[float], correct: Sequence[float], k: int) -> floa
         total += chosen / math.comb(n, k) * math.fsum(group) / len(group)
         before += len(group)
     return total
-
-
-def naive_at_k(scores: Sequence[float], correct: Sequence[float], k: int) -> float:
-    """Tell how right the best-scored of the first k samples is, of equals the first: one draw (search-and-learn)."""
-    _check(len(scores), k, len(correct))
-    return float(correct[max(range(k), key=lambda i: (scores[i], -i))])
 
 
 def majority_at_k(answers: Sequence[Hashable | None], correct: Sequence[float], k: int) -> float:
@@ -141,7 +135,7 @@ def _one_more(ways: list[list[int]], size: int, votes: int) -> list[list[int]]:
 
 def weighted_at_k(
     answers: Sequence[Hashable | None],
-    weights: Sequence[float] | Callable[[npt.NDArray[np.bool_]], F64],
+    weights: Sequence[float],
     correct: Sequence[float],
     k: int,
     *,
@@ -155,16 +149,14 @@ def weighted_at_k(
 
     Args:
         answers: of each sample, None for none.
-        weights: of each sample, >= 0; or what makes them, [draws, n], of a table that says which samples are in a draw.
+        weights: of each sample, >= 0.
         correct: of each sample, 0 to 1.
     """
     n = len(answers)
     _check(n, k, len(correct))
-    drawn, value = _draws(n, k, seed), np.asarray(correct, np.float64)
-    weight = np.asarray(weights(drawn) if callable(weights) else weights, np.float64)
-    if weight.shape[-1:] != (n,) or not (np.isfinite(weight).all() and (weight >= 0).all()):
+    drawn, value, weight = _draws(n, k, seed), np.asarray(correct, np.float64), np.asarray(weights, np.float64)
+    if weight.shape != (n,) or not (np.isfinite(weight).all() and (weight >= 0).all()):
         raise TilebeamError(f"weighted@k needs {n} finite weights >= 0.")
-    weight = np.broadcast_to(weight, drawn.shape)
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, answer in enumerate(answers):
         if answer is not None:
@@ -174,8 +166,9 @@ def weighted_at_k(
     totals = np.empty((len(drawn), len(members)))
     worth = np.empty_like(totals)
     for column, group in enumerate(members.values()):
-        present, own = drawn[:, group], weight[:, group]
-        totals[:, column] = np.where(present.any(1), np.einsum("ij,ij->i", present, own), -np.inf)
+        present, own = drawn[:, group], weight[group]
+        # einsum, because BLAS would wake its threads for so little
+        totals[:, column] = np.where(present.any(1), np.einsum("ij,j->i", present, own), -np.inf)
         if np.ptp(value[group]) == 0:
             worth[:, column] = value[group[0]]
         else:  # a checker of texts may tell samples with the same answer apart
@@ -185,26 +178,6 @@ def weighted_at_k(
     winners = (totals >= best - 1e-12 * np.maximum(1.0, np.abs(best))) & np.isfinite(totals)
     share = np.where(winners, worth, 0.0).sum(1) / np.maximum(1, winners.sum(1))
     return float(share.mean())
-
-
-def relative_weights(scores: Sequence[float], weighting: str, sharpness: float, drawn: npt.NDArray[np.bool_]) -> F64:
-    """Weigh the samples of each draw as `tilebeam.search.sampled.vote_weights` does, but for a factor of the draw.
-
-    Args:
-        scores: of each sample, [n]; weighting: "softmax" or "borda".
-        drawn: [draws, n], which samples are in a draw.
-    """
-    x = np.asarray(scores, np.float64)
-    if weighting == "borda":
-        tables = (x[:, None] < x, x[:, None] == x)  # einsum, because BLAS would wake its threads for so little
-        below, equal = (np.einsum("ij,jk->ik", drawn.astype(np.float64), table) for table in tables)
-        return np.where(drawn, (below + (equal + 1) / 2) ** sharpness, 0)
-    count = drawn.sum(1, keepdims=True)
-    off = np.where(drawn, x - np.where(drawn, x, 0).sum(1, keepdims=True) / count, 0)
-    spread = np.sqrt((off * off).sum(1, keepdims=True) / count)
-    spread[spread <= 1e-9 * np.abs(x).max()] = 1.0
-    best = np.where(drawn, x, -np.inf).max(1, keepdims=True)
-    return np.where(drawn, np.exp(np.minimum(sharpness * (x - best) / spread, 0)), 0)
 
 
 @lru_cache(maxsize=64)

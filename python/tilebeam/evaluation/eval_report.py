@@ -10,14 +10,13 @@ from typing import Any
 from tilebeam.evaluation import ranking
 from tilebeam.evaluation.config import GREEDY, Setting
 from tilebeam.evaluation.estimators import Mean
-from tilebeam.evaluation.results import PASS, Accuracy, Comparison, Latency, Overtaking, Point, Ranking, overtaking
+from tilebeam.evaluation.results import PASS, Accuracy, Comparison, Latency, Point, Ranking
 from tilebeam.evaluation.tasks import title_of
 from tilebeam.evaluation.tasks.task import Item, Task
 
 _FIGURES = {
     "pass@k": "at least one of k samples is right, mean over all draws of k (Chen et al. 2021)",
     "best@k": "the best-scored of k samples is right, mean over all draws of k",
-    "naive@k": "the best-scored of the first k samples is right, one draw",
     "maj@k": "the most frequent answer of k samples is right, mean over all draws of k",
     "weighted@k": "the answer of k samples that weighs most is right, mean over draws of k",
     "run": "the greedy answer, or what the search chose, is right; it ran at this budget",
@@ -43,11 +42,6 @@ class EvalReport:
         """Return what people call the task."""
         return title_of(self.setting.task.spec)
 
-    @property
-    def overtaking(self) -> list[Overtaking]:
-        """Return where a search with another model overtakes the greedy answer of the best one, by device."""
-        return overtaking(self.points)
-
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         return {
@@ -60,7 +54,6 @@ class EvalReport:
             "comparisons": [c.as_dict() for c in self.comparisons],
             "latency": [m.as_dict() for m in self.latencies],
             "points": [p.as_dict() for p in self.points],
-            "overtaking": [o.as_dict() for o in self.overtaking],
             "notes": self.notes,
         }
 
@@ -105,7 +98,6 @@ def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
         for p in report.front:
             r = p.row
             yield f"| {p.seconds:.3g} | {cell(r)} | {r.model} | {r.device} | {r.series} | {r.budget} |"
-    yield from overtaking_lines(report)
     chosen = [c for c in report.comparisons if c.first.budget == s.n_samples]
     if chosen:
         yield from ("", "## Differences at the greatest budget", "")
@@ -157,17 +149,6 @@ def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
             "right sample has a higher score than a wrong one, of all problems or of the same one."
         )
         yield from ("", *ranking.table(r.rows))
-
-
-def overtaking_lines(report: EvalReport) -> Iterator[str]:
-    """Say in sentences where a search with another model overtakes the best model."""
-    for o in report.overtaking:
-        p, single = o.search, o.single
-        yield ""
-        yield (
-            f"On {p.row.device} {name_of(p.row)} is right in {cell(p.row)} % of the items in {p.seconds:.3g} s, "
-            f"{name_of(single.row)} in {cell(single.row)} % in {single.seconds:.3g} s."
-        )
 
 
 def name_of(row: Accuracy) -> str:

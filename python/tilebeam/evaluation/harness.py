@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lm_eval.models  # noqa: F401 - the harness fills its table of models only while it is empty
@@ -27,8 +27,8 @@ from tilebeam.outputs import Likelihood, Progress
 from tilebeam.sampling_params import SamplingParams
 
 MAX_TOKENS = 256  # of a generation whose task does not say, as in the harness's other models
-# Continuations per call: what is read is shared within a call and, while there is room, between calls.
-_CHUNK = 128
+# Contexts per call: what is read is shared within a call and, while there is room, between calls.
+_TOGETHER = 32
 # What tasks may say of a generation, and what it is called here.
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _DRAWING = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"} | {
@@ -93,7 +93,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation after its context, and whether it is the greedy one.
 
-        Texts are cut as `LM.loglikelihoods` says; the continuations of one context in calls of up to 128.
+        Texts are cut as `LM.loglikelihoods` says.
 
         Raises:
             TilebeamError: a text does not fit the context; nothing is cut off.
@@ -103,9 +103,10 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         for context, continuation in pairs:
             contexts.setdefault(context, {})[continuation] = None
         found: dict[tuple[str, str], Likelihood] = {}
+        every = [(context, list(texts)) for context, texts in contexts.items()]
         total = sum(map(len, contexts.values()))
         with self.lm.keep_prefixes(), tqdm(total=total, desc="continuations", disable=disable_tqdm) as bar:
-            for asked in _chunks(contexts):
+            for asked in (every[i : i + _TOGETHER] for i in range(0, len(every), _TOGETHER)):
                 for (context, texts), results in zip(asked, self.lm.loglikelihoods(asked), strict=True):
                     for text, result in zip(texts, results, strict=True):
                         found[context, text] = result
@@ -172,10 +173,6 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         """Return the name that the harness's cache of requests goes by."""
         return self.lm.info.path.replace("/", "__")
 
-    def get_model_info(self) -> dict[str, Any]:
-        """Tell what the harness writes down of the model."""
-        return {"model_num_parameters": self.lm.n_params, "model_dtype": self.lm.description}
-
     # --- generations ------------------------------------------------------------------------------------------------
 
     def _sampling(self, said: Mapping[str, Any], number: int) -> SamplingParams:
@@ -202,17 +199,3 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
                 f"A prompt of {tokens} tokens and {params.max_tokens} more do not fit the context of {self.lm.n_ctx}: "
                 "--model_args n_ctx=.."
             )
-
-
-def _chunks(contexts: Mapping[str, Iterable[str]]) -> Iterator[list[tuple[str, list[str]]]]:
-    """Yield contexts with their continuations, as many as go into a call; a context with more is split."""
-    chunk: list[tuple[str, list[str]]] = []
-    for context, continuations in contexts.items():
-        texts = list(continuations)
-        for part in (texts[i : i + _CHUNK] for i in range(0, len(texts), _CHUNK)):
-            if chunk and sum(len(some) for _, some in chunk) + len(part) > _CHUNK:
-                yield chunk
-                chunk = []
-            chunk.append((context, part))
-    if chunk:
-        yield chunk

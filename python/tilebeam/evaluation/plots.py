@@ -1,16 +1,16 @@
-"""Plots of an evaluation, PNG and SVG: accuracy over budget, over latency and over CPU time, with the Pareto fronts."""
+"""Plots of an evaluation, PNG and SVG: accuracy over budget, and over latency with the Pareto front."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilebeam.evaluation.config import GREEDY
-from tilebeam.evaluation.estimators import Mean, Share, pareto_front
+from tilebeam.evaluation.estimators import Share
 from tilebeam.evaluation.eval_report import EvalReport, name_of
-from tilebeam.evaluation.results import PASS, Accuracy, Point
+from tilebeam.evaluation.results import PASS, Accuracy
 from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
@@ -20,7 +20,7 @@ _LEAST_STEP = 0.08  # between names along a front, as a share of the panel's hei
 
 
 def draw(report: EvalReport, out: Path) -> list[Path]:
-    """Write accuracy.png and .svg, and if latency was measured latency and cpu-time, too; return the files.
+    """Write accuracy.png and .svg, and if latency was measured latency, too; return the files.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -32,10 +32,7 @@ def draw(report: EvalReport, out: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "tilebeam", "svg.fonttype": "none", "font.size": 9}):
         written = _save(_over_budget(report), out / "accuracy")
         if any(not p.row.oracle for p in report.points):
-            written += _save(_over_cost(report, lambda p: p.latency.seconds, "time per problem"), out / "latency")
-            written += _save(
-                _over_cost(report, lambda p: p.latency.cpu_seconds, "CPU time per problem"), out / "cpu-time"
-            )
+            written += _save(_over_latency(report), out / "latency")
     return written
 
 
@@ -48,13 +45,13 @@ def _save(figure: Any, stem: Path) -> list[Path]:
     return paths
 
 
-def _figure(columns: int, rows: int = 1, width: float = 6.4) -> tuple[Any, list[Any]]:
+def _figure(columns: int, width: float = 6.4) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, (4.8 if rows == 1 else 3.8) * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    axes = list(figure.subplots(1, columns, squeeze=False).flat)
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.set_ylabel("accuracy, %")
@@ -66,10 +63,11 @@ def _over_budget(report: EvalReport) -> Any:
     dotted, the greedy answer is a level."""
     places = list(dict.fromkeys((r.model, r.device) for r in report.rows))
     figure, axes = _figure(len(places))
-    styles = _styles([r.series for r in report.rows if r.series != GREEDY])
+    names = dict.fromkeys(r.series for r in report.rows if r.series != GREEDY)
+    styles = dict(zip(names, zip(cycle(_colors()), cycle(_MARKERS), strict=False), strict=False))
     for ax, place in zip(axes, places, strict=True):
         ends = []
-        main = [r for r in report.rows if r.main and (r.model, r.device) == place]
+        main = [r for r in report.rows if (r.model, r.device) == place]
         for row in (r for r in main if r.series == GREEDY):
             ax.axhline(_percent(row), color=_LEVEL, ls="--", lw=1)
             ends.append(End(report.setting.budgets[-1], _percent(row), GREEDY, _LEVEL))
@@ -92,106 +90,48 @@ def _over_budget(report: EvalReport) -> Any:
     return figure
 
 
-# --- accuracy over cost -----------------------------------------------------------------------------------------------
-
-
-def _over_cost(report: EvalReport, cost: Callable[[Point], Mean], what: str) -> Any:
-    """Draw the front of all that was timed, then a panel per series: a line per model and device from one sample to
-    the greatest budget, with 95 % intervals in both directions, and a star at the greedy answer.
-
-    Args:
-        cost: of a point, in seconds.
-        what: the name of the axis.
-    """
+def _over_latency(report: EvalReport) -> Any:
+    """Draw what everything takes and solves, with 95 % intervals in both directions: a line per model, device and
+    series from one sample to the greatest budget, a star at the greedy answer, and steps with names over the points
+    that nothing beats."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     points = [p for p in report.points if not p.row.oracle]
-    series = [s for s in dict.fromkeys(p.row.series for p in points) if s not in (GREEDY, PASS)]
-    columns = min(3, 1 + len(series))
-    figure, axes = _figure(columns, -(-(1 + len(series)) // columns), width=4.6)
-    places = list(dict.fromkeys((p.row.model, p.row.device) for p in points))
-    colors = dict(zip(dict.fromkeys(model for model, _ in places), cycle(_colors()), strict=False))
-    lines = dict(zip(dict.fromkeys(device for _, device in places), cycle(("-", "--", ":")), strict=False))
-    _front(axes[0], points, cost, colors, [o.search for o in report.overtaking])
-    for ax, name in zip(axes[1:], series, strict=False):
-        _set_range(ax, [p.row for p in points])
-        ends = []
-        for model, device in places:
-            own = [p for p in points if (p.row.model, p.row.device) == (model, device)]
-            line = sorted((p for p in own if p.row.series == name), key=lambda p: p.row.budget)
-            if not line:
-                continue
-            if line[0].row.budget > 1:  # of one sample there is nothing to choose
-                line = [p for p in own if p.row.series == PASS] + line
-            _crosses(ax, line, cost, colors[model], lines[device])
-            _crosses(ax, [p for p in own if p.row.series == GREEDY], cost, colors[model], "", marker="*")
-            for p in line:
-                at = cost(p).value, _percent(p.row)
-                ax.annotate(f"{p.row.budget}", at, (3, -8), textcoords="offset points", fontsize=6)
-            text = f"{model}, {device}" if len(lines) > 1 else model
-            ends.append(End(cost(line[-1]).value, _percent(line[-1].row), text, colors[model]))
-        ax.set_title(name)
-        _label(ax, ends)
-    for ax in axes[len(series) + 1 :]:
-        ax.set_visible(False)
-    for ax in axes:
-        ax.set_xscale("log")
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.xaxis.set_major_formatter(EngFormatter(unit="s"))
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.tick_params(axis="x", labelsize=7)
-        ax.set_xlabel(what)
-    time = EngFormatter(unit="s", places=1)
-    beaten = [
-        "; ".join(f"{name_of(p.row)}: {_percent(p.row):.1f} % in {time(cost(p).value)}" for p in (o.search, o.single))
-        + f"; on {o.single.row.device}"
-        for o in report.overtaking
-    ]
-    figure.suptitle("\n".join([_heading(report), *beaten]))
-    return figure
-
-
-def _front(
-    ax: Any,
-    points: Sequence[Point],
-    cost: Callable[[Point], Mean],
-    colors: Mapping[str, str],
-    searches: Sequence[Point],
-) -> None:
-    """Draw all points, and steps over those that nothing beats; `searches` and steps well above the last have names."""
-    for p in points:
-        _crosses(ax, [p], cost, colors[p.row.model], "", alpha=0.3)
-    chosen = [points[i] for i in pareto_front([(cost(p).value, p.row.share.value) for p in points])]
-    x, y = [cost(p).value for p in chosen], [_percent(p.row) for p in chosen]
-    ax.step(x, y, where="post", color="black", lw=2, alpha=0.35)
-    ax.set_title("Pareto front")
+    figure, [ax] = _figure(1, width=9.6)
+    colors = dict(zip(dict.fromkeys(p.row.model for p in points), cycle(_colors()), strict=False))
+    dashes = dict(zip(dict.fromkeys(p.row.device for p in points), cycle(("-", "--", ":")), strict=False))
+    markers = dict(zip(dict.fromkeys(p.row.series for p in points), cycle(_MARKERS), strict=False))
+    for model, device, series in dict.fromkeys((p.row.model, p.row.device, p.row.series) for p in points):
+        own = [p for p in points if (p.row.model, p.row.device) == (model, device)]
+        line = sorted((p for p in own if p.row.series == series), key=lambda p: p.row.budget)
+        if series != GREEDY and line[0].row.budget > 1:  # of one sample there is nothing to choose
+            line = [p for p in own if p.row.series == PASS] + line
+        x, y = [p.seconds for p in line], [_percent(p.row) for p in line]
+        costs = [p.latency.seconds for p in line]
+        off_x = [[c.value - c.low for c in costs], [c.high - c.value for c in costs]]
+        shares = [p.row.share for p in line]
+        ax.errorbar(x, y, _off(shares), off_x, fmt="none", ecolor=colors[model], elinewidth=0.7, alpha=0.3)
+        marker = {"marker": "*", "ms": 9} if series == GREEDY else {"marker": markers[series], "ms": 4}
+        label = ", ".join((model, device, series))
+        ax.plot(x, y, dashes[device], color=colors[model], lw=1.2, label=label, **marker)
+    front = report.front
+    ax.step([p.seconds for p in front], [_percent(p.row) for p in front], where="post", color="black", lw=2, alpha=0.35)
     _set_range(ax, [p.row for p in points])
-    several = len({p.row.device for p in points}) > 1
     bottom, top = ax.get_ylim()
     named: list[End] = []
-    for p, at, height in zip(chosen, x, y, strict=True):
-        if not named or p in searches or p is chosen[-1] or height - named[-1].y >= _LEAST_STEP * (top - bottom):
-            text = name_of(p.row) + (f", {p.row.device}" if several else "")
-            named.append(End(at, height, text, colors[p.row.model]))
+    for p in front:
+        height = _percent(p.row)
+        if not named or p is front[-1] or height - named[-1].y >= _LEAST_STEP * (top - bottom):
+            named.append(End(p.seconds, height, f"{name_of(p.row)}, {p.row.device}", colors[p.row.model]))
     _label(ax, named)
-
-
-def _crosses(
-    ax: Any,
-    points: Sequence[Point],
-    cost: Callable[[Point], Mean],
-    color: str,
-    line: str,
-    alpha: float = 1.0,
-    marker: str = "o",
-) -> None:
-    """Draw points with their intervals in both directions, joined by a line."""
-    costs, shares = [cost(p) for p in points], [p.row.share for p in points]
-    x, y = [c.value for c in costs], [100 * s.value for s in shares]
-    off_x = [[c.value - c.low for c in costs], [c.high - c.value for c in costs]]
-    ax.errorbar(x, y, _off(shares), off_x, fmt="none", ecolor=color, elinewidth=0.7, alpha=0.35 * alpha)
-    size = 4 if marker == "o" else 9
-    ax.plot(x, y, linestyle=line or "none", marker=marker, ms=size, lw=1.2, color=color, alpha=alpha)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(EngFormatter(unit="s"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("time per problem; the grey line is the Pareto front")
+    ax.legend(fontsize=6)
+    figure.suptitle(_heading(report))
+    return figure
 
 
 def _off(shares: Sequence[Share]) -> list[list[float]]:
@@ -267,8 +207,3 @@ def _colors() -> list[str]:
 
     colors: list[str] = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
     return colors
-
-
-def _styles(series: list[str]) -> dict[str, tuple[str, str]]:
-    """Give each series a color and a marker, the same in all panels."""
-    return dict(zip(dict.fromkeys(series), zip(cycle(_colors()), cycle(_MARKERS), strict=False), strict=False))

@@ -12,7 +12,7 @@ import statistics as py_statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,10 +20,9 @@ import numpy as np
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation import ranking
-from tilebeam.evaluation.config import GREEDY, Method, Setting, Unit
+from tilebeam.evaluation.config import GREEDY, Setting, Unit
 from tilebeam.evaluation.log import Record
 from tilebeam.search.limits import standing
-from tilebeam.search.search_defaults import SHARPNESS
 
 PASS = "pass"
 
@@ -38,8 +37,8 @@ class Accuracy:
     Attributes:
         model, device: which model, where.
         series: what chose; budget: out of how many candidates.
-        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", or "run" for what ran once, a
-            search or the greedy answer.
+        figure: the estimator: "pass@k", "best@k", "maj@k", "weighted@k", or "run" for what ran once, a search or the
+            greedy answer.
         oracle: the choice was made by who knows the answer.
         share: the figure and its interval.
         tokens: sampled per item, in the mean; scored_tokens: read by a reward model.
@@ -56,12 +55,6 @@ class Accuracy:
     tokens: float
     scored_tokens: float
     values: stats.F64 = field(repr=False, compare=False)
-
-    @property
-    def main(self) -> bool:
-        """Return whether it stands for its series (naive@k does not: it is one draw where best@k is the mean of
-        all)."""
-        return self.figure != "naive@k"
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
@@ -230,33 +223,21 @@ def _estimators(
     setting: Setting, table: list[list[Record]], notes: list[str]
 ) -> Iterator[tuple[str, str, bool, bool, Estimator]]:
     """Yield series, figure, whether it knows the answer or takes a reward model, and how an item's value is got."""
-    parsed = setting.parsed_methods()
-    found = {m.name: m for m in parsed if not m.relative}
+    found = {m.name: m for m in setting.parsed_methods() if m.sampled}
     yield PASS, "pass@k", True, False, _pass
     if (method := found.get("best-of-n")) is not None:
         for scorer in setting.scorers:
             series, knows = setting.series(method, scorer), scorer == scoring.VERIFIER
             reads = scorer in scoring.REWARDS
-            yield series, "best@k", knows, reads, _of_scores(stats.best_at_k, scorer)
-            yield series, "naive@k", knows, reads, _of_scores(stats.naive_at_k, scorer)
+            yield series, "best@k", knows, reads, _of_scores(scorer)
     if (method := found.get("self-consistency")) is not None:
-        yield (
-            setting.series(method),
-            "maj@k",
-            False,
-            False,
-            _voted(_majority),
-        )
+        yield setting.series(method), "maj@k", False, False, _voted(_majority)
         for scorer in filter(scoring.is_weight, setting.scorers):
             series = setting.series(method, scorer)
             if any(s["weights"][scorer] < 0 for items in table for item in items for s in item["samples"]):
                 notes.append(f"{series}: {scorer} gives scores below 0, which cannot weigh votes.")
                 continue
             yield series, "weighted@k", False, scorer in scoring.REWARDS, _of_weights(scorer)
-    for method in (m for m in parsed if m.relative):
-        for scorer in setting.scorers_of(method):
-            series, reads = setting.series(method, scorer), scorer in scoring.REWARDS
-            yield series, "weighted@k", False, reads, _of_relative_weights(method, scorer)
 
 
 def _correct(samples: Sequence[Record]) -> list[float]:
@@ -294,14 +275,14 @@ def _voted(estimate: Callable[[list[str | None], Sequence[Record], int], float])
     return estimator
 
 
-def _of_scores(formula: Callable[[Sequence[float], Sequence[float], int], float], scorer: str) -> Estimator:
+def _of_scores(scorer: str) -> Estimator:
     """Make an estimator of what is chosen as `BestOfN` does: samples have the places of their ranks as scores."""
     sign = 1 if scoring.knows(scorer) else -1
 
     def estimator(samples: Sequence[Record], k: int) -> float:
         ranks = [(s["scores"][scorer], _standing(s))[::sign] for s in samples]
         order = {rank: float(place) for place, rank in enumerate(sorted(set(ranks)))}
-        return formula([order[rank] for rank in ranks], _correct(samples), k)
+        return stats.best_at_k([order[rank] for rank in ranks], _correct(samples), k)
 
     return estimator
 
@@ -315,18 +296,6 @@ def _majority(answers: list[str | None], samples: Sequence[Record], k: int) -> f
 
 def _of_weights(scorer: str) -> Estimator:
     return _voted(lambda answers, s, k: stats.weighted_at_k(answers, [x["weights"][scorer] for x in s], _correct(s), k))
-
-
-def _of_relative_weights(method: Method, scorer: str) -> Estimator:
-    weighting = method.options["weighting"]
-    sharpness = float(method.options.get("sharpness", SHARPNESS[weighting]))
-
-    def estimate(answers: list[str | None], samples: Sequence[Record], k: int) -> float:
-        weigh = partial(stats.relative_weights, [s["scores"][scorer] for s in samples], weighting, sharpness)
-        worth = np.array([s.get("worth", 1.0) for s in samples])
-        return stats.weighted_at_k(answers, lambda drawn: weigh(drawn) * worth, _correct(samples), k)
-
-    return _voted(estimate)
 
 
 def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
@@ -361,7 +330,7 @@ def comparisons(rows: Sequence[Accuracy], *, seed: int = 0) -> list[Comparison]:
     """Compare methods of the same model at the same budget; one sample, and every method at every budget,
     against the model's greedy answer, at its greatest budget against that of every model on the same device. Where
     nothing is greedy, one sample is in its place. Who knows the answer is left out."""
-    main = [r for r in rows if r.main and not r.oracle]
+    main = [r for r in rows if not r.oracle]
     yardsticks = [r for r in main if r.series == GREEDY] or [r for r in main if r.series == PASS]
     found = []
     for i, a in enumerate(main):
@@ -413,7 +382,7 @@ def points(rows: Sequence[Accuracy], measured: Sequence[Latency]) -> list[Point]
     """Join rows with their measured latency, and mark those that nothing beats. Who knows the answer is not on the
     front. One sample is one point, whatever would choose from it. On a device where a model was only timed it is as
     right as on the first that it was evaluated on."""
-    own = {(r.model, r.device, r.series, r.budget): r for r in reversed(rows) if r.main}
+    own = {(r.model, r.device, r.series, r.budget): r for r in reversed(rows)}
     first = {(r.model, r.series, r.budget): r for r in own.values()}
     timed, costs = [], []
     for m in measured:
@@ -424,48 +393,3 @@ def points(rows: Sequence[Accuracy], measured: Sequence[Latency]) -> list[Point]
     rivals = [i for i, r in enumerate(timed) if not r.oracle]
     front = {rivals[i] for i in stats.pareto_front([(costs[i].seconds.value, timed[i].share.value) for i in rivals])}
     return [Point(row, cost, i in front) for i, (row, cost) in enumerate(zip(timed, costs, strict=True))]
-
-
-@dataclass(frozen=True)
-class Overtaking:
-    """A search with another model that is at least as accurate as the best one's greedy answer, and takes less time.
-
-    Attributes:
-        search: the point; single: the better model's greedy answer, or one sample of it where no greedy answer was
-            timed, on the same device.
-    """
-
-    search: Point
-    single: Point
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON."""
-        return {"search": self.search.as_dict(), "single": self.single.as_dict()}
-
-
-def overtaking(timed: Sequence[Point]) -> list[Overtaking]:
-    """Find, for each device, the most accurate search with another model that overtakes the best model's greedy answer.
-
-    The best model is the one whose greedy answer is right most often; where none was timed, one sample is in its place.
-    Devices where no point does are left out.
-    """
-    found = []
-    for device in dict.fromkeys(p.row.device for p in timed):
-        here = [p for p in timed if p.row.device == device]
-        singles = [p for p in here if p.row.series == GREEDY]
-        singles = singles or [p for p in here if p.row.series == PASS and p.row.budget == 1]
-        if not singles:
-            continue
-        best = max(singles, key=lambda p: p.row.share.value)
-        ahead = [
-            p
-            for p in here
-            if p.row.model != best.row.model
-            and not p.row.oracle
-            and p.row.series not in (GREEDY, PASS)
-            and p.row.share.value >= best.row.share.value
-            and p.seconds < best.seconds
-        ]
-        if ahead:
-            found.append(Overtaking(max(ahead, key=lambda p: (p.row.share.value, -p.seconds)), best))
-    return found

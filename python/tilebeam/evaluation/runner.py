@@ -19,13 +19,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation import plots, results
-from tilebeam.evaluation.config import GREEDY, Setting, Unit, units
+from tilebeam.evaluation.config import GREEDY, SAMPLED, Setting, Unit, units
 from tilebeam.evaluation.eval_report import EvalReport, markdown
 from tilebeam.evaluation.log import Log, Record, timeless
 from tilebeam.evaluation.results import PASS
@@ -39,14 +38,6 @@ from tilebeam.search import algorithms as methods
 
 # Seconds before a timed run: the workers of the model that ran before, and of its reward model, spin for a while.
 _PAUSE = 0.02
-
-
-class Executor(Protocol):
-    """Where units are done, if not in this process."""
-
-    def run(self, job: EvalJob, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
-        """Do units, in any order, and yield each with its record as soon as it is finished."""
-        ...
 
 
 class Watcher:
@@ -87,18 +78,13 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
     for name in setting.scorers:
         scoring.check_scorer(name, reward, unsafe_code=setting.task.unsafe_code)
     if "cpu" in {*setting.devices, *latency_devices}:
-        models = [*setting.models, *([setting.draft] if setting.draft else [])]
-        for path in (*(m.path for m in models), *([job.reward.path] if job.reward and job.reward.path else [])):
+        reward_files = [job.reward.path] if job.reward and job.reward.path else []
+        for path in (*(m.path for m in setting.models), *reward_files):
             _check_ordinary(path)
     parsed = setting.parsed_methods()
     for method in parsed:
-        if method.sampled or method.name == GREEDY:
-            if method.relative and method.options.keys() <= {"weighting", "sharpness"}:
-                methods.create(method.name, **method.options)
-                if not setting.scorers_of(method):
-                    raise TilebeamError(f"{method.spec} needs a scorer: --scorer logprob, self-certainty, prm ..")
-                continue
-            if method.options or [m.name for m in parsed if not m.relative].count(method.name) > 1:
+        if method.name in (*SAMPLED, GREEDY) and "weighting" not in method.options:
+            if method.options or [m.name for m in parsed if not m.options].count(method.name) > 1:
                 raise TilebeamError(
                     f"{method.name} may be given once and takes no options (votes take weighting=softmax or borda, and "
                     "sharpness): use the flags for scorers and extraction."
@@ -110,9 +96,8 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
         stand_in = None if scorers == [""] else scoring.FunctionScorer(lambda *_: 0.0)
         algorithm = methods.create(method.name, scorer=stand_in, **method.options)
         if not scorers:
-            raise TilebeamError(
-                f"{method.spec} needs a scorer of steps: --prm, --reward-head or --scorer FILE.py:function."
-            )
+            names = ("", "logprob, self-certainty") if method.name in SAMPLED else (" of steps", "FILE.py:function")
+            raise TilebeamError(f"{method.spec} needs a scorer{names[0]}: --prm, --reward-head or --scorer {names[1]}.")
         for budget in setting.budgets:
             width = min(getattr(algorithm, "beam_width", 1), budget)
             if budget % width:
@@ -136,7 +121,6 @@ def evaluate(
     out: Path,
     *,
     task: Task | None = None,
-    executor: Executor | None = None,
     latency_items: int = 0,
     latency_devices: Sequence[str] = (),
     so_far: bool = False,
@@ -149,7 +133,6 @@ def evaluate(
         job: what to evaluate.
         out: folder for log, results, report and plots.
         task: made from the job's options if not given.
-        executor: where units are done; None: here.
         latency_items: prompts of the timed pass, 0 for none.
         latency_devices: where they are timed; none: on the setting's. One that is not the setting's counts with the
             accuracy of the setting's first.
@@ -168,7 +151,7 @@ def evaluate(
     run = _Run(job, task or open_task(setting.task), out, listener, make)
     if scoring.VERIFIER in setting.scorers and not run.task.judged:
         raise TilebeamError("--scorer verifier needs items with answers, or a --checker.")
-    everything, records = run.evaluated(executor, so_far)
+    everything, records = run.evaluated(so_far)
     _write_results(out / "results.jsonl", everything, records)
     rows, notes = results.accuracy(setting, everything, records)
     judged = rows if run.task.judged else []
@@ -204,7 +187,7 @@ class _Run:
     watcher: Watcher
     make: Callable[[EvalJob, Task, int], Workbench]
 
-    def evaluated(self, executor: Executor | None, so_far: bool) -> tuple[list[Unit], dict[str, Record]]:
+    def evaluated(self, so_far: bool) -> tuple[list[Unit], dict[str, Record]]:
         """Do the units that are not in the log yet, or none `so_far`; return what there is, with its records."""
         everything = list(units(self.job.setting, len(self.task.items)))
         with Log(self.out / "log.jsonl", self.job.setting) as log:
@@ -214,13 +197,13 @@ class _Run:
             elif todo:
                 total, left = (sum(u.last - u.first for u in some) for some in (everything, todo))
                 with self.watcher.phase("evaluate", total, total - left):
-                    for unit, record in executor.run(self.job, todo) if executor else self._work(todo):
+                    for unit, record in self._work(todo):
                         log.add(record)
                         self.watcher.finished(unit.last - unit.first)
             return everything, {unit.key: log.records[unit.key] for unit in everything}
 
     def _work(self, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
-        """Do units here. Models that fit into memory together take turns: a run that is stopped has the same items of
+        """Do units. Models that fit into memory together take turns: a run that is stopped has the same items of
         all of them."""
         setting = self.job.setting
         together = _fit_together(setting, len(setting.devices))

@@ -14,20 +14,16 @@ class TaskOptions:
 
     Attributes:
         spec: KIND:REST, such as "gsm8k:FILE"; `tilebeam.evaluation.tasks.KINDS` has all.
-        items: how many; None: 100 generated ones, or all of a file.
-        item_seed: of generated items.
-        pilot_seed: the first `pilot_items` items that this seed gives are left out: on them prompts were tuned.
-        shots: solved examples in front of every prompt; generated with `shot_seed`, or from `shots_file`.
+        items: how many, the first of the file; None: all.
+        shots: solved examples in front of every prompt, the first of `shots_file`; 0: as many as the task usually has.
         shots_file: examples, lines as the task's own.
-        prefix: text in front of all (before the examples).
         template: of one question; "{question}" and "{prompt}" are its text, other fields of an item by their names.
             None: the task's own.
         shot_answer: what follows the template in an example; None: the task's own.
-        question: regular expression; its groups (without any, all of it) in the generated text are the question.
         extract: last-number, text, line, a regular expression, or a function (module:function, FILE.py:function).
             None: the task's own.
-        checker: function of item and text (module:function, FILE.py:function); None: reasoning-gym's own verifier,
-            or the item's answer.
+        checker: function of item and text (module:function, FILE.py:function); None: the item's
+            answer, or the task's own judge.
         chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
         tir: prompts ask for programs, and those that samples write are run while they are drawn, by all methods.
         programs: a text's answer is what its program prints, where it holds one; see `tilebeam.ProgramAnswer`.
@@ -39,16 +35,10 @@ class TaskOptions:
 
     spec: str
     items: int | None = None
-    item_seed: int = 1
-    pilot_seed: int | None = None
-    pilot_items: int = 100
     shots: int = 0
-    shot_seed: int = 777
     shots_file: str | None = None
-    prefix: str = ""
     template: str | None = None
     shot_answer: str | None = None
-    question: str | None = None
     extract: str | None = None
     checker: str | None = None
     chat: bool | None = None

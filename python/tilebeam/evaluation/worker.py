@@ -19,7 +19,7 @@ from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.gguf.fingerprint import fingerprint
-from tilebeam.measure.cost import Stopwatch
+from tilebeam.measure.machine import Stopwatch
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.prompt import Prompt
@@ -125,7 +125,7 @@ class Workbench:
     def _samples(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
         """Draw the budget's samples of each item, and score them with every scorer."""
         names = self.setting.scorers
-        wanted: dict[str, Any] = scoring.needs(names) | ({"statistics": True} if self.setting.token_stats else {})
+        wanted: dict[str, Any] = scoring.needs(names)
         wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
         params = [self._sampling(unit.seed, item, n=unit.budget, **wanted) for item in items]
         prompts = [self._prompt(lm, item) for item in items]
@@ -264,7 +264,7 @@ class Workbench:
             options["extract"] = self.task.extract
             if "equal" in known:
                 options["equal"] = self.task.equal
-        if method.name == "self-consistency" and scorer and not method.relative:
+        if method.name == "self-consistency" and scorer and "weighting" not in options:
             options["weighting"] = "logprob" if scorer == "logprob" else "reward"
             scorer = scorer if scorer != "logprob" else ""
         return methods.create(method.name, scorer=self._scorer(scorer, model, device) if scorer else None, **options)
@@ -303,13 +303,12 @@ class Workbench:
 
     def _loaded(self, model: ModelFile, device: str) -> LM:
         """Load a model as the setting says."""
-        draft = self.setting.draft
-        for file in (model, *([draft] if draft else [])):
-            _check_file(file)
-        options = self._load_options(device) | {"lookup": self.setting.lookup}
+        if fingerprint(model.path) != model.fingerprint:
+            raise TilebeamError(f"{model.path} is not the file {model.name} that this evaluation began with.")
+        options = self._load_options(device)
         if self._job.reward is not None:
             options["hidden_layer"] = self._job.reward.hidden_layer(model.path)
-        return load(model.path, draft=draft.path if draft else None, **options)
+        return load(model.path, **options)
 
     def _load_options(self, device: str) -> dict[str, Any]:
         s = self.setting
@@ -349,11 +348,6 @@ class Workbench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _check_file(model: ModelFile) -> None:
-    if fingerprint(model.path) != model.fingerprint:
-        raise TilebeamError(f"{model.path} is not the file {model.name} that this evaluation began with.")
 
 
 def _weight(name: str, candidate: CompletionOutput, score: float) -> float:

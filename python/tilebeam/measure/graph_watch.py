@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -43,19 +42,13 @@ Tensor._fields_ = [
 
 def operation(name: str) -> int:
     """Return the number of an op of the ggml in use."""
-    for i in range(128):
-        if op_name(i) == name:
-            return i
-    raise TilebeamError(f"This llama.cpp has no operation {name}.")
-
-
-def op_name(number: int) -> str:
-    """Name of an op of the ggml in use."""
     lib = ggml_base()
     lib.ggml_op_name.restype = ctypes.c_char_p
     lib.ggml_op_name.argtypes = [ctypes.c_int]
-    name: bytes = lib.ggml_op_name(number)
-    return name.decode()
+    for i in range(128):
+        if lib.ggml_op_name(i) == name.encode():
+            return i
+    raise TilebeamError(f"This llama.cpp has no operation {name}.")
 
 
 def name_of(t: Any) -> str:
@@ -105,31 +98,6 @@ class Watch(ABC):
             return False
 
 
-@contextmanager
-def watched(lm: LM, n_ctx: int, threads: int, watch: Watch) -> Iterator[Context]:
-    """Open a context of a loaded model under a watch's eyes, for one sequence of `n_ctx` tokens.
-
-    Raises:
-        TilebeamError: llama.cpp cannot make it.
-    """
-    p = C.llama_context_default_params()
-    p.n_ctx = p.n_batch = p.n_ubatch = n_ctx
-    p.n_seq_max = 1
-    p.n_threads = p.n_threads_batch = threads
-    p.cb_eval = watch.callback
-    p.no_perf = True
-    with log_router().capture():
-        pointer = C.llama_init_from_model(lm._model.pointer, p)
-    if not pointer:
-        raise TilebeamError(f"llama.cpp cannot make a context of {n_ctx} tokens for this model.")
-    context = Context(pointer, lm._model, n_ctx, n_ctx)
-    try:
-        yield context
-    finally:
-        with log_router().capture():
-            context.close()
-
-
 def decode(
     lm: LM,
     windows: Windows,
@@ -138,17 +106,28 @@ def decode(
     threads: int,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Decode windows of text under a watch's eyes; all positions have outputs.
+    """Decode windows of text in a context of their own under a watch's eyes; all positions have outputs.
 
     Args:
         progress: called with the number of windows done.
 
     Raises:
-        TilebeamError: decoding fails; and whatever the watch raised.
+        TilebeamError: llama.cpp cannot make the context, or decoding fails; and whatever the watch raised.
     """
     lm.check_generates()
     n = windows.n_ctx
-    with watched(lm, n, threads, watch) as context:
+    p = C.llama_context_default_params()
+    p.n_ctx = p.n_batch = p.n_ubatch = n
+    p.n_seq_max = 1
+    p.n_threads = p.n_threads_batch = threads
+    p.cb_eval = watch.callback
+    p.no_perf = True
+    with log_router().capture():
+        pointer = C.llama_init_from_model(lm._model.pointer, p)
+    if not pointer:
+        raise TilebeamError(f"llama.cpp cannot make a context of {n} tokens for this model.")
+    context = Context(pointer, lm._model, n, n)
+    try:
         for i in range(len(windows)):
             context.clear()
             context.token[:n] = windows.inputs(i)
@@ -163,3 +142,6 @@ def decode(
                 raise TilebeamError(f"llama.cpp could not decode window {i} (status {status}).")
             if progress:
                 progress(i + 1)
+    finally:
+        with log_router().capture():
+            context.close()

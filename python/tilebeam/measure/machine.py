@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -59,6 +60,31 @@ def _cpu_seconds_of(pid: str) -> float:
         return 0.0
     ticks = stat.rpartition(")")[2].split()[11:15]  # utime, stime, cutime, cstime
     return sum(map(int, ticks)) / _TICKS + sum(map(_cpu_seconds_of, _children(pid)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a piece of work costs.
+
+    Attributes:
+        seconds: by the clock.
+        cpu_seconds: of this process and its children, on all CPUs together.
+    """
+
+    seconds: float
+    cpu_seconds: float
+
+
+class Stopwatch:
+    """Begins when it is made."""
+
+    def __init__(self) -> None:
+        self._cpu = cpu_seconds()
+        self._began = time.perf_counter()
+
+    def cost(self) -> Cost:
+        """Return the cost until now."""
+        return Cost(time.perf_counter() - self._began, cpu_seconds() - self._cpu)
 
 
 class OtherLoad:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,18 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.byte_bar import Shown
 from tilebeam.gguf.calibration import Calibration
-from tilebeam.measure.graph_watch import TYPE_F32, array, decode
-from tilebeam.measure.imatrix import Collector
+from tilebeam.measure.graph_watch import TYPE_F32, Watch, array, decode, name_of, operation
 from tilebeam.measure.perplexity import Windows, windows_of
 from tilebeam.model.lm import LM
 
 F32 = npt.NDArray[np.float32]
 
 STRIPE = 512  # inputs whose products with all later ones are added at a time
+# A scheduler copy of a weight is called BACKEND#name#number.
+_COPY = re.compile(r"[^#]*#([^#]*)(?:#.*)?")
 
 
-class MomentCollector(Collector):
+class MomentCollector(Watch):
     """X^T X of the wanted matrices' inputs, by the matrix that was seen first with each input.
 
     Args:
@@ -41,6 +43,7 @@ class MomentCollector(Collector):
 
     def __init__(self, wanted: frozenset[str] = frozenset()) -> None:
         super().__init__()
+        self._mul_mat = operation("MUL_MAT")
         self.wanted = wanted
         self.moments: dict[str, F32] = {}
         self.first: dict[str, str] = {}
@@ -50,6 +53,12 @@ class MomentCollector(Collector):
         """Begin a new window."""
         self._inputs: dict[int, str] = {}
         self._left = set(self.wanted)
+
+    def _name(self, weight: Any) -> str:
+        name = name_of(weight)
+        found = _COPY.fullmatch(name)
+        name = found[1] if found else name
+        return "output.weight" if name == "token_embd.weight" else name  # a tied output matrix is left as it is
 
     def wants(self, t: Any) -> bool:
         """Return whether this is a product with weights whose inputs count."""
@@ -128,7 +137,7 @@ def calibration_of(
     memory: int,
     show: Shown | None = None,
 ) -> Calibration:
-    """Make a calibration for :func:`tilebeam.gguf.pack` and ``convert``: this text, run through this model on the CPU.
+    """Make a calibration for :func:`tilebeam.gguf.pack`: this text, run through this model on the CPU.
 
     The model is loaded when moments are first asked for, and only then; a run that has them all loads nothing.
 

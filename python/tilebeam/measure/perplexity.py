@@ -2,7 +2,7 @@
 
 The text is cut into windows of n_ctx tokens without overlap, the first token of each replaced by BOS where the model
 wants one; the second half of every window is scored (llama.cpp, tools/perplexity). A base is another model, run beside
-the measured ones window by window (`ModelBase`), so that nothing of it is rounded or written.
+the measured ones window by window, so that nothing of it is rounded or written.
 
 `measure` runs any number of subjects against one base, which is decoded once. It returns what was measured per token;
 perplexity_stats.py makes figures of that, and can pair two subjects' tokens.
@@ -171,35 +171,23 @@ def _steps(n_ctx: int, first: int, batch: int, outputs: int) -> Iterator[tuple[i
         start = stop
 
 
-# --- one prediction ---------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
-class Logits:
-    """A base's prediction as logits: float32 [n_vocab], with their log_sum_exp."""
+def divergence(base: F32, base_sum: float, row: F32, row_sum: float, work: F32, weights: F32) -> float:
+    """Return the KL divergence of softmax(row) from softmax(base), nats. Differences are taken before they are weighed:
+    equal rows diverge by exactly 0.
 
-    def __init__(self, row: F32, top: int, log_sum: float) -> None:
-        self._row, self._top, self._log_sum = row, top, log_sum
-
-    def nll(self, target: int) -> float:
-        """Return negative log-likelihood of a token."""
-        return self._log_sum - float(self._row[target])
-
-    def divergence(self, row: F32, log_sum: float, work: F32, weights: F32) -> tuple[int, float]:
-        """Compare with other logits. Differences are taken before they are weighed: equal rows diverge by exactly 0.
-
-        Args:
-            row: the other's, [n_vocab]; log_sum: the log of the sum of their exponentials.
-            work, weights: scratch, [n_vocab].
-
-        Returns:
-            the base's likeliest token, and the KL divergence of softmax(row) from the base, nats.
-        """
-        np.subtract(self._row, np.float32(self._log_sum), out=weights)
-        np.exp(weights, out=weights)
-        np.subtract(self._row, row, out=work)
-        np.multiply(work, weights, out=work)
-        expected = float(work.sum(dtype=np.float64)) / float(weights.sum(dtype=np.float64))
-        return self._top, expected - (self._log_sum - log_sum)
+    Args:
+        base, row: logits, [n_vocab]; base_sum, row_sum: the logs of the sums of their exponentials.
+        work, weights: scratch, [n_vocab].
+    """
+    np.subtract(base, np.float32(base_sum), out=weights)
+    np.exp(weights, out=weights)
+    np.subtract(base, row, out=work)
+    np.multiply(work, weights, out=work)
+    expected = float(work.sum(dtype=np.float64)) / float(weights.sum(dtype=np.float64))
+    return expected - (base_sum - row_sum)
 
 
 class LogitScorer:
@@ -217,45 +205,25 @@ class LogitScorer:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def logits(self, rows: F32) -> list[Logits]:
-        """Return rows of a base's logits as predictions; keeps views of them."""
-        result: list[Logits] = []
-
-        def some(part: range) -> list[Logits]:
-            work, _ = self._work()
-            return [Logits(rows[i], *log_sum_exp(rows[i], work)) for i in part]
-
-        for predictions in self._pool.map(some, self._shares(len(rows))):
-            result += predictions
-        return result
-
-    def score(self, rows: F32, targets: I32, base: Sequence[Logits] | None, out: TokenScores, at: int) -> None:
+    def score(self, rows: F32, targets: I32, base: F32 | None, out: TokenScores, at: int) -> None:
         """Score row i against its target, and against base[i], into out[at + i]."""
 
         def some(part: range) -> None:
-            work, weights = self._work()
+            if not hasattr(self._local, "work"):
+                self._local.work = np.empty((2, self._n_vocab), np.float32)
+            work, weights = self._local.work
             for i in part:
+                target = int(targets[i])
                 top, log_sum = log_sum_exp(rows[i], work)
-                out.nll[at + i] = log_sum - float(rows[i][targets[i]])
+                out.nll[at + i] = log_sum - float(rows[i][target])
                 if base is not None:
-                    base_top, out.kld[at + i] = base[i].divergence(rows[i], log_sum, work, weights)
-                    out.nll_base[at + i] = base[i].nll(int(targets[i]))
+                    base_top, base_sum = log_sum_exp(base[i], work)
+                    out.nll_base[at + i] = base_sum - float(base[i][target])
+                    out.kld[at + i] = divergence(base[i], base_sum, rows[i], log_sum, work, weights)
                     out.same_top[at + i] = top == base_top
 
-        list(self._pool.map(some, self._shares(len(rows))))
-
-    def _work(self) -> tuple[F32, F32]:
-        if not hasattr(self._local, "work"):
-            self._local.work = np.empty(self._n_vocab, np.float32), np.empty(self._n_vocab, np.float32)
-        work: tuple[F32, F32] = self._local.work
-        return work
-
-    def _shares(self, n: int) -> list[range]:
-        share = max(1, -(-n // self._threads))
-        return [range(start, min(n, start + share)) for start in range(0, n, share)]
-
-
-# --- measuring --------------------------------------------------------------------------------------------------------
+        share = max(1, -(-len(rows) // self._threads))
+        list(self._pool.map(some, (range(i, min(len(rows), i + share)) for i in range(0, len(rows), share))))
 
 
 @dataclass(frozen=True)
@@ -267,38 +235,13 @@ class Subject:
     prepare: Callable[[], None] = lambda: None
 
 
-class ModelBase:
-    """A base that is a model; it is decoded when its predictions are asked for."""
-
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self.n_vocab = subject.lm.n_vocab
-        self._logits: F32 = np.empty((0, 0, 0), np.float32)
-
-    def at_once(self, windows: Windows) -> int:
-        """Return how many windows its context takes."""
-        return at_once(self._subject.lm, windows)
-
-    def predictions(self, windows: Windows, wanted: Sequence[int], scorer: LogitScorer) -> list[list[Logits]]:
-        """Decode the wanted windows; per window its scored predictions, valid until the next call."""
-        shape = (len(wanted), windows.scored, self.n_vocab)
-        if self._logits.shape != shape:
-            self._logits = np.empty(shape, np.float32)
-        self._subject.prepare()
-        for piece in decode(self._subject.lm, windows, wanted):
-            begin = piece.position - windows.first
-            for i, rows in enumerate(piece.rows):
-                self._logits[i, begin : begin + len(rows)] = rows
-        return [scorer.logits(self._logits[i]) for i in range(len(wanted))]
-
-
 Progress = Callable[[int, dict[str, TokenScores]], None]
 
 
 def measure(
     subjects: Sequence[Subject],
     windows: Windows,
-    base: ModelBase | None = None,
+    base: Subject | None = None,
     *,
     threads: int = 1,
     progress: Progress | None = None,
@@ -309,7 +252,7 @@ def measure(
     Args:
         subjects: models with distinct names; several may share one LM and differ in what `prepare` does.
         windows: of a text tokenized with these models' vocabulary.
-        base: what to compare with.
+        base: a model to compare with; it is decoded once.
         threads: for the sums over the vocabulary.
         progress: called after every group of windows with the number of windows done and the scores so far.
         seconds: the time that each subject's decoding took is added here.
@@ -320,21 +263,25 @@ def measure(
     Raises:
         TilebeamError: vocabularies differ, windows do not fit, decoding fails, or logits are not numbers.
     """
-    n_vocab = base.n_vocab if base is not None else subjects[0].lm.n_vocab
+    everyone = [*subjects, *([base] if base else [])]
+    n_vocab = everyone[-1].lm.n_vocab
     for subject in subjects:
         if subject.lm.n_vocab != n_vocab:
             raise TilebeamError(
                 f"{subject.lm.info.path} has a vocabulary of {subject.lm.n_vocab} tokens, what it is compared with has "
                 f"{n_vocab}: only models with the same tokenizer can be compared."
             )
-    group = min(at_once(s.lm, windows) for s in subjects)
-    if base is not None:
-        group = min(group, base.at_once(windows))
+    group = min(at_once(s.lm, windows) for s in everyone)
     scores = {s.name: TokenScores.empty(len(windows) * windows.scored, base is not None) for s in subjects}
+    expected = np.empty((group, windows.scored, n_vocab) if base else 0, np.float32)
     with LogitScorer(n_vocab, threads) as scorer:
         for start in range(0, len(windows), group):
             wanted = range(start, min(len(windows), start + group))
-            expected = base.predictions(windows, wanted, scorer) if base is not None else None
+            if base is not None:
+                base.prepare()
+                for piece in decode(base.lm, windows, wanted):
+                    for i, rows in enumerate(piece.rows):
+                        expected[i, piece.position - windows.first :][: len(rows)] = rows
             for subject in subjects:
                 subject.prepare()
                 for piece in _timed(decode(subject.lm, windows, wanted), subject.name, seconds):
@@ -343,7 +290,7 @@ def measure(
                         part = slice(begin, begin + len(rows))
                         targets = windows.targets(wanted[i])[part]
                         at = wanted[i] * windows.scored + begin
-                        scorer.score(rows, targets, expected[i][part] if expected else None, scores[subject.name], at)
+                        scorer.score(rows, targets, expected[i, part] if base else None, scores[subject.name], at)
             if progress is not None:
                 progress(wanted.stop, scores)
     return scores

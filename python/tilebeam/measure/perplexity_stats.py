@@ -8,8 +8,7 @@ covariance, which makes the error of the difference much smaller than either's o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,7 @@ import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
 
-PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
-
-
-def _no_floats() -> F64:
-    return np.empty(0)
-
-
-def _no_bools() -> npt.NDArray[np.bool_]:
-    return np.empty(0, np.bool_)
+PERCENTILES = (99.0, 50.0)
 
 
 @dataclass
@@ -40,24 +31,15 @@ class TokenScores:
     """
 
     nll: F64
-    nll_base: F64 = field(default_factory=_no_floats)
-    kld: F64 = field(default_factory=_no_floats)
-    same_top: npt.NDArray[np.bool_] = field(default_factory=_no_bools)
+    nll_base: F64
+    kld: F64
+    same_top: npt.NDArray[np.bool_]
 
     @staticmethod
     def empty(n: int, base: bool) -> TokenScores:
         """Return room for n tokens, NaN until they are measured."""
         m = n if base else 0
         return TokenScores(np.full(n, np.nan), np.full(m, np.nan), np.full(m, np.nan), np.zeros(m, np.bool_))
-
-    @staticmethod
-    def joined(parts: Sequence[TokenScores]) -> TokenScores:
-        """Return several parts of a text, in order."""
-        return TokenScores(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(TokenScores)))
-
-    def part(self, first: int, last: int) -> TokenScores:
-        """Return tokens first .. last - 1."""
-        return TokenScores(*(getattr(self, f.name)[first:last] for f in fields(TokenScores)))
 
     def __len__(self) -> int:
         return len(self.nll)
@@ -105,37 +87,25 @@ class Figures:
         The rest is None without a base:
         ppl_base: the base's perplexity.
         log_ratio: ln(ppl / ppl_base).
-        correlation: of the two models' negative log-likelihoods.
-        kld: mean KL divergence, nats; kld_percentiles: by percentage; kld_max, kld_min.
+        kld: mean KL divergence, nats; kld_percentiles: by percentage; kld_max.
         same_top: share of tokens where both think the same one likeliest.
-        p_diff: mean difference of the probability of the text's token; p_diff_rms: its root mean square.
     """
 
     n: int
     ppl: Estimate
     ppl_base: Estimate | None = None
     log_ratio: Estimate | None = None
-    correlation: float | None = None
     kld: Estimate | None = None
     kld_percentiles: dict[float, float] | None = None
     kld_max: float | None = None
-    kld_min: float | None = None
     same_top: Estimate | None = None
-    p_diff: Estimate | None = None
-    p_diff_rms: Estimate | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it; figures with an error are {"value", "stderr"}, those without a base left out."""
-        result: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, Estimate):
-                result[f.name] = value.as_dict()
-            elif f.name == "kld_percentiles" and value is not None:
-                result[f.name] = {f"{p:g}": v for p, v in value.items()}
-            elif value is not None:
-                result[f.name] = value
-        return result
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.kld_percentiles is not None:
+            found["kld_percentiles"] = {f"{p:g}": v for p, v in self.kld_percentiles.items()}
+        return {k: v.as_dict() if isinstance(v, Estimate) else v for k, v in found.items() if v is not None}
 
 
 def figures(scores: TokenScores) -> Figures:
@@ -145,22 +115,14 @@ def figures(scores: TokenScores) -> Figures:
     if len(scores.kld) == 0:
         return Figures(n=len(nll), ppl=perplexity(nll))
     base, kld, same = scores.nll_base[done], scores.kld[done], scores.same_top[done]
-    p_diff = np.exp(-nll) - np.exp(-base)
-    square = mean(p_diff**2)
-    rms = math.sqrt(square.value)
     share = float(np.mean(same))
-    spread = float(np.std(nll) * np.std(base))
     return Figures(
         n=len(nll),
         ppl=perplexity(nll),
         ppl_base=perplexity(base),
         log_ratio=log_ratio(nll, base),
-        correlation=float(np.mean((nll - nll.mean()) * (base - base.mean()))) / spread if spread > 0 else math.nan,
         kld=mean(kld),
         kld_percentiles={p: float(np.percentile(kld, p)) for p in PERCENTILES},
         kld_max=float(kld.max()),
-        kld_min=float(kld.min()),
         same_top=Estimate(share, math.sqrt(share * (1 - share) / max(1, len(nll) - 1))),
-        p_diff=mean(p_diff),
-        p_diff_rms=Estimate(rms, 0.5 * square.error / rms if rms > 0 else 0.0),
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilebeam.errors import TilebeamError
-from tilebeam.measure.cost import Cost, Stopwatch
+from tilebeam.measure.machine import Cost, Stopwatch
 from tilebeam.model.lm import LM
 
 

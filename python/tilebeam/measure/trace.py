@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from tilebeam import _ext as ggml_ext
 from tilebeam.engine.observer import Phase
 from tilebeam.errors import TilebeamError
-from tilebeam.measure import peaks as limits
 from tilebeam.model.lm import LM
 from tilebeam.native.control import control
 
@@ -32,19 +31,18 @@ def _enum(name: str) -> dict[str, int]:
     return dict(ggml_ext.ffi.typeof(f"enum {name}").relements)
 
 
-_SPAN = _enum("tb_span")
+_SPAN = {name.removeprefix("TB_SPAN_"): code for name, code in _enum("tb_span").items()}
 _OP_NAMES = {code: name.removeprefix("TB_OP_") for name, code in _enum("tb_op_code").items()}
 _TYPE_NAMES = {code: name.removeprefix("TB_") for name, code in _enum("tb_type").items()}
 _REQUESTS = {code: name.removeprefix("TB_REQ_").lower() for name, code in _enum("tb_request_kind").items()}
 # Names in the timeline; (op) and (message) get theirs from the record.
 _CPU_SPANS = {
-    _SPAN["TB_SPAN_GRAPH"]: "graph",
-    _SPAN["TB_SPAN_LOWER"]: "lower",
-    _SPAN["TB_SPAN_SEND"]: "send",
-    _SPAN["TB_SPAN_WAIT"]: "wait for the NPU",
-    _SPAN["TB_SPAN_RECEIVE"]: "check the reply",
+    _SPAN["GRAPH"]: "graph",
+    _SPAN["LOWER"]: "lower",
+    _SPAN["SEND"]: "send",
+    _SPAN["WAIT"]: "wait for the NPU",
+    _SPAN["RECEIVE"]: "check the reply",
 }
-_MESSAGE, _OP, _NOTES = _SPAN["TB_SPAN_MESSAGE"], _SPAN["TB_SPAN_OP"], _SPAN["TB_SPAN_NOTES"]
 _PHASES: dict[Phase, str] = {
     "step": "step",
     "plan": "build the batch",
@@ -53,36 +51,18 @@ _PHASES: dict[Phase, str] = {
     "draft": "guess ahead",
     "verify": "check guesses",
 }
-_INTEGER_WEIGHTS = frozenset(int(t) for t in ggml_ext.Type if t.is_in_tiles)
 
 
 def record_type() -> np.dtype[Any]:
     """Return numpy's view of tb_trace_record, made from the C declaration."""
-    kinds = {8: "<u8", 4: "<u4"}
     names, formats, offsets = [], [], []
     for name, field in ggml_ext.ffi.typeof("tb_trace_record").fields:
         size = ggml_ext.ffi.sizeof(field.type)
         names.append(name)
-        formats.append(f"S{size}" if field.type.kind == "array" else kinds[size])
+        formats.append(f"S{size}" if field.type.kind == "array" else f"<u{size}")
         offsets.append(field.offset)
-    return np.dtype(
-        {
-            "names": names,
-            "formats": formats,
-            "offsets": offsets,
-            "itemsize": ggml_ext.ffi.sizeof("tb_trace_record"),
-        }
-    )
-
-
-@dataclass(frozen=True)
-class TracedCall:
-    """A call of llama.cpp or of the engine: nanoseconds of CLOCK_MONOTONIC, and the thread's number in the system."""
-
-    name: str
-    begin_ns: int
-    end_ns: int
-    thread: int
+    size = ggml_ext.ffi.sizeof("tb_trace_record")
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 @dataclass(frozen=True)
@@ -96,11 +76,8 @@ class OpRow:
             time, divided by their number (ops that need not wait for each other run side by side).
         share: of the time in which the NPU worked on messages, 0 to 1.
         bytes: operands and results, each counted once per op; gbs: 10^9 of them per second.
-        gops: 10^9 operations per second of products, multiply and add counted apart; 0 for other ops.
-        bound: which of the machine's limits it is nearer to, "memory" or "arithmetic".
-        share_of_limit: how near, 1 = at the limit; None if the limits were not measured. Above 1 only where what is
-            read lies in a cache. None for attention too: how many cells it reads is up to the mask; its bytes and
-            operations are those of all cells.
+        gops: 10^9 operations per second of products, multiply and add counted apart; 0 for other ops. Bytes and
+            operations of attention are those of all cells, whatever the mask hides.
     """
 
     op: str
@@ -112,23 +89,6 @@ class OpRow:
     bytes: int
     gbs: float
     gops: float
-    bound: str
-    share_of_limit: float | None
-
-
-@dataclass(frozen=True)
-class MachineLimits:
-    """What the machine can do at most with this many threads: 10^9 operations, bytes per second."""
-
-    int8_gops: float
-    fma_gflops: float
-    read_gbs: float
-
-    @staticmethod
-    def measure(threads: int) -> MachineLimits:
-        """Measure each three times; the best counts. Takes a quarter of a second."""
-        probes = (limits.int8_gops, limits.fma_gflops, limits.read_gbs)
-        return MachineLimits(*(max(probe(threads) for _ in range(3)) for probe in probes))
 
 
 @dataclass(frozen=True)
@@ -140,7 +100,6 @@ class Summary:
         seconds: time of each kind of span of the CPU side, nested ones counted in their parents too.
         busy_seconds: time in which the NPU worked on graphs; between_seconds: of it, what no op was running.
         graphs: messages with graphs.
-        limits: measured with as many threads as the NPU has; None if not.
         lost: records there was no room for; damaged: stamps of the NPU side that cannot be true.
     """
 
@@ -149,13 +108,8 @@ class Summary:
     busy_seconds: float
     between_seconds: float
     graphs: int
-    limits: MachineLimits | None
     lost: int
     damaged: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self)
 
 
 class Tracer:
@@ -171,7 +125,7 @@ class Tracer:
             raise TilebeamError("Only a model on the NPU can be traced: load it with device='npu'.")
         self._lm = lm
         self._most = most_records
-        self.calls: list[TracedCall] = []
+        self._calls: list[tuple[str, int, int, int]] = []  # of llama.cpp and the engine: name, begin, end, thread
         self.records: Records = np.zeros(0, record_type())
         self.lost = 0
         self.damaged = 0
@@ -192,62 +146,55 @@ class Tracer:
 
     def phase(self, name: Phase, begin_ns: int, end_ns: int) -> None:
         """Record what the engine did."""
-        self.calls.append(TracedCall(_PHASES[name], begin_ns, end_ns, threading.get_native_id()))
+        self._calls.append((_PHASES[name], begin_ns, end_ns, threading.get_native_id()))
 
     # --- what it tells ----------------------------------------------------------------------------------------------
 
     def timeline(self) -> dict[str, Any]:
         """Return the trace for chrome://tracing and ui.perfetto.dev: the program is one process, each NPU another."""
         events: list[dict[str, Any]] = [_label("process_name", 1, 0, "CPU side")]
-        origin = self._origin()
+        begins = [begin for _, begin, _, _ in self._calls] + self.records["begin_ns"].tolist()
+        origin = min(begins, default=0)
 
         def span(name: str, pid: int, tid: int, begin: int, end: int, args: Mapping[str, Any]) -> None:
             ts, duration = (begin - origin) / 1e3, (end - begin) / 1e3
             events.append({"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": duration, "args": args})
 
-        for call in self.calls:
-            span(call.name, 1, call.thread, call.begin_ns, call.end_ns, {})
+        for name, begin, end, thread in self._calls:
+            span(name, 1, thread, begin, end, {})
         lanes = set()
         for r in self.records:
-            kind, begin, end = int(r["span"]), int(r["begin_ns"]), int(r["end_ns"])
+            kind, code, lane, pid = int(r["span"]), int(r["code"]), int(r["lane"]), 1 + int(r["session"])
+            about = _about_message(r)
             if kind in _CPU_SPANS:
-                span(_CPU_SPANS[kind], 1, int(r["lane"]), begin, end, _about_message(r))
-                continue
-            pid, lane = 1 + int(r["session"]), int(r["lane"])
-            lanes.add((pid, lane))
-            if kind == _NOTES:
-                span("write the trace", pid, lane, begin, end, _about_message(r))
-            elif kind == _MESSAGE:
-                span(_REQUESTS[int(r["code"])], pid, lane, begin, end, _about_message(r))
+                name, pid = _CPU_SPANS[kind], 1
+            elif kind == _SPAN["NOTES"]:
+                name = "write the trace"
+            elif kind == _SPAN["MESSAGE"]:
+                name = _REQUESTS[code]
             else:
-                span(_OP_NAMES[int(r["code"])], pid, lane, begin, end, _about_op(r))
+                name, about = _OP_NAMES[code], _about_op(r)
+            if pid > 1:
+                lanes.add((pid, lane))
+            span(name, pid, lane, int(r["begin_ns"]), int(r["end_ns"]), about)
         for pid, lane in sorted(lanes):
             events.append(_label("process_name", pid, 0, f"NPU {pid - 1}"))
             events.append(_label("thread_name", pid, lane, f"worker {lane}"))
-        return {
-            "traceEvents": events,
-            "displayTimeUnit": "ms",
-            "otherData": {"model": self._lm.description, "lost": self.lost, "damaged": self.damaged},
-        }
+        about_all = {"model": self._lm.description, "lost": self.lost, "damaged": self.damaged}
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about_all}
 
-    def summary(self, measured: MachineLimits | None = None) -> Summary:
-        """Return the table; `measured` adds shares of the machine's limits."""
-        of = self.records["span"]
-        messages = self.records[of == _MESSAGE]
+    def summary(self) -> Summary:
+        """Return the table."""
+        messages = spans_of(self.records, "MESSAGE")
         graphs = messages[np.isin(messages["code"], [k for k, v in _REQUESTS.items() if v in ("compute", "patch")])]
         busy = float(_durations(graphs).sum()) / 1e9
-        rows = _op_rows(self.records[of == _OP], busy, measured)
+        rows = _op_rows(spans_of(self.records, "OP"), busy)
+        of = self.records["span"]
         seconds = {name: float(_durations(self.records[of == kind]).sum()) / 1e9 for kind, name in _CPU_SPANS.items()}
-        for call in self.calls:
-            seconds[call.name] = seconds.get(call.name, 0.0) + (call.end_ns - call.begin_ns) / 1e9
-        within = sum(row.seconds for row in rows)
-        return Summary(rows, seconds, busy, busy - within, len(graphs), measured, self.lost, self.damaged)
-
-    def _origin(self) -> int:
-        begins = [call.begin_ns for call in self.calls]
-        if len(self.records):
-            begins.append(int(self.records["begin_ns"].min()))
-        return min(begins, default=0)
+        for name, begin, end, _ in self._calls:
+            seconds[name] = seconds.get(name, 0.0) + (end - begin) / 1e9
+        between = busy - sum(row.seconds for row in rows)
+        return Summary(rows, seconds, busy, between, len(graphs), self.lost, self.damaged)
 
 
 def _label(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
@@ -281,7 +228,7 @@ def _durations(records: Records) -> npt.NDArray[np.int64]:
 
 def spans_of(records: Records, kind: str) -> Records:
     """Return the records of one kind of span, by its name in tilebeam/trace.h without TB_SPAN_."""
-    found: Records = records[records["span"] == _SPAN[f"TB_SPAN_{kind}"]]
+    found: Records = records[records["span"] == _SPAN[kind]]
     return found
 
 
@@ -307,12 +254,11 @@ def whole_ops(parts: Records) -> tuple[Records, npt.NDArray[np.float64]]:
     return whole, np.add.reduceat(time, first)
 
 
-def _op_rows(parts: Records, busy_seconds: float, measured: MachineLimits | None) -> list[OpRow]:
+def _op_rows(parts: Records, busy_seconds: float) -> list[OpRow]:
     ops, times = whole_ops(parts)
-    weighted = ops["work"] > 0
     groups: dict[tuple[int, int, bytes], list[int]] = {}
     for i, op in enumerate(ops):
-        key = (int(op["code"]), int(op["type"]) if weighted[i] else -1, bytes(op["kernel"]))
+        key = (int(op["code"]), int(op["type"]) if op["work"] else -1, bytes(op["kernel"]))
         groups.setdefault(key, []).append(i)
     rows = []
     for (code, weights_type, kernel), members in groups.items():
@@ -320,22 +266,10 @@ def _op_rows(parts: Records, busy_seconds: float, measured: MachineLimits | None
         seconds = float(times[members].sum()) / 1e9
         n_bytes, work = int(chosen["bytes"].sum()), int(chosen["work"].sum())
         per_second = 1e-9 / seconds if seconds > 0 else 0.0
-        name = _TYPE_NAMES.get(weights_type, "")
-        shares = {"memory": 0.0, "arithmetic": 0.0}
-        if measured is not None:
-            # _INTEGER_WEIGHTS under fp16 numerics run a float kernel
-            integer = (
-                _OP_NAMES[code].startswith("MUL_MAT") and weights_type in _INTEGER_WEIGHTS and b"f32" not in kernel
-            )
-            peak = measured.int8_gops if integer else measured.fma_gflops
-            shares["memory"] = n_bytes * per_second / measured.read_gbs
-            shares["arithmetic"] = work * per_second / peak if peak > 0 else 0.0
-        bound = max(shares, key=lambda k: shares[k])
-        known = measured is not None and _OP_NAMES[code] != "FLASH_ATTN"  # the mask decides what it reads
         rows.append(
             OpRow(
                 op=_OP_NAMES[code],
-                weights=name,
+                weights=_TYPE_NAMES.get(weights_type, ""),
                 kernel=kernel.decode("utf-8", "replace"),
                 count=len(members),
                 seconds=seconds,
@@ -343,8 +277,6 @@ def _op_rows(parts: Records, busy_seconds: float, measured: MachineLimits | None
                 bytes=n_bytes,
                 gbs=n_bytes * per_second,
                 gops=work * per_second,
-                bound=bound if known else "",
-                share_of_limit=shares[bound] if known else None,
             )
         )
     return sorted(rows, key=lambda row: -row.seconds)

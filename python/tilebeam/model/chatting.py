@@ -36,7 +36,6 @@ class Chatting(Generating):
         messages: Messages,
         sampling: SamplingParams | None = ...,
         *,
-        stream: Literal[False] = ...,
         progress: ProgressHook | None = ...,
         **options: Unpack[ChatFields],
     ) -> RequestOutput: ...
@@ -46,32 +45,21 @@ class Chatting(Generating):
         messages: Sequence[Messages],
         sampling: SamplingParams | None = ...,
         *,
-        stream: Literal[False] = ...,
         progress: ProgressHook | None = ...,
         **options: Unpack[ChatFields],
     ) -> list[RequestOutput]: ...
-    @overload
-    def chat(
-        self,
-        messages: Messages,
-        sampling: SamplingParams | None = ...,
-        *,
-        stream: Literal[True],
-        **options: Unpack[ChatFields],
-    ) -> Iterator[Delta]: ...
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling: SamplingParams | None = None,
         *,
-        stream: bool = False,
         progress: ProgressHook | None = None,
         **options: Unpack[ChatFields],
-    ) -> RequestOutput | list[RequestOutput] | Iterator[Delta]:
+    ) -> RequestOutput | list[RequestOutput]:
         """Answer in a conversation: the chat template, `generate`, and thoughts and calls told apart from the text.
 
             lm.chat([{"role": "user", "content": "Hi!"}], max_tokens=64).text
-            for delta in lm.chat(messages, stream=True):
+            for delta in lm.stream_chat(messages):
                 print(delta.text, end="", flush=True)
 
         Functions that the model may call:
@@ -85,7 +73,6 @@ class Chatting(Generating):
         Args:
             messages: the turns, see `chat_prompt`; or several conversations, which are answered together.
             sampling: how to sample.
-            stream: get the answer as it grows, see `stream_chat`.
             progress: as for `generate`.
             options: those of `prepare_chat`, and fields of `SamplingParams` by name.
 
@@ -96,10 +83,6 @@ class Chatting(Generating):
         Raises:
             TilebeamError: as `prepare_chat` and `generate`.
         """
-        if stream:
-            if progress is not None:
-                raise TilebeamError("stream=True has no progress: each Delta tells what is new.")
-            return self.stream_chat(cast(Messages, messages), sampling, **options)
         chats = self._prepared(messages, sampling, options)
         found = self.generate([c.prompt for c in chats], [c.params for c in chats], progress=progress)
         return _answers(messages, chats, found)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Never, Self
 
@@ -39,8 +38,7 @@ class LoadInfo:
         n_ctx, n_batch, n_ubatch, n_seq_max, threads: as in force.
         executor: "thread" or "process", None on the CPU.
         layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
-        divided: matrices that are cut over several devices.
-        lora: LoRA adapters, in force where nothing else is asked for: files and scales.
+        lora: LoRA adapters in force: files and scales.
         matrices: the weight matrices by type and place, the most bytes first.
         cache: types of K and V and how they lie, such as "f16 f16 flash": of which kind the KV cache is.
         architecture: llama.cpp's name of the model's family.
@@ -64,7 +62,6 @@ class LoadInfo:
     threads: int
     executor: str | None
     layers: tuple[int, ...] = ()
-    divided: tuple[str, ...] = ()
     lora: tuple[tuple[str, float], ...] = ()
     matrices: tuple[MatrixGroup, ...] = ()
     cache: str = ""
@@ -98,10 +95,7 @@ class Core:
         self._context = context
         self._resources = resources
         self._failure = on_failure
-        scales = tuple(scale for _, scale in info.lora)
-        self._engine = Engine(
-            context, info.n_seq_max, context.n_seq_max, self._failed, scales, info.threads, info.cache_ram
-        )
+        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed, info.threads, info.cache_ram)
         self._reader = Reader(self._engine)
         self._dispatcher = Dispatcher(self._engine)
         self._templates = ChatTemplates(model.vocab, model.chat_template(), os.path.basename(info.path))
@@ -117,13 +111,12 @@ class Core:
             yield
 
     @contextmanager
-    def _reading(self, lora: Sequence[float] | None = None) -> Iterator[Turns]:
+    def _reading(self) -> Iterator[Turns]:
         """Take turns to read texts, of a model that generates; what is read stays in the cache meanwhile."""
         self.check_generates()
-        turns = partial(self._dispatcher.exclusive, self._scales(lora))
         self._keep(1)
         try:
-            yield turns
+            yield self._dispatcher.exclusive
         finally:
             self._keep(-1)
 
@@ -152,20 +145,6 @@ class Core:
             before, self._kept_for = self._kept_for, self._kept_for + change
             if (before == 0 or self._kept_for == 0) and not self._dispatcher.closed and not self._engine.broken:
                 self._dispatcher.set_caching(self._kept_for > 0)
-
-    def _scales(self, lora: Sequence[float] | None) -> tuple[float, ...]:
-        """Return the scales of all adapters: those given, or those of the load.
-
-        Raises:
-            TilebeamError: there are more than adapters.
-        """
-        loaded = self.info.lora
-        if lora is None:
-            return tuple(scale for _, scale in loaded)
-        if len(lora) > len(loaded):
-            there = f"{len(loaded)} LoRA adapter{'s' if len(loaded) != 1 else ''}"
-            raise TilebeamError(f"The model was loaded with {there}; lora has {len(lora)} scales.")
-        return (*map(float, lora), *[0.0] * (len(loaded) - len(lora)))
 
     def check_generates(self) -> None:
         """Raise `TilebeamError` for an embedding model, which has no logits and reads whole texts only."""

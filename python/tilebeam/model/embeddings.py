@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -38,26 +37,6 @@ class Embeddings(Core):
         """Tokens of a text that `embed` and `rerank` take at most."""
         return self.n_ctx - 1 if self.info.generates else self._encoder.longest
 
-    @overload
-    def embed(
-        self,
-        texts: str,
-        *,
-        pooling: Pooling | None = ...,
-        normalize: bool = ...,
-        truncate: bool = ...,
-        progress: ReadHook | None = ...,
-    ) -> Floats: ...
-    @overload
-    def embed(
-        self,
-        texts: Sequence[PromptLike],
-        *,
-        pooling: Pooling | None = ...,
-        normalize: bool = ...,
-        truncate: bool = ...,
-        progress: ReadHook | None = ...,
-    ) -> Floats: ...
     def embed(
         self,
         texts: str | Sequence[PromptLike],
@@ -150,10 +129,6 @@ class Embeddings(Core):
         if not np.isfinite(found).all():
             raise TilebeamError("The model computed scores that are not numbers: its weights are damaged.")
         return found[:, 0]
-
-    def rerank_prompt(self, query: str, document: str) -> list[int]:
-        """Return the tokens that `rerank` reads of a query and a document."""
-        return next(self.rerank_prompts(query, [document]))
 
     def rerank_prompts(self, query: str, documents: Iterable[str]) -> Iterator[list[int]]:
         """Make the tokens that `rerank` reads of a query and each document, one by one."""

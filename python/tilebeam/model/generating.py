@@ -186,7 +186,6 @@ class Generating(Core):
                 check_prompt(ids, self._context)
                 text = vocab.text(ids)
             request = make_request(self._context, text, ids, params, progress)
-            request.adapters = self._scales(params.lora)
             if params.forces:
                 request.forcing = self._forcing(ids, request.params)
             return request
@@ -202,7 +201,6 @@ class Generating(Core):
     def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
         self.check_generates()
-        self._scales(sampling.lora)
         with self._dispatcher.using():
             make_request(self._context, "", list(prompt), sampling, Progress())
 

@@ -7,16 +7,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
-from importlib import import_module
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.observer import Observer
-from tilebeam.engine.saved_state import Origin, SavedState, cells_of, put_cells
+from tilebeam.engine.saved_state import put_cells
 from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
 from tilebeam.engine.state_folder import STATE_LIMIT, StateFolder, worth_saving
 from tilebeam.errors import StateWarning, TilebeamError
@@ -24,37 +19,18 @@ from tilebeam.gguf import GGUFError, open_gguf
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.model.chatting import Chatting
 from tilebeam.model.embeddings import Embeddings
-from tilebeam.model.hub import local_file
 from tilebeam.model.reads import Reads
 from tilebeam.native.releases import installed
-from tilebeam.prompt import PromptLike
 
 
 class LM(Chatting, Reads, Embeddings):
     """A model with one context, ready to decode many sequences at a time.
 
     Use it as a context manager or call `close`. Calls of `generate` from several threads, and their streaming and
-    asynchronous forms, share batches. What only reads (`read`, `embed`, `logits`, `save_state` ..) gets the context
+    asynchronous forms, share batches. What only reads (`read`, `embed`, `logits`, `save_prefixes` ..) gets the context
     between two steps; what generates goes on behind it, and long readings take turns with it. In a child of fork()
     every call raises `TilebeamError`: load the model there.
     """
-
-    @classmethod
-    def from_pretrained(cls, repo_id: str, filename: str | None = None, quant: str | None = None, **options: Any) -> LM:
-        """Load a model of Hugging Face's hub, which is downloaded if need be.
-
-        Args:
-            repo_id: owner/repo.
-            filename: a file of it, or a pattern that fits one model, such as "*q8_0.gguf".
-            quant: such as "Q8_0"; without it and filename Q4_K_M, else Q8_0, else the first model.
-            options: of `tilebeam.load`.
-
-        Raises:
-            TilebeamError: as `tilebeam.load`, or the model cannot be had.
-        """
-        path = local_file(f"{repo_id}:{quant}" if quant else repo_id, filename)
-        loaded: LM = import_module("tilebeam.model.loader").load(path, **options)  # which imports this module
-        return loaded
 
     @contextmanager
     def keep_prefixes(self) -> Iterator[None]:
@@ -71,69 +47,6 @@ class LM(Chatting, Reads, Embeddings):
             yield
         finally:
             self._keep(-1)
-
-    def save_state(self, path: str | os.PathLike[str], prompt: PromptLike) -> int:
-        """Write the KV cells of a prompt to a file, for `load_state`; decodes what of it is not in the cache.
-
-        Args:
-            path: the file; it appears when it is complete.
-            prompt: a text, token ids, or what `chat_prompt` returned: a long beginning that many prompts share. All
-                but its last token is saved, which any continuation decodes again.
-
-        Returns:
-            How many tokens were saved.
-
-        Raises:
-            TilebeamError: the prompt has less than two tokens or more than the context, decoding failed, or the file
-                cannot be written.
-        """
-        ids = self._ids(prompt)[:-1]
-        if not ids:
-            raise TilebeamError("A prompt whose state is saved needs at least two tokens.")
-        kv = self._engine.kv
-
-        def read() -> None:
-            with self._alone():
-                lacks = kv.longest_prefix(ids, len(ids))[1] < len(ids)
-            if lacks:
-                self._reader.logits(turns, [ids], [[-1]], [0])
-
-        with self._reading() as turns:
-            read()  # in turns with what generates, which may push it out again
-            with self._alone():
-                read()
-                cells = cells_of(self._engine, ids)
-        SavedState(self._origin, np.asarray(ids, np.int32), cells).write(path)
-        return len(ids)
-
-    def load_state(self, path: str | os.PathLike[str]) -> int:
-        """Put the KV cells that `save_state` wrote into the cache, in this or another process: a prompt that begins
-        with their tokens decodes only what is new, and its `Usage.cached_tokens` tells so.
-
-        From then on finished prompts are kept while there is room, as within `keep_prefixes`. Load only files that you
-        trust: a digest tells damage, not intent.
-
-        Returns:
-            How many tokens were loaded.
-
-        Raises:
-            TilebeamError: the file is missing, damaged, of another model or another kind of cache, or there is no room
-                for its tokens.
-        """
-        self.check_generates()
-        state, origin = SavedState.read(path), self._origin
-        if state.origin.model != origin.model:
-            raise TilebeamError(f"{path} was saved by another model ({state.origin.name}), or with other adapters.")
-        if state.origin.cache != origin.cache:
-            raise TilebeamError(
-                f"{path} was saved from another kind of KV cache ({state.origin.cache}); this model's is "
-                f"{origin.cache}: load it with the same type_k, type_v and flash_attn."
-            )
-        with self.keep_prefixes():
-            with self._alone():
-                self._engine.kv.retire(put_cells(self._engine, state))
-            self._keep_for_good()
-        return len(state.tokens)
 
     def save_prefixes(
         self, folder: str | os.PathLike[str], *, limit: int = STATE_LIMIT, skipped: Callable[[str], None] | None = None
@@ -159,8 +72,12 @@ class LM(Chatting, Reads, Embeddings):
             return states.write([(t.tokens, partial(self._context.save_sequence, t.id)) for t in texts], limit)
 
     def load_prefixes(self, folder: str | os.PathLike[str], *, skipped: Callable[[str], None] | None = None) -> int:
-        """Put the texts that `save_prefixes` wrote into the cache, those used last, as many as there is room for; see
-        `load_state`. Files of other models are left alone; those that are damaged are skipped.
+        """Put the texts that `save_prefixes` wrote into the cache, those used last, as many as there is room for: a
+        prompt that begins with one of them decodes only what is new, and its `Usage.cached_tokens` tells so.
+
+        From then on finished prompts are kept while there is room, as within `keep_prefixes`. Load only files that you
+        trust: a digest tells damage, not intent. Files of other models are left alone; those that are damaged are
+        skipped.
 
         Args:
             folder: made if it is missing.
@@ -186,10 +103,11 @@ class LM(Chatting, Reads, Embeddings):
         return loaded
 
     def _states(self, folder: str | os.PathLike[str], skipped: Callable[[str], None] | None) -> StateFolder:
-        return StateFolder(folder, self._origin, installed(), skipped or _warn_skipped)
+        return StateFolder(folder, self._makes_cells, skipped or _warn_skipped)
 
     @cached_property
-    def _origin(self) -> Origin:
+    def _makes_cells(self) -> str:
+        """Name all that makes a text's cells."""
         info = self.info
         try:
             with open_gguf(info.path) as file:
@@ -197,7 +115,7 @@ class LM(Chatting, Reads, Embeddings):
             parts += [f"{fingerprint(adapter)} {scale}" for adapter, scale in info.lora]
         except (GGUFError, OSError) as error:
             raise TilebeamError(f"The model's file cannot be read any more: {error}") from None
-        return Origin(" ".join(parts), Path(info.path).name, info.cache)
+        return " ".join([*parts, info.cache, installed()])
 
     def _keep_for_good(self) -> None:
         with self._lock:
@@ -206,7 +124,7 @@ class LM(Chatting, Reads, Embeddings):
             self._keep(1)
 
     def speculate(self, lookup: bool | None = None, draft: LM | None = None) -> None:
-        """Guess tokens ahead from now on, by look-up, by a draft model, or by both; by neither: stop guessing.
+        """Guess tokens ahead from now on, by look-up or by a draft model; by neither: stop guessing.
 
         Args:
             lookup: guess from the prompt, the other samples and earlier texts. None: without a draft model, in steps
@@ -214,21 +132,24 @@ class LM(Chatting, Reads, Embeddings):
             draft: a model that nothing else uses; it is closed with this one.
 
         Raises:
-            TilebeamError: this model's memory cannot go back to an earlier token, or the draft model does not fit it;
-                the draft model is closed then.
+            TilebeamError: both are asked for; this model's memory cannot go back to an earlier token, or the draft
+                model does not fit it. The draft model is closed then.
         """
         with self._alone(), ExitStack() as stack:
             if draft is not None:
                 stack.callback(draft.close)
                 draft.check_generates()
+            if draft is not None and lookup:
+                raise TilebeamError("lookup and a draft model exclude each other: choose one source of guesses.")
             if draft is not None or lookup:
                 self._check_guesses()
-            model = None if draft is None else DraftModel(draft._context, self._context)
-            if model is not None:
-                stack.callback(model.close)
             drafter = None
-            if lookup or model is not None:
-                drafter = Speculation(bool(lookup), model)
+            if draft is not None:
+                model = DraftModel(draft._context, self._context)
+                stack.callback(model.close)
+                drafter = Speculation(model)
+            elif lookup:
+                drafter = Speculation()
             elif lookup is None and not self._engine.drafting_off and not self.info.deterministic:
                 drafter = Speculation(most_samples=FEW_SAMPLES)
             self._engine.use_drafter(drafter)

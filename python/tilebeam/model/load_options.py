@@ -20,7 +20,6 @@ from tilebeam.native.npu_options import Executor
 Backend = Literal["npu", "cpu"]
 Device = Literal["auto", "tilebeam", "cpu", "npu"]
 KvType = Literal["f16", "f32", "q8_0", "q4_0"]
-Verify = Literal["once", "always", "never"]
 BACKENDS = ("tilebeam", "cpu")  # for people
 DEVICES: tuple[Device, ...] = get_args(Device)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
@@ -50,7 +49,7 @@ class LoadOptions:
     hidden_layer: int | None = None
     lookup: bool | None = None
     deterministic: bool = False
-    verify: Verify | bool | None = None
+    verify: bool = False
     verbose: bool = False
 
     def checked(self) -> CheckedOptions:
@@ -79,26 +78,16 @@ class LoadOptions:
         _within("n_gpu_layers", self.n_gpu_layers, -1, 2**31 - 1)
         _within("devices", self.devices, 1, MAX_DEVICES, none=True)
         _within("hidden_layer", self.hidden_layer, 0, 2**31 - 1, none=True)
-        return CheckedOptions(
-            device="npu" if self.device == "tilebeam" else self.device,
-            n_ctx=(self.n_ctx + 255) // 256 * 256,
-            n_seq_max=self.n_seq_max,
-            threads=self.threads or default_threads(),
-            n_batch=self.n_batch,
-            n_ubatch=self.n_ubatch or self.n_batch,
-            executor=self.executor,
-            flash_attn=self.flash_attn,
-            type_k=self.type_k,
-            type_v=self.type_v,
-            n_gpu_layers=self.n_gpu_layers,
-            devices=self.devices,
-            memory_limit=None if self.memory_limit is None else parse_limits(self.memory_limit),
-            cache_ram=parse_mib(self.cache_ram),
-            hidden_layer=self.hidden_layer,
-            deterministic=deterministic,
-            verify=_when(self.verify),
-            verbose=self.verbose,
-        )
+        complete = {
+            "device": "npu" if self.device == "tilebeam" else self.device,
+            "n_ctx": (self.n_ctx + 255) // 256 * 256,
+            "threads": self.threads or default_threads(),
+            "n_ubatch": self.n_ubatch or self.n_batch,
+            "memory_limit": None if self.memory_limit is None else parse_limits(self.memory_limit),
+            "cache_ram": parse_mib(self.cache_ram),
+            "deterministic": deterministic,
+        }
+        return CheckedOptions(**(vars(self) | complete))
 
     def _check_deterministic(self) -> None:
         if self.device == "cpu":
@@ -113,28 +102,15 @@ class LoadOptions:
             raise TilebeamError("deterministic and lookup exclude each other: guesses change the batch.")
 
 
-@dataclass(frozen=True)
-class CheckedOptions:
+@dataclass(frozen=True, kw_only=True)
+class CheckedOptions(LoadOptions):
     """`LoadOptions` that can work: n_ctx a multiple of 256, defaults filled in, memory in bytes."""
 
     device: Backend | Literal["auto"]
-    n_ctx: int
-    n_seq_max: int
     threads: int
-    n_batch: int
     n_ubatch: int
-    executor: Executor | None
-    flash_attn: bool
-    type_k: KvType
-    type_v: KvType
-    n_gpu_layers: int
-    devices: int | None
     memory_limit: list[int] | None
     cache_ram: int
-    hidden_layer: int | None
-    deterministic: bool
-    verify: Verify
-    verbose: bool
 
 
 def backends(text: str, option: str = "--device") -> tuple[Backend, ...]:
@@ -199,14 +175,6 @@ def _size(given: int | str) -> int:
     match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(given), re.IGNORECASE)
     size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
     return size if size < 2**63 else -1
-
-
-def _when(verify: Verify | bool | None) -> Verify:
-    text = (os.environ.get("TILEBEAM_VERIFY") or "once") if verify is None else verify
-    if isinstance(text, bool):
-        return "once" if text else "never"
-    _one_of("TILEBEAM_VERIFY" if verify is None else "verify", text, get_args(Verify))
-    return cast(Verify, text)
 
 
 def _one_of(name: str, value: object, choices: Sequence[str]) -> None:

@@ -13,14 +13,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
 from tilebeam.model import device_choice, hub, memory_check
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.file_check import CheckedFile, inspect
-from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
+from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.same_bits import reads_alike
@@ -68,7 +68,7 @@ def load(
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
     deterministic: bool = LoadOptions.deterministic,
-    verify: Verify | bool | None = LoadOptions.verify,
+    verify: bool = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
 ) -> LM:
     """Load a model.
@@ -97,9 +97,9 @@ def load(
             TILEBEAM_DEVICES; with a memory limit as few as the model fits on.
         memory_limit: bytes of address space that each session may map, as a number or as "2GiB"; 0 for none; a list
             has one for each device, and its last entry counts for all further ones. None: that of a session that runs,
-            or none, or TILEBEAM_MEMORY_LIMIT. A matrix too large for one session is cut over several.
+            or none, or TILEBEAM_MEMORY_LIMIT.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
-            changes the model as the adapter was trained to. `SamplingParams.lora` gives prompts other scales.
+            changes the model as the adapter was trained to.
         cache_ram: MiB, or a size such as "2GiB", of memory for states of texts at earlier tokens, so that prompts can
             go on from them: of models with recurrent layers, whose state cannot go back. 0: none. `tilebeam doctor -m`
             tells how much one has.
@@ -115,10 +115,8 @@ def load(
         deterministic: a prompt's tokens and log-probabilities are the same bits whatever runs beside it, however many
             samples there are, in whatever pieces the prompt is read, and on any number of threads (docs/seeds.md).
             Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
-        verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
-            file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
-            TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
-            is remembered as well.
+        verify: read a repacked file through and compare its digests, as ``gguf-repack verify`` does. The structure of
+            any file is always checked.
         verbose: show llama.cpp's log.
 
     Raises:
@@ -127,29 +125,13 @@ def load(
     Warns:
         PlacementWarning: matrices run on the CPU that were not asked to: their share, why, and what to do.
     """
-    options = LoadOptions(
-        device=device,
-        n_ctx=n_ctx,
-        n_seq_max=n_seq_max,
-        threads=threads,
-        n_batch=n_batch,
-        n_ubatch=n_ubatch,
-        executor=executor,
-        flash_attn=flash_attn,
-        type_k=type_k,
-        type_v=type_v,
-        n_gpu_layers=n_gpu_layers,
-        devices=devices,
-        memory_limit=memory_limit,
-        cache_ram=cache_ram,
-        hidden_layer=hidden_layer,
-        lookup=lookup,
-        deterministic=deterministic,
-        verify=verify,
-        verbose=verbose,
-    ).checked()
+    arguments = locals()
+    given = {one.name: arguments[one.name] for one in fields(LoadOptions)}
+    options = LoadOptions(**given).checked()
     if options.deterministic and draft is not None:
         raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
+    if lookup and draft is not None:
+        raise TilebeamError("lookup and a draft model exclude each other: choose one source of guesses.")
     if hub.is_name(model):
         model = hub.local_file(os.fspath(model))
     file = inspect(model, options.verify, files_and_scales(lora))
@@ -256,7 +238,6 @@ class _Loader:
             threads=self._o.threads,
             executor=self._control.status()["executor"] if self._control else None,
             layers=self._placement.counts,
-            divided=tuple(d.name for d in self._placement.divisions),
             lora=tuple((a.path, a.scale) for a in self._file.adapters),
             matrices=self._matrices,
             cache=f"{self._o.type_k} {self._o.type_v} {'flash' if self._o.flash_attn else 'plain'}",
@@ -292,16 +273,14 @@ class _Loader:
         tiled = self._check_loaded()
         if model.whole_forks_only:  # each sequence has a state of its own in every layer
             self._kept = 1
-        adapters = [self._adapter(model, a.path) for a in self._file.adapters]
+        adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
         memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True)
         tap = self._tap(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
-        context.adapters = adapters
         if adapters:
-            scales = [a.scale for a in self._file.adapters]
-            self._logged("apply the LoRA adapters to", lambda: context.adapt(scales) or None)
+            self._logged("apply the LoRA adapters to", lambda: context.adapt(adapters) or None)
         if self._o.deterministic:
             self._check_deterministic(context)
         return model, context, tiled
@@ -375,7 +354,7 @@ class _Loader:
         n_outputs = most_outputs
         while n_outputs > self._n_ids():
             roomy = planner(n_outputs).on(rooms[: len(found.counts)])
-            if roomy is not None and len(roomy.divisions) <= len(found.divisions):
+            if roomy is not None:
                 found = roomy
                 break
             n_outputs = max(self._n_ids(), n_outputs // 2)
@@ -398,7 +377,7 @@ class _Loader:
         if self._file.repacked is not None:
             self._file.repacked.override(params)
         params.progress_callback = c.llama_progress_callback(lambda *_: not self._interrupts.ends)
-        with self._announcement(), self._division():
+        with self._announcement():
             pointer = own_load()(os.fsencode(self._file.path), params)
             if self._control is not None:
                 self._loaded = self._control.loaded()
@@ -414,11 +393,6 @@ class _Loader:
             return nullcontext()
         file = self._file.repacked
         return self._control.announced() if file is None else self._control.announced(file.path, file.tensors)
-
-    def _division(self) -> Any:
-        if self._control is None or not self._placement.divisions:
-            return nullcontext()
-        return self._control.divided(self._placement.divisions)
 
     @contextmanager
     def _session_options(self) -> Iterator[None]:

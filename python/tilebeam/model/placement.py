@@ -1,9 +1,7 @@
 """The division of a model over devices, when a device's address space is limited or several devices are asked for.
 
 llama.cpp gives each device a row of neighbouring layers and the last one the output matrix as well. What a device must
-map is known from the file but for the compute buffer, of which an upper bound is used. A matrix that is too large for
-every device is cut between columns over the sessions of several (plugin/division.h): each maps its columns, and the
-rows of input and output of that multiplication.
+map is known from the file but for the compute buffer, of which an upper bound is used.
 
 Sizes are bytes of address space, everything rounded up to pages.
 """
@@ -11,19 +9,16 @@ Sizes are bytes of address space, everything rounded up to pages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tilebeam._ext import TILE
 from tilebeam.errors import TilebeamError
-from tilebeam.native.control import Division
 
 if TYPE_CHECKING:
     from tilebeam.gguf import Pair, Source
 
 PAGE = 4096
-PANEL = TILE  # columns of a tile
-_MOST_TRIED = 64  # cut matrices of which each is tried whole again
 _FILL_STEPS = 24  # steps of bisection for the fill level; more do not move a layer
 
 
@@ -33,36 +28,11 @@ def pages(size: float) -> int:
 
 
 @dataclass(frozen=True)
-class CuttableMatrix:
-    """A weight matrix that can be cut.
-
-    Attributes:
-        name: as in the file.
-        home: the layer it belongs to; the number of layers for the output matrix.
-        columns: of the matrix, i.e. rows of ggml's tensor.
-        size: bytes on the device.
-        depth: elements of a column.
-    """
-
-    name: str
-    home: int
-    columns: int
-    size: int
-    depth: int
-
-    @property
-    def panel(self) -> int:
-        """Bytes of 32 columns."""
-        return -(-self.size * PANEL // (-(-self.columns // PANEL) * PANEL))
-
-
-@dataclass(frozen=True)
 class Weights:
     """The parts of a file that the devices must hold.
 
     Attributes:
         layers: bytes of each layer, and last those of the output.
-        matrices: those of them that can be cut.
         n_embd, n_ff, n_vocab: widths.
         q_row, kv_row: elements of a token's queries, and of its keys or values, per layer the largest.
         n_head: query heads.
@@ -72,7 +42,6 @@ class Weights:
     """
 
     layers: tuple[int, ...]
-    matrices: tuple[CuttableMatrix, ...]
     n_embd: int
     n_ff: int
     n_vocab: int
@@ -102,17 +71,15 @@ class Use:
 
 @dataclass(frozen=True)
 class Placement:
-    """The number of layers on each device (the output counts as the last layer), and what is cut.
+    """The number of layers on each device, of which the output counts as the last.
 
     Attributes:
         counts: layers per device, HMX0 first.
-        divisions: matrices cut over sessions.
         planned: address space that each device needs at most.
     """
 
     counts: tuple[int, ...]
-    divisions: tuple[Division, ...] = ()
-    planned: tuple[int, ...] = field(default=())
+    planned: tuple[int, ...] = ()
 
 
 def weights_of(gguf: Source, architecture: str) -> Weights:
@@ -133,21 +100,15 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
     n_head = number("attention.head_count", 1)
     head = number("attention.key_length", n_embd // n_head)
     layers = [0] * (n_layer + 1)
-    matrices = []
     for name, tensor in gguf.tensors.items():
         tied = name == "token_embd.weight" and "output.weight" not in gguf.tensors
         if not runs_on_device(tensor) or (name == "token_embd.weight" and not tied):
             continue
-        home = layer_of(name, n_layer)
-        rows = tensor.rows if len(tensor.ne) == 1 else -(-tensor.rows // PANEL) * PANEL
-        size = pages(rows * tensor.row_bytes) + PAGE
-        layers[home] += size
-        if len(tensor.ne) == 2 and tensor.rows >= 2 * PANEL:
-            matrices.append(CuttableMatrix(name, home, tensor.rows, size, tensor.k))
+        rows = tensor.rows if len(tensor.ne) == 1 else -(-tensor.rows // TILE) * TILE
+        layers[layer_of(name, n_layer)] += pages(rows * tensor.row_bytes) + PAGE
     vocabulary = [t for t in (gguf.tensors.get("output.weight"), gguf.tensors.get("token_embd.weight")) if t]
     return Weights(
         layers=tuple(layers),
-        matrices=tuple(matrices),
         n_embd=n_embd,
         n_ff=number("feed_forward_length", 4 * n_embd),
         n_vocab=max((t.rows for t in vocabulary), default=1),
@@ -210,59 +171,26 @@ class Planner:
         raise TilebeamError(self._advice(limits, most))
 
     def on(self, limits: Sequence[int]) -> Placement | None:
-        """Find the most even placement on these devices, cutting as few matrices as possible; None if there is none.
-
-        Cut are those that fit nowhere, then the output matrix, then ever smaller ones: each cut costs a message per
-        part and graph.
-        """
-        whole = sum(self._items) + self._compute_last
-        room = [limit or 2 * whole for limit in limits]
-        cut = [m for m in self.w.matrices if m.size + self._compute > max(room)]
-        found = self._with_cuts(room, cut)
-        output = [m for m in self.w.matrices if m.home == self.w.n_layer]
-        sizes = sorted({m.size for m in self.w.matrices}, reverse=True)
-        for group in (output, *([m for m in self.w.matrices if m.size == size] for size in sizes)):
-            if found is not None or len(room) == 1:
-                break
-            cut = list(dict.fromkeys([*cut, *group]))
-            found = self._with_cuts(room, cut)
-        # Those that came first may not be needed now.
-        for m in list(cut) if found is not None and len(cut) <= _MOST_TRIED else []:
-            fewer = [other for other in cut if other is not m]
-            if (better := self._with_cuts(room, fewer)) is not None:
-                cut, found = fewer, better
-        return found
-
-    def _with_cuts(self, room: list[int], cut: list[CuttableMatrix]) -> Placement | None:
-        items = list(self._items)
-        for m in cut:
-            items[m.home] -= m.size
-        # The lower the level that all devices are filled to, the more even; a cut matrix then takes what is left.
+        """Find the most even placement on these devices; None if there is none."""
+        room = [limit or 2 * (sum(self._items) + self._compute_last) for limit in limits]
+        # The lower the level that all devices are filled to, the more even.
         low, high = 0.0, 1.0
-        best = self._fill(items, room, high)
+        best = self._fill(room, high)
         for _ in range(_FILL_STEPS if best else 0):
             middle = (low + high) / 2
-            tried = self._fill(items, room, middle)
+            tried = self._fill(room, middle)
             if tried is None:
                 low = middle
             else:
                 best, high = tried, middle
-        if best is None:
-            return None
-        counts, used = best
-        divisions = []
-        for m in cut:
-            parts = self._cut(m, room, used, counts)
-            if parts is None:
-                return None
-            divisions.append(Division(m.name, parts))
-        return Placement(tuple(counts), tuple(divisions), tuple(used))
+        return best
 
-    def _fill(self, items: list[int], room: list[int], level: float) -> tuple[list[int], list[int]] | None:
-        """Put layers in order onto devices in order, each filled to `level` of its room: (counts, bytes used).
+    def _fill(self, room: list[int], level: float) -> Placement | None:
+        """Put layers in order onto devices in order, each filled to `level` of its room.
 
         No device stays empty while there are layers for it.
         """
+        items = self._items
         counts, used = [0] * len(room), [0] * len(room)
         device = 0
         for i, size in enumerate(items):
@@ -278,35 +206,7 @@ class Planner:
                 device += 1
             used[device] = before + size + base
             counts[device] += 1
-        return counts, used
-
-    def _cut(
-        self, m: CuttableMatrix, room: list[int], used: list[int], counts: list[int]
-    ) -> tuple[tuple[int, int], ...] | None:
-        """Share out the columns of `m`: those of each device in proportion to the room it has left; `used` grows by
-        what they take."""
-        rows = self.use.n_outputs if m.home == self.w.n_layer else self.use.n_ubatch
-        home = next(d for d in range(len(counts)) if sum(counts[: d + 1]) > m.home)
-        lent = pages(4 * rows * m.columns) + pages(4 * rows * m.depth) + 2 * PAGE
-        free = []
-        for d, size in enumerate(room):
-            left = size - used[d] - 2 * PAGE - (0 if d == home else lent)
-            free.append(max(0, left // m.panel))
-        panels = -(-m.columns // PANEL)
-        if sum(free) < panels:
-            return None
-        parts, done, spare = [], 0, sum(free)
-        for d, most in enumerate(free):
-            # rounded up, so that those who come later never get more than they have room for
-            share = min(most, panels - done, -(-(panels - done) * most // spare) if spare else 0)
-            spare -= most
-            if share == 0:
-                continue
-            columns = min(m.columns - done * PANEL, share * PANEL)
-            parts.append((d, columns))
-            used[d] += pages(share * m.panel) + PAGE + (0 if d == home else lent)
-            done += share
-        return tuple(parts)
+        return Placement(tuple(counts), tuple(used))
 
     def _advice(self, limits: Sequence[int], most: int) -> str:
         tightest = min(limit for limit in limits[:most] if limit)

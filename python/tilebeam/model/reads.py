@@ -141,7 +141,6 @@ class Reads(Core):
         prompts: Sequence[PromptLike],
         *,
         top: int = 0,
-        lora: Sequence[float] | None = None,
         progress: ReadHook | None = None,
     ) -> list[TokenReading]:
         """Compute how likely each token of some texts is after those before it.
@@ -149,7 +148,6 @@ class Reads(Core):
         Args:
             prompts: texts, or lists of token ids, taken as they are.
             top: how many of the likeliest tokens to tell at each place.
-            lora: as of `SamplingParams`.
             progress: called after every batch with (tokens decoded, tokens to decode).
 
         Returns:
@@ -160,7 +158,7 @@ class Reads(Core):
         """
         ids = [self._ids(p) for p in prompts]
         places = [list(range(len(i) - 1)) for i in ids]
-        with self._reading(lora) as turns:
+        with self._reading() as turns:
             return self._reader.logprobs(turns, ids, places, [i[1:] for i in ids], progress, top)
 
     def _continued(self, prompt: PromptLike, continuations: Sequence[PromptLike], parse_special: bool) -> Continued:

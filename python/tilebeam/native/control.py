@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, get_args
 
 from cffi import FFI
@@ -27,6 +28,10 @@ EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 NUMERICS: dict[str, int] = dict(zip(get_args(Numerics), (0, 1), strict=True))
 SOFTMAX: dict[str, int] = dict(zip(get_args(Softmax), (0, 16, 32), strict=True))
 DETERMINISTIC = 64
+_FUNCTIONS = (  # of the plugin, without the prefix of their names
+    *("announce", "loaded", "get_options", "configure", "status", "device_status", "device"),
+    *("last_error", "take_error", "trace_start", "trace_stop", "trace_take"),
+)
 
 
 @dataclass(frozen=True)
@@ -63,20 +68,6 @@ class LoadResult:
     reason: str
 
 
-@dataclass(frozen=True)
-class Division:
-    """A weight matrix that is cut over several sessions.
-
-    Attributes:
-        name: as in the file.
-        parts: (device, columns) in order; columns of the matrix, i.e. rows of ggml's tensor. All but the last part
-            fill whole tiles of 32.
-    """
-
-    name: str
-    parts: tuple[tuple[int, int], ...]
-
-
 @cache
 def _ffi() -> FFI:
     ffi = FFI()
@@ -108,33 +99,18 @@ class Control:
 
     def __init__(self, registry: Registry) -> None:
         self._ffi = _ffi()
-        names: tuple[str, ...] = ("announce", "loaded", "get_options", "configure", "status", "last_error")
-        names += ("take_error", "trace_start", "trace_stop", "trace_take")
-        for name in (*names, "device_status", "device", "divide"):
+        self._call = SimpleNamespace()
+        for name in _FUNCTIONS:
             address = registry.address(f"tilebeam_{name}")
-            setattr(self, f"_{name}", self._ffi.cast(f"tilebeam_{name}_t", address))
-
-    _announce: Any
-    _loaded: Any
-    _get_options: Any
-    _configure: Any
-    _status: Any
-    _last_error: Any
-    _take_error: Any
-    _device_status: Any
-    _device: Any
-    _trace_start: Any
-    _trace_stop: Any
-    _trace_take: Any
-    _divide: Any
+            setattr(self._call, name, self._ffi.cast(f"tilebeam_{name}_t", address))
 
     def last_error(self) -> str:
         """Return the last failure as a sentence, "" if there was none."""
-        return self._text(self._last_error())
+        return self._text(self._call.last_error())
 
     def take_error(self) -> str:
         """Return the last failure that this thread met since its last call, "" if it met none."""
-        return self._text(self._take_error())
+        return self._text(self._call.take_error())
 
     @contextmanager
     def announced(self, path: str | None = None, tensors: Sequence[AnnouncedTensor] = ()) -> Iterator[None]:
@@ -151,38 +127,17 @@ class Control:
             item.name, item.type, item.offset, item.ne = name, tensor.type, tensor.offset, tensor.ne
         file = ffi.NULL if path is None else ffi.new("char[]", os.fsencode(path))
         manifest = ffi.new("tilebeam_manifest *", {"path": file, "tensors": array, "n_tensors": len(tensors)})
-        if self._announce(manifest) != 0:
+        if self._call.announce(manifest) != 0:
             raise TilebeamError(f"The plugin refuses {path}: {self.last_error() or 'no reason was given'}")
         try:
             yield
         finally:
-            self._announce(ffi.NULL)
-
-    @contextmanager
-    def divided(self, divisions: Sequence[Division]) -> Iterator[None]:
-        """Cut these matrices over sessions in the load that this thread makes meanwhile.
-
-        Raises:
-            TilebeamError: the plugin does not accept the list.
-        """
-        ffi = self._ffi
-        names = [ffi.new("char[]", d.name.encode("utf-8")) for d in divisions]
-        parts = [
-            {"name": name, "device": device, "columns": columns}
-            for name, d in zip(names, divisions, strict=True)
-            for device, columns in d.parts
-        ]
-        if self._divide(ffi.new("tilebeam_part[]", parts), len(parts)) != 0:
-            raise TilebeamError(f"The plugin refuses the division: {self.last_error() or 'no reason was given'}")
-        try:
-            yield
-        finally:
-            self._divide(ffi.NULL, 0)
+            self._call.announce(ffi.NULL)
 
     def loaded(self) -> LoadResult:
         """Return what this thread's load has made so far. Only while one is announced."""
         load = self._ffi.new("tilebeam_load *")
-        if self._loaded(load) != 0:
+        if self._call.loaded(load) != 0:
             raise TilebeamError("No load is announced on this thread.")
         return LoadResult(load.announced_tensors, load.tiled_tensors, load.bad_buffers, self._text(load.reason))
 
@@ -238,16 +193,16 @@ class Control:
         if isa is not None:
             options.isa = isa.encode()
         options.numerics = _numerics(options.numerics, numerics, softmax, deterministic)
-        if self._configure(options) != 0:
+        if self._call.configure(options) != 0:
             raise TilebeamError(f"Invalid NPU options: {self.last_error() or 'no reason was given'}")
 
     def trace_start(self, most_records: int) -> None:
         """Trace all graphs from now on; what was collected before is forgotten."""
-        self._trace_start(most_records)
+        self._call.trace_start(most_records)
 
     def trace_stop(self) -> None:
         """Trace no more; what was collected stays until `trace_take`."""
-        self._trace_stop()
+        self._call.trace_stop()
 
     def trace_take(self) -> tuple[bytearray, int, int]:
         """Take all records: tb_trace_record structs as bytes; how many were lost, and how many damaged."""
@@ -255,14 +210,14 @@ class Control:
         lost, damaged = self._ffi.new("uint64_t *"), self._ffi.new("uint64_t *")
         room = self._ffi.new("char[]", size * chunk)
         records = bytearray()
-        while n := self._trace_take(room, chunk, lost, damaged):
+        while n := self._call.trace_take(room, chunk, lost, damaged):
             records += self._ffi.buffer(room)[: n * size]
         return records, int(lost[0]), int(damaged[0])
 
     def status(self) -> dict[str, Any]:
         """Return everything in tilebeam_status of control.h, with names for the enums."""
         status = self._ffi.new("tilebeam_status *")
-        if self._status(status) != 0:
+        if self._call.status(status) != 0:
             raise TilebeamError(f"The NPU's status cannot be read: {self.last_error() or 'no reason was given'}")
         return {**self._fields(status), **_arithmetic(status.numerics)}
 
@@ -273,7 +228,7 @@ class Control:
             TilebeamError: there is no such device.
         """
         status = self._ffi.new("tilebeam_device_status *")
-        if not 0 <= index < self.max_devices or self._device_status(index, status) != 0:
+        if not 0 <= index < self.max_devices or self._call.device_status(index, status) != 0:
             raise TilebeamError(f"Invalid device index {index}: devices are HMX0 to HMX{self.max_devices - 1}.")
         return self._fields(status)
 
@@ -284,7 +239,7 @@ class Control:
 
     def device(self, index: int) -> int:
         """Return the ggml_backend_dev_t of a device, for llama_model_params.devices."""
-        return int(self._ffi.cast("uintptr_t", self._device(index)))
+        return int(self._ffi.cast("uintptr_t", self._call.device(index)))
 
     @property
     def max_devices(self) -> int:
@@ -310,7 +265,7 @@ class Control:
 
     def _options(self) -> Any:
         options = self._ffi.new("tilebeam_options *")
-        if self._get_options(options) != 0:
+        if self._call.get_options(options) != 0:
             raise TilebeamError(f"The NPU's options cannot be read: {self.last_error() or 'no reason was given'}")
         return options
 

@@ -18,10 +18,8 @@ VARIABLES = {
     "TILEBEAM_SOFTMAX": "attention: exponents from the FP16 table (table), in float32 (exact), or BF16 products (bf16)",
     "TILEBEAM_DETERMINISTIC": "1: results do not depend on what else is computed beside them",
     "TILEBEAM_FUSE": "0 runs graphs op by op",
-    "TILEBEAM_VERIFY": "when a repacked file is read through: once, always or never",
     "TILEBEAM_LIB_DIR": "the folder of the native libraries",
     "TILEBEAM_ALLOW_UNKNOWN_COMMIT": "1 lets the plugin run in a ggml whose commit is not known",
-    "TILEBEAM_BUILD_PLUGIN": "0 forbids building the plugin for another llama-cpp-python on first use",
     "TILEBEAM_API_KEY": "a key that requests to the server must bring",
     "TILEBEAM_DEBUG": "1 shows where a command failed",
 }

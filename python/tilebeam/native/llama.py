@@ -344,7 +344,6 @@ class Context:
     per token) and ``output`` (1: keep the logits). Fill the first n entries (`fill` does), then call ``decode(n)``.
 
     ``batch``: the same arrays, as llama.cpp sees them.
-    ``adapters``: of the model, which `adapt` puts in force with the scales asked for.
     ``tap``: takes hidden states behind a layer; None: there are those behind the final norm only.
     ``on_decode``, if set, is called after every decode with its begin and end, as of `time.monotonic_ns`.
     """
@@ -358,7 +357,6 @@ class Context:
         self.n_ubatch: int = C.llama_n_ubatch(pointer)  # tokens of one graph; a larger batch is decoded in parts
         self.n_seq_max: int = C.llama_n_seq_max(pointer)
         self.n_batch = n_batch
-        self.adapters: Sequence[Adapter] = ()
         self.on_decode: Callable[[int, int], None] | None = None
         self._memory = C.llama_get_memory(pointer)
         self.token: I32 = np.zeros(n_batch, np.int32)
@@ -375,9 +373,9 @@ class Context:
         self.batch.seq_id = self._seq_pointers.ctypes.data_as(ctypes.POINTER(i32))
         self.batch.logits = self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
-    def adapt(self, scales: Sequence[float]) -> bool:
-        """Put the adapters in force with these scales, in place of those before; whether llama.cpp takes them."""
-        chosen = [(a.pointer, scale) for a, scale in zip(self.adapters, scales, strict=True) if scale]
+    def adapt(self, adapters: Sequence[tuple[Adapter, float]]) -> bool:
+        """Put LoRA adapters in force with these scales; whether llama.cpp takes them."""
+        chosen = [(adapter.pointer, scale) for adapter, scale in adapters if scale]
         pointers = (C.llama_adapter_lora_p_ctypes * len(chosen))(*(pointer for pointer, _ in chosen))
         values = (ctypes.c_float * len(chosen))(*(scale for _, scale in chosen))
         return int(C.llama_set_adapters_lora(self.pointer, pointers, len(chosen), values)) == 0
@@ -449,10 +447,6 @@ class Context:
         if not pointer:
             raise TilebeamError(f"llama.cpp has no embedding of entry {i} of the last batch.")
         return np.ctypeslib.as_array(pointer, (self.model.n_embd_out,))
-
-    def logit(self, i: int, token: int) -> float:
-        """Return one logit of batch entry i."""
-        return float(C.llama_get_logits_ith(self.pointer, i)[token])
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Let sequence `target` share the first `length` cells of `source`. Metadata only, nothing is copied."""

@@ -12,23 +12,18 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilebeam.answers.code import Question, program_of
 from tilebeam.answers.example_forms import examples_of
 from tilebeam.outputs import CompletionOutput
 from tilebeam.prompt import Prompt
-from tilebeam.sampling_params import SamplingParams
 from tilebeam.sandbox import run
 from tilebeam.scoring.code_examples import CodeExamples, question_in
 from tilebeam.scoring.scorers import Scorer, log_probability
 
-if TYPE_CHECKING:
-    from tilebeam.model.lm import LM
-
 INPUTS = 40  # calls of each program
 SECONDS = 2  # of CPU time for all of them
-PROPOSED = 10  # calls that a model is asked for
 MOST = 24  # characters of a line that says what a call gave
 # Runs behind the program. An input is written anew for each call, since the function may change it.
 _ASK = """
@@ -67,16 +62,14 @@ class CodeConsensus(Scorer):
 
     Args:
         examples: let the examples' expected values decide first; without them only their inputs are used.
-        asks: a model with a chat template, which proposes further inputs, also where a question has no example.
         unsafe: run programs even where they cannot be confined.
     """
 
     needs_logprobs = True
     knows = True
 
-    def __init__(self, *, examples: bool = True, asks: LM | None = None, unsafe: bool = False) -> None:
+    def __init__(self, *, examples: bool = True, unsafe: bool = False) -> None:
         self._examples = CodeExamples(unsafe=unsafe) if examples else None
-        self._asks = asks
         self._unsafe = unsafe
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
@@ -86,7 +79,7 @@ class CodeConsensus(Scorer):
             TilebeamError: the prompt holds no Python function to complete, or programs cannot be confined here.
         """
         question = question_in(prompt, "behavior")
-        calls = calls_of(question, more=() if self._asks is None else proposed(self._asks, question))
+        calls = calls_of(question)
         programs = [program_of(question, c.text) for c in candidates]
         told = {p: behaviour(p, calls, unsafe=self._unsafe) if calls else [] for p in dict.fromkeys(programs)}
         agreed = agreement([told[p] for p in programs], len(calls))
@@ -126,38 +119,23 @@ def behaviour(program: str, calls: Sequence[str], *, unsafe: bool = False) -> li
     return said.output.split()[: len(calls)]
 
 
-def proposed(lm: LM, question: Question) -> list[str]:
-    """Return calls of a question's function that a model proposes: few, and of plain data only."""
-    name = question.function
-    asked = (
-        f"```python\n{question.source}\n```\nDo not write the function. Write {PROPOSED} calls of {name} with arguments"
-        " that differ, usual ones and edge cases, one call a line, without results."
-    )
-    prompt = lm.chat_prompt([{"role": "user", "content": asked}])
-    text = lm.generate([prompt], SamplingParams(temperature=0, max_tokens=400))[0].outputs[0].text
-    parts = [(line.strip(), line[max(0, line.find(f"{name}(")) :].strip("` ")) for line in text.splitlines()]
-    found = [call for whole, part in parts if (call := _call(whole, name) or _call(part, name))]
-    return list(dict.fromkeys(_written(name, *call) for call in found))[:PROPOSED]
-
-
-def calls_of(question: Question, count: int = INPUTS, *, more: Sequence[str] = ()) -> list[str]:
-    """Write calls of a question's function: those of its examples, variations of their arguments and of those in `more`
-    (which come last: one that takes all the time there is costs no other)."""
+def calls_of(question: Question) -> list[str]:
+    """Write calls of a question's function: those of its examples, and variations of their arguments."""
     tests = [test.source for test in examples_of(question.source, question.function)]
-    found = [call for test in [*tests, *more] if (call := _call(test, question.function))]
-    calls = list(dict.fromkeys(_written(question.function, *call) for call in found[: len(found) - len(more)]))
+    found = [call for test in tests if (call := _call(test, question.function))]
+    calls = list(dict.fromkeys(_written(question.function, *call) for call in found))
     # The same calls for the same question.
     rng = random.Random(hashlib.sha256(question.source.encode(errors="surrogatepass")).digest())
-    for _ in range(4 * count if any(p or n for p, n in found) else 0):
+    for _ in range(4 * INPUTS if any(p or n for p, n in found) else 0):
         positional, named = rng.choice(found)
         values = [*positional, *named.values()]
-        if len(calls) >= count or not values:
+        if len(calls) >= INPUTS or not values:
             continue
         place = rng.randrange(len(values))
         values[place] = _varied(values[place], rng)
         names = dict(zip(named, values[len(positional) :], strict=True))
         calls.append(_written(question.function, values[: len(positional)], names))
-    return list(dict.fromkeys([*list(dict.fromkeys(calls))[:count], *more]))
+    return list(dict.fromkeys(calls))[:INPUTS]
 
 
 def _call(source: str, function: str) -> tuple[list[Any], dict[str, Any]] | None:

@@ -35,7 +35,6 @@ _HEAD = re.compile(
     r"(?:\.(?P<layer>\d+))?\.(?P<part>weight|bias)"
 )
 _HEADER_LIMIT = 100 << 20  # safetensors' own
-_CHUNK = 64 << 20
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 # What a reward model's architecture is called, and what the converter knows its body as.
 _BODY = re.compile(r"For(?:\w*Reward\w*|Prm\w*|SequenceClassification|TokenClassification)$")
@@ -59,12 +58,7 @@ class _Tensor:
         dtype = np.dtype(_TYPES[self.dtype])
         if self.size != math.prod(self.shape) * dtype.itemsize:
             raise TilebeamError(f"{self.file}: {self.name} has {self.size} bytes, its shape {self.shape} others.")
-        with self.file.open("rb") as f:
-            f.seek(self.start)
-            raw = f.read(self.size)
-        if len(raw) != self.size:
-            raise TilebeamError(f"{self.file} ends before {self.name} does: it is not complete.")
-        flat = np.frombuffer(raw, dtype)
+        flat = np.fromfile(self.file, dtype, math.prod(self.shape), offset=self.start)
         if self.dtype == "BF16":  # the upper half of a float32
             flat = (flat.astype(np.uint32) << 16).view(np.float32)
         return flat.astype(np.float32).reshape(self.shape)
@@ -235,16 +229,8 @@ def _write_safetensors(file: Path, tensors: list[_Tensor]) -> Iterator[int]:
     with file.open("wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
         for t in tensors:
-            with t.file.open("rb") as f:
-                f.seek(t.start)
-                left = t.size
-                while left:
-                    piece = f.read(min(left, _CHUNK))
-                    if not piece:
-                        raise TilebeamError(f"{t.file} became shorter while it was read.")
-                    out.write(piece)
-                    left -= len(piece)
-                    yield len(piece)
+            np.fromfile(t.file, np.uint8, t.size, offset=t.start).tofile(out)
+            yield t.size
 
 
 def _json(file: Path) -> dict[str, Any]:

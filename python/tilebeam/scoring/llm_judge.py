@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from tilebeam.scoring.scoring_defaults import VERDICT, Verdict
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
-    from tilebeam.model.remote import RemoteLM
 
 VERDICT_TEMPLATE = (
     "Here is a question and a proposed answer.\n\n"
@@ -66,7 +65,7 @@ class LLMJudge(Scorer):
 
     def __init__(
         self,
-        lm: LM | RemoteLM,
+        lm: LM,
         *,
         verdict: Verdict = VERDICT,
         template: str | None = None,
@@ -82,7 +81,7 @@ class LLMJudge(Scorer):
             raise TilebeamError(f'verdict must be "probability" or "number", not {verdict!r}.')
         if not low < high:
             raise TilebeamError(f"low must be less than high, not {low!r} and {high!r}.")
-        self.lm = lm = cast("LM", lm)  # a server says what it lacks
+        self.lm = lm
         self.verdict = verdict
         self.template = template or (VERDICT_TEMPLATE if verdict == "probability" else NUMBER_TEMPLATE)
         self.chat = chat

@@ -1,8 +1,8 @@
 """Loads a reward model: what its kind, format and head are, and the scorer that follows.
 
 What the caller leaves open is found in the file's metadata (reward.kind, .preset, .tag, .good, .bad), in the classifier
-that the file holds, in a head file beside it (MODEL.head.gguf, .npz or .npy), or in the preset that its name tells. All
-that can be wrong in the files and arguments is found before the model is loaded.
+that the file holds, in a head file beside it (MODEL.head.gguf), or in the preset that its name tells. All that
+can be wrong in the files and arguments is found before the model is loaded.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def load_reward_model(
             step.
         kind: how it gives its verdict: "token", "value-head", "two-label" or "classifier".
         preset: how it wants its text and gives its verdict, by a name of `tilebeam.scoring.reward_formats.PRESETS`.
-        head: file with the weights of its head, .gguf, .npz or .npy; see `tilebeam.load_head`.
+        head: file with the weights of its head; see `tilebeam.load_head`.
         tag: what ends every step, where the verdict is read.
         labels: the good and the bad label (kind "token"), one token each.
         aggregate: of the steps' scores: "last", "min", "prod" or "mean".
@@ -194,7 +194,8 @@ def _plan(spec: RewardSpec) -> _Plan:
     facts = _facts(path)
     if isinstance(spec.head, tuple):
         raise TilebeamError("A reward model has one head: several are for the generators' own hidden states.")
-    beside = Path(spec.head) if spec.head is not None else _head_beside(path)
+    usual = path.with_name(f"{path.stem}.head.gguf")
+    beside = Path(spec.head) if spec.head is not None else usual if usual.is_file() else None
     name = spec.preset or facts.get("preset") or preset_of(f"{facts.get('name', '')} {path.name}") or _preset_in(beside)
     chosen = preset(name) if name else Preset("token", RewardFormat(), "plain text")
     kind = spec.kind or facts.get("kind") or (chosen.kind if name else _kind(spec, path, facts, beside))
@@ -219,7 +220,7 @@ def _plan(spec: RewardSpec) -> _Plan:
 
 def _preset_in(head: Path | None) -> str | None:
     """Read which preset a head's file names."""
-    if head is None or head.suffix != ".gguf":
+    if head is None:
         return None
     from tilebeam.scoring.reward_heads import load_head
 
@@ -286,11 +287,6 @@ def _facts(path: Path) -> dict[str, Any]:
     if wrong:
         raise TilebeamError(f"{path}: {PREFIX}{wrong[0]} is not a string.")
     return facts
-
-
-def _head_beside(path: Path) -> Path | None:
-    candidates = [path.with_name(f"{path.stem}.head{suffix}") for suffix in (".gguf", ".npz", ".npy")]
-    return next((c for c in candidates if c.is_file()), None)
 
 
 def _labels(spec: RewardSpec, facts: dict[str, Any]) -> dict[str, Any]:

@@ -76,9 +76,7 @@ class OwnReward(StepScorer):
 
     def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """Return one score per candidate of each prompt."""
-        if len(prompts) != len(groups):
-            raise TilebeamError(f"{len(prompts)} prompts but {len(groups)} groups of candidates.")
-        flat = [self._states(candidate) for group in groups for candidate in group]
+        flat = [self._states(candidate) for _, group in zip(prompts, groups, strict=True) for candidate in group]
         left = iter(self.rate_states(flat))
         return [Rating([self.total(next(left).scores) for _ in group]) for group in groups]
 
@@ -149,25 +147,6 @@ def check_maker(head: Head, lm: LM) -> None:
         )
 
 
-def facts_of_file(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return what `maker_of` does, by a model's file alone.
-
-    Raises:
-        TilebeamError: it is no model.
-    """
-    from tilebeam import gguf as gguf_tools
-
-    try:
-        with gguf_tools.open_gguf(path) as gguf:
-            kv, architecture = gguf_tools.model_kv(gguf), gguf_tools.architecture_of(gguf)
-            keys = "general.name", *(f"{architecture}.{key}" for key in ("block_count", "embedding_length"))
-            name, n_layer, n_embd = (entry.value if (entry := kv.get(key)) else "" for key in keys)
-            tokens = kv["tokenizer.ggml.tokens"].value if "tokenizer.ggml.tokens" in kv else []
-    except (gguf_tools.GGUFError, OSError) as error:
-        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
-    return {"name": str(name), "shape": _shape(n_layer, n_embd, len(tokens))}
-
-
 def _shape(n_layer: object, n_embd: object, n_vocab: int) -> str:
     return f"{n_layer} layers, {n_embd} elements, {n_vocab} tokens"
 
@@ -178,20 +157,26 @@ def _same_maker(wanted: Mapping[str, str], found: Mapping[str, str]) -> bool:
 
 
 def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None:
-    """Return the ``hidden_layer`` to load a model with for the head that was made for it; None also if none was:
-    then the loaded model says so.
+    """Return the ``hidden_layer`` to load a model with for the head that was made for it, by the model's name; None
+    also if none was: then the loaded model says so.
 
     Args:
         path: the model's file.
+
+    Raises:
+        TilebeamError: it is no model.
     """
+    from tilebeam import gguf as gguf_tools
+
     if all(head.layer is None for head in heads):
         return None
-    found = facts_of_file(path)
-    name = _plain(found["name"])
-    fitting = [head for head in heads if _same_maker(head.maker, found)]
-    # What llama.cpp counts as a layer may be another number than the file's.
-    alike = [head for head in heads if name and _plain(head.maker.get("name", "")) == name]
-    return next((head.layer for head in (*fitting, *alike)), None)
+    try:
+        with gguf_tools.open_gguf(path) as gguf:
+            entry = gguf_tools.model_kv(gguf).get("general.name")
+    except (gguf_tools.GGUFError, OSError) as error:
+        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    found = {"name": str(entry.value) if entry else "", "shape": ""}
+    return next((h.layer for h in heads if _same_maker({"name": h.maker.get("name", "")}, found)), None)
 
 
 def made_for(lm: LM, heads: Sequence[Head]) -> Head:

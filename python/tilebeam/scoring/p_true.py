@@ -16,7 +16,6 @@ from tilebeam.scoring.scorers import Rating, Scorer
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
-    from tilebeam.model.remote import RemoteLM
 
 QUESTION = "Is the answer above right? Yes or No:"
 
@@ -34,19 +33,19 @@ class PTrue(Scorer):
         good, bad: spellings of the replies; of each the first token counts.
 
     Raises:
-        TilebeamError: replies that begin with the same token, or a model behind a server.
+        TilebeamError: replies that begin with the same token.
     """
 
     def __init__(
         self,
-        lm: LM | RemoteLM,
+        lm: LM,
         *,
         question: str = QUESTION,
         good: Sequence[str] = ("Yes", " Yes"),
         bad: Sequence[str] = ("No", " No"),
     ) -> None:
         self._judge = LLMJudge(lm, good=good, bad=bad)
-        self.lm = lm = self._judge.lm
+        self.lm = lm
         self._opening, behind = _turns(lm, question)
         self._turn = lm.tokenize(behind, add_special=False)
         self._line = lm.tokenize(f"\n\n{question}", add_special=False)

@@ -1,7 +1,7 @@
 """Small networks on top of a hidden state: value heads and classifiers, and the files that hold their weights.
 
-llama.cpp drops such layers when it converts a model (or never had a place for them), so they lie beside the GGUF
-file: as .gguf (written by `tilebeam reward-head`), .npz, or .npy for a single layer without bias.
+llama.cpp drops such layers when it converts a model (or never had a place for them), so they lie beside the model's
+file in a GGUF file of their own, which `tilebeam reward-head` or `tilebeam reward train` wrote.
 """
 
 from __future__ import annotations
@@ -148,38 +148,20 @@ def make_head(
 
 
 def load_head(path: str | os.PathLike[str], output: str | None = None, label: int | None = None) -> Head:
-    """Read the head in a .gguf, .npz or .npy file.
+    """Read the head in a GGUF file, whose tensors are named 0.weight, 0.bias, 1.weight ..
 
     Args:
-        path: .gguf and .npz files hold arrays named 0.weight, 0.bias, 1.weight ..; a .npy file one weight.
-        output, label: instead of what a .gguf file says or the shape suggests.
+        output, label: instead of what the file says or the shape suggests.
 
     Raises:
-        TilebeamError: the file is missing, is none of these, or its layers do not fit each other.
+        TilebeamError: the file is missing, is no head, or its layers do not fit each other.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise TilebeamError(f"The reward head {file} does not exist.")
-    try:
-        if file.suffix == ".gguf":
-            return _load_gguf(file, output, label)
-        data = np.load(file, allow_pickle=False)
-        if isinstance(data, np.ndarray):
-            arrays = {"0.weight": data}
-        else:
-            with data:
-                arrays = {name: data[name] for name in data.files}
-    except TilebeamError:
-        raise
-    except Exception as error:  # numpy's and zipfile's, which for damaged files have many
-        raise TilebeamError(f"{file} is not a reward head: {error}") from None
-    return make_head(_in_order(arrays, str(file)), output, label)
-
-
-def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
     from tilebeam import gguf as gguf_tools
     from tilebeam.gguf.weights import tensor_values
 
+    file = Path(path)
+    if not file.is_file():
+        raise TilebeamError(f"The reward head {file} does not exist.")
     try:
         with gguf_tools.GGUFFile(file) as gguf:
             if gguf.architecture != ARCHITECTURE:
@@ -196,7 +178,7 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
         raise TilebeamError(f"{file} is not a reward head: {PREFIX}{wrong[0]} is {facts[wrong[0]]!r}.")
     if output is None:
         output, label = facts.get("output"), facts.get("label") if label is None else label
-    head = make_head(_in_order(arrays, str(file)), output, label, facts.get("preset"))
+    head = make_head(_in_order(arrays, file), output, label, facts.get("preset"))
     where = facts.get("layer", FINAL)
     behind = _LAYER.fullmatch(where)
     if not behind and where != FINAL:
@@ -206,18 +188,14 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
     return replace(head, features=features, layer=int(behind[1]) if behind else None, maker=maker)
 
 
-def _in_order(
-    arrays: Mapping[str, npt.NDArray[np.floating]], where: str
-) -> list[tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]]:
-    layers: list[tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]] = []
+def _in_order(arrays: Mapping[str, Floats], where: Path) -> list[tuple[Floats, Floats | None]]:
+    layers: list[tuple[Floats, Floats | None]] = []
     left = dict(arrays)
     while (weight := left.pop(f"{len(layers)}.weight", None)) is not None:
         layers.append((weight, left.pop(f"{len(layers)}.bias", None)))
     if left or not layers:
         names = ", ".join(sorted(arrays)) or "nothing"
         raise TilebeamError(f"{where} holds {names[:200]}; a reward head is 0.weight, 0.bias, 1.weight and so on.")
-    if not all(np.issubdtype(a.dtype, np.number) for a in arrays.values()):
-        raise TilebeamError(f"{where} holds something else than numbers.")
     return layers
 
 

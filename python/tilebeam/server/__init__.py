@@ -10,7 +10,7 @@ Requests of all clients that ask for a model share its batches:
     answering, search_answers  work with the model, and what comes of it as answer_events
     writing, event_stream      how answers are written and sent; the forms are in these two:
     openai/                    completions, chat_completions, responses, embedding_routes
-    other/                     messages (Anthropic's), ollama, infill, tokens, rerank, scores, adapter_routes
+    other/                     messages (Anthropic's), ollama, infill, tokens, rerank, scores
     chat_forms                 chats in another form than chat_completions: responses, messages, ollama
     pages                      the page to ask on, and the pages of searches; other/api_page is /docs
     security, metrics, logs    keys and limits, Prometheus, a line for each request

@@ -33,7 +33,6 @@ from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.openai.completions import CompletionAnswer
 from tilebeam.server.openai.embedding_routes import add_embedding_routes
 from tilebeam.server.openai.responses import add_response_routes
-from tilebeam.server.other.adapter_routes import add_adapter_routes
 from tilebeam.server.other.api_page import add_api_page
 from tilebeam.server.other.infill import InfillAnswer, InfillRequest
 from tilebeam.server.other.messages import add_message_routes
@@ -75,7 +74,7 @@ def create_app(models: Models) -> FastAPI:
     _routes(app, models)
     for add in (add_token_routes, add_response_routes, add_message_routes, add_ollama_routes, add_embedding_routes):
         add(app, models)
-    for add in (add_rerank_routes, add_score_routes, add_page_routes, add_adapter_routes):
+    for add in (add_rerank_routes, add_score_routes, add_page_routes):
         add(app, models)
     add_api_page(app)
     add_error_handlers(app)

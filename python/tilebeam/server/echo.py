@@ -45,8 +45,8 @@ async def of(
             raise SearchCancelled("The request was cancelled.")
 
     def read() -> tuple[list[Echo | None], Usage]:
-        ids, lora = [prompt.ids for prompt in prompts], plan.params.lora
-        readings = lm.token_logprobs(ids, top=plan.params.top_logprobs, lora=lora, progress=hook)
+        ids = [prompt.ids for prompt in prompts]
+        readings = lm.token_logprobs(ids, top=plan.params.top_logprobs, progress=hook)
         usage = Usage(
             cached_tokens=sum(reading.cached_tokens for reading in readings),
             prefill_seconds=sum(reading.seconds for reading in readings),

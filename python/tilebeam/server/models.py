@@ -27,14 +27,12 @@ class Entry:
         slots: samples that it decodes at the same time.
         load: makes it; called again after it was unloaded or lost.
         loaded: made already; None: it is loaded for the first request.
-        lora: files and scales of its LoRA adapters.
     """
 
     names: tuple[str, ...]
     slots: int
     load: Callable[[], LoadedModel]
     loaded: LoadedModel | None = None
-    lora: Sequence[tuple[str, float]] = ()
 
 
 class Models:
@@ -62,16 +60,13 @@ class Models:
         load_queue = LoadQueue(settings.models_max)
         self.services = [self._service(entry, load_queue) for entry in entries]
         self._by_name = {name: service for service in self.services for name in service.names}
-        for service in self.services:
-            for name in service.adapters.names:
-                self._by_name.setdefault(name, service)
         self.metrics.watch(lambda: {service.name: service.snapshot() for service in self.services})
 
     def _service(self, entry: Entry, load_queue: LoadQueue) -> Service:
         idle = self.settings.idle_seconds
         host = ModelHost(entry.load, entry.loaded, name=entry.names[0], load_queue=load_queue, idle_seconds=idle)
         metrics = self.metrics.of(entry.names[0])
-        return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics, entry.lora)
+        return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics)
 
     def of(self, name: str | None) -> Service:
         """Return the model that a request asks for; the first one if it says none.
@@ -92,7 +87,7 @@ class Models:
         return self._by_name[name]
 
     def listed(self) -> dict[str, Any]:
-        """Return the answer of /v1/models: every model under each of its names, and its adapters."""
+        """Return the answer of /v1/models: every model under each of its names."""
         return {"object": "list", "data": [self.entry(name) for name in self._by_name]}
 
     def entry(self, name: str) -> dict[str, Any]:
@@ -104,8 +99,6 @@ class Models:
         service = self.of(name)
         told = {"id": name, "object": "model", "created": self._started, "owned_by": "tilebeam"}
         told |= {"status": service.host.status()}
-        if name not in service.names:
-            told |= {"parent": service.name}
         lm = service.host.newest
         if lm is None:
             return told

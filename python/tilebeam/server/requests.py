@@ -22,7 +22,6 @@ MAX_STOPS = 16
 MAX_BIASES = 4096
 MAX_CHOICES = 1024
 MAX_TOOLS = 128
-MOST_ADAPTERS = 1024
 MAX_MESSAGES = 8192
 MAX_DEPTH = 64  # of JSON within a request
 MAX_PATTERN = 4096  # characters of a regular expression
@@ -140,13 +139,6 @@ class StructuredOutputs(Strict):
         return self
 
 
-class LoraScale(Strict):
-    """An adapter and its scale, as llama-server names them."""
-
-    id: int = Field(ge=0, lt=1 << 16)
-    scale: Number = Field(ge=-1000, le=1000)
-
-
 class Neutral(Strict):
     """Fields that clients send and that change no result."""
 
@@ -207,7 +199,6 @@ class Generation(Neutral, Sampling):
     # Extensions, named as llama-server names them:
     repeat_penalty: Number | None = Field(None, gt=0)
     ignore_eos: bool = False
-    lora: list[LoraScale] | None = Field(None, max_length=MOST_ADAPTERS)  # those that are not in it do nothing
     grammar: Grammar | None = None
     json_schema: dict[str, Any] | bool | None = None
     n_predict: int | None = Field(None, ge=-1)  # max_tokens; -1: until the context is full

@@ -114,7 +114,7 @@ def models_of(served: Sequence[ServedModel], settings: Settings) -> tuple[Models
         TilebeamError: the model cannot be loaded, or two have the same name.
     """
     searches = SearchPool(settings.max_searches, programs=settings.programs)
-    entries = [Entry(one.names, one.load["n_seq_max"], one.open, lora=one.own.get("lora", ())) for one in served]
+    entries = [Entry(one.names, one.load["n_seq_max"], one.open) for one in served]
     check_names([entry.names for entry in entries])
     loaded = entries[0].load() if len(entries) == 1 else None
     if loaded is not None:

@@ -20,7 +20,6 @@ from tilebeam.outputs import EngineFigures
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.limits import share_of_context
-from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import Gate, Job
 from tilebeam.server.answer_events import Ended, Event, Grown
 from tilebeam.server.answering import StreamTimes, generated, streamed
@@ -73,7 +72,6 @@ class Service:
         settings: how to serve.
         searches: the threads of searches.
         metrics: its figures.
-        lora: files and scales of its LoRA adapters.
     """
 
     def __init__(
@@ -84,10 +82,8 @@ class Service:
         settings: Settings,
         searches: SearchPool,
         metrics: ModelMetrics,
-        lora: Sequence[tuple[str, float]] = (),
     ) -> None:
         self.names = names
-        self.adapters = Adapters(lora, names)
         self.settings = settings
         self.host = host
         self.metrics = metrics
@@ -100,10 +96,6 @@ class Service:
     def name(self) -> str:
         """The model's name in answers."""
         return self.names[0]
-
-    def answer_name(self, asked: str | None) -> str:
-        """Return the name that an answer tells: the model's, or that of the adapter that was asked for."""
-        return asked if asked is not None and asked in self.adapters.names else self.name
 
     def snapshot(self) -> Snapshot:
         """Return the figures of this moment."""
@@ -144,7 +136,7 @@ class Service:
             prompts = [completion_prompt(lm, given, body.suffix, extra, leave) for given in body.prompts]
             return Ready(prompts, params)
 
-        plan = AnswerPlan(body, answer, wanted, params, count, self.answer_name(body.model), prepare, body.echo)
+        plan = AnswerPlan(body, answer, wanted, params, count, self.name, prepare, body.echo)
         return await self._answer(plan, request)
 
     async def chat(self, body: ChatRequest, request: Request, answer: AnswerMaker) -> Response:
@@ -161,7 +153,7 @@ class Service:
             made = chat_completions.prepared(lm, body, settings, params)
             return Ready([made.prompt], made.params, made.reader, made if body.search is not None else None)
 
-        plan = AnswerPlan(body, answer, body.logprobs, params, 1, self.answer_name(body.model), prepare)
+        plan = AnswerPlan(body, answer, body.logprobs, params, 1, self.name, prepare)
         return await self._answer(plan, request)
 
     # --- what they share --------------------------------------------------------------------------------------------
@@ -190,7 +182,6 @@ class Service:
                 logprobs=logprobs or (body.samples > body.n and body.search is None),
                 top_logprobs=top,
                 logit_bias=body.biases,
-                lora=self.adapters.chosen(body.model, body.lora),
             ).resolved()
             if body.samplers is None:
                 return params

@@ -18,12 +18,10 @@ class FitOptions:
 
     Attributes:
         features: names, see `tilebeam.text_state.Feature`; empty: those that do best.
-        hidden: units of a hidden layer; 0: none, a logistic regression.
-        seed: of the split by problems, and of a hidden layer's first weights.
+        seed: of the split by problems.
     """
 
     features: tuple[str, ...] = ()
-    hidden: int = 0
     seed: int = 1
 
 

@@ -181,7 +181,7 @@ def fit(
         for fold in range(FOLDS):
             held = samples.fold[samples.owner] == fold
             x = inputs(states, samples.rows[held], names)
-            for candidate, head in zip(path, _path(states, samples, fold, names, options, maker), strict=True):
+            for candidate, head in zip(path, _path(states, samples, fold, names, maker), strict=True):
                 candidate.heads.append(head)
                 candidate.logits[held] = logits_of(head(x))
                 if progress is not None:
@@ -208,20 +208,16 @@ def _held_out(candidates: Sequence[_FittedSetting], losses: Doubles, samples: Sa
     return scores
 
 
-def logits_of(scores: Doubles) -> Doubles:
+def logits_of(scores: npt.ArrayLike) -> Doubles:
     """Invert a sigmoid."""
     clipped = np.clip(scores, 1e-7, 1 - 1e-7)
     return np.asarray(np.log(clipped / (1 - clipped)))
 
 
 def mean_of(heads: Sequence[Head]) -> Head:
-    """Make the head whose logit is the mean of theirs: hidden layers side by side, or the mean of the weights."""
-    weights, biases = (np.stack([h.layers[-1][i] for h in heads]) for i in (0, 1))
-    layers = [(weights.mean(0), biases.mean(0))]
-    if len(heads[0].layers) > 1:
-        below, below_bias = (np.concatenate([h.layers[0][i] for h in heads]) for i in (0, 1))
-        layers = [(below, below_bias), (np.concatenate(weights, axis=1) / len(heads), biases.mean(0))]
-    return replace(heads[0], layers=tuple((w.astype(np.float32), b.astype(np.float32)) for w, b in layers))
+    """Make the head whose logit is the mean of theirs."""
+    weights, biases = (np.stack([h.layers[0][i] for h in heads]).mean(0).astype(np.float32) for i in (0, 1))
+    return replace(heads[0], layers=((weights, biases),))
 
 
 def inputs(states: npt.NDArray[np.float16], rows: npt.NDArray[np.int64], names: Sequence[Feature]) -> Array:
@@ -244,7 +240,6 @@ def _path(
     samples: Samples,
     fold: int,
     names: tuple[Feature, ...],
-    options: FitOptions,
     maker: dict[str, str],
 ) -> Iterator[Head]:
     """Fit a head for each decay on the other folds; each fit goes on from the one before."""
@@ -263,16 +258,14 @@ def _path(
     mean = mean.astype(np.float32)
     x /= scale
     y = samples.correct[samples.owner[learnt]].astype(np.float32)
-    network = _Network(x.shape[1], options.hidden, options.seed)
-    weights = network.start(float(np.clip(y.mean(), 0.01, 0.99)))
+    weights = np.zeros(x.shape[1] + 1, np.float32)
+    weights[-1] = logits_of(np.clip(y.mean(), 0.01, 0.99))
     row_weights = _row_weights(samples)[learnt]
     row_weights /= row_weights.sum()
     for decay in _DECAYS:
-        weights = minimize(network.loss(x, y, row_weights, decay), weights)
-        layers = network.layers(weights)
-        w, b = layers[0]
-        layers[0] = (w / scale, b - (w / scale) @ mean)
-        yield Head(tuple(layers), "sigmoid", features=names, maker=maker)
+        weights = minimize(cross_entropy(x, y, row_weights, decay), weights)
+        w = weights[:-1] / scale
+        yield Head(((w[None], weights[-1:] - w @ mean),), "sigmoid", features=names, maker=maker)
 
 
 def _row_weights(samples: Samples) -> Array:
@@ -281,60 +274,22 @@ def _row_weights(samples: Samples) -> Array:
     return np.where(counts == 1, 1.0, np.where(samples.at_end, 0.5, 0.5 / np.maximum(1, counts - 1))).astype(np.float32)
 
 
-class _Network:
-    """A logistic regression, or one hidden layer with ReLU, over a flat vector of weights."""
+def cross_entropy(x: Array, y: Array, row_weights: Array, decay: float) -> Loss:
+    """Make the loss of a logistic regression, with its gradient: cross entropy, and the decay of all weights but the
+    last, which is the bias.
 
-    def __init__(self, n: int, hidden: int, seed: int) -> None:
-        self._shapes = [(hidden, n), (hidden,), (1, hidden), (1,)] if hidden else [(1, n), (1,)]
-        self._seed = seed
+    Args:
+        x: float32 [rows, inputs]; y: 0 to 1, [rows].
+    """
 
-    def start(self, share: float) -> Array:
-        """Return first weights; `share` of the samples is right."""
-        rng = np.random.default_rng(self._seed)
-        parts = [
-            rng.normal(0, 1 if i == 0 else s[1] ** -0.5, s) if len(s) == 2 and len(self._shapes) > 2 else np.zeros(s)
-            for i, s in enumerate(self._shapes)
-        ]
-        parts[-1][:] = np.log(share / (1 - share))
-        return np.concatenate([p.ravel() for p in parts]).astype(np.float32)
+    def value(weights: Array) -> tuple[float, Array]:
+        w = weights[:-1]
+        z = (x @ w + weights[-1]).astype(np.float64)
+        total = float(row_weights @ (np.logaddexp(0, z) - y * z)) + decay / 2 * float((w.astype(np.float64) ** 2).sum())
+        d = (row_weights * (sigmoid(z) - y)).astype(np.float32)
+        return total, np.append(d @ x + decay * w, d.sum()).astype(np.float32)
 
-    def _parts(self, weights: Array) -> list[Array]:
-        sizes = [int(np.prod(s)) for s in self._shapes]
-        cut = np.split(weights, np.cumsum(sizes)[:-1])
-        return [part.reshape(shape) for part, shape in zip(cut, self._shapes, strict=True)]
-
-    def layers(self, weights: Array) -> list[tuple[Array, Array]]:
-        """Return (weight, bias) of each layer."""
-        parts = [p.copy() for p in self._parts(weights)]
-        return list(zip(parts[::2], parts[1::2], strict=True))
-
-    def logits(self, weights: Array, x: Array) -> Array:
-        """Compute the logits of rows: float32 [rows]."""
-        for i, (w, b) in enumerate(self.layers(weights)):
-            x = (np.maximum(x, 0) if i else x) @ w.T + b
-        return x[:, 0]
-
-    def loss(self, x: Array, y: Array, row_weights: Array, decay: float) -> Loss:
-        """Cross entropy and decay, with gradient."""
-
-        def value(weights: Array) -> tuple[float, Array]:
-            parts = self._parts(weights)
-            below = x @ parts[0].T + parts[1]
-            z = (np.maximum(below, 0) @ parts[2].T + parts[3] if len(parts) > 2 else below)[:, 0].astype(np.float64)
-            total = float(row_weights @ (np.logaddexp(0, z) - y * z))
-            d = (row_weights * (sigmoid(z) - y)).astype(np.float32)[:, None]
-            if len(parts) == 2:
-                grads = [d.T @ x, d.sum(0)]
-            else:
-                above = np.maximum(below, 0)
-                lower = (d @ parts[2]) * (below > 0)
-                grads = [lower.T @ x, lower.sum(0), d.T @ above, d.sum(0)]
-            for i in range(0, len(parts), 2):
-                total += decay / 2 * float((parts[i].astype(np.float64) ** 2).sum())
-                grads[i] = grads[i] + decay * parts[i]
-            return total, np.concatenate([g.ravel() for g in grads]).astype(np.float32)
-
-        return value
+    return value
 
 
 def minimize(loss: Loss, start: Array, memory: int = 10) -> Array:
@@ -396,13 +351,11 @@ def _calibration(logits: Doubles, samples: Samples, chosen: npt.NDArray[np.bool_
     low, high = 1 / (len(z) - right + 2), (right + 1) / (right + 2)
     targets = (low + (high - low) * correct).astype(np.float32)
     row_weights = np.full(len(z), 1 / len(z), np.float32)
-    loss = _Network(1, 0, 0).loss(z[:, None], targets, row_weights, 1e-4)
-    stretch, move = minimize(loss, np.array([1, 0], np.float32))
+    stretch, move = minimize(cross_entropy(z[:, None], targets, row_weights, 1e-4), np.array([1, 0], np.float32))
     return max(float(stretch), 0.05), float(move)  # the order stays
 
 
 def calibrated(head: Head, stretch: float, move: float) -> Head:
     """Stretch and move a head's logits."""
-    *below, (w, b) = head.layers
-    last = w * np.float32(stretch), b * np.float32(stretch) + np.float32(move)
-    return replace(head, layers=(*below, last))
+    [(w, b)] = head.layers
+    return replace(head, layers=((w * np.float32(stretch), b * np.float32(stretch) + np.float32(move)),))

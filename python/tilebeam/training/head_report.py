@@ -1,4 +1,4 @@
-"""The worth of a head on problems that it did not learn from: figures, Markdown, a plot."""
+"""The worth of a head on problems that it did not learn from: figures and Markdown."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int,
 
 
 def write(found: HeadReport, stem: Path) -> list[Path]:
-    """Write STEM.report.md and .json, and with matplotlib .png and .svg; the files written."""
+    """Write STEM.report.md and .json; the files written."""
     texts = {
         "md": "\n".join(found.markdown()) + "\n",
         "json": json.dumps(found.plain(), indent=2, allow_nan=False) + "\n",
@@ -140,61 +140,4 @@ def write(found: HeadReport, stem: Path) -> list[Path]:
         written.append(stem.with_name(f"{stem.name}.report.{kind}"))
         with whole_file(written[-1]) as partial:
             Path(partial).write_text(text)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return written
-    return written + _draw(found, stem)
-
-
-def _name_lines(axes: Any, ends: list[float]) -> None:
-    """Write the methods' names right of where their lines end, at a distance from each other."""
-    low, high = axes.get_ylim()
-    above = low - (high - low)
-    for i in sorted(range(len(ends)), key=lambda i: ends[i]):
-        above = max(ends[i], above + 0.06 * (high - low))
-        share = (above - low) / (high - low)
-        axes.annotate(
-            list(quality.METHODS)[i],
-            (1.02, share),
-            xycoords="axes fraction",
-            va="center",
-            color=f"C{i}",
-            annotation_clip=False,
-        )
-
-
-def _draw(found: HeadReport, stem: Path) -> list[Path]:
-    """Draw how well scores are probabilities, and what each budget brings."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    f = found.facts
-    written = [stem.with_name(f"{stem.name}.report.{kind}") for kind in ("png", "svg")]
-    with matplotlib.rc_context({"svg.hashsalt": "tilebeam", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(10, 4.4), layout="constrained")
-        FigureCanvasAgg(figure)
-        left, middle = figure.subplots(1, 2)
-        left.plot([0, 1], [0, 1], color="0.7", lw=1)
-        rows = f["reliability"]
-        sizes = [20 + 200 * r["count"] / max(1, f["samples"]) for r in rows]
-        left.scatter([r["score"] for r in rows], [r["right"] for r in rows], s=sizes, color="C0")
-        left.set(xlabel="score", ylabel="share of samples that is right", xlim=(0, 1), ylim=(0, 1))
-        left.set_title(f"{f['samples']} samples, calibration error {100 * f['calibration_error']:.1f} %")
-        for i, name in enumerate(quality.METHODS if f["budgets"] else ()):
-            x = [row["budget"] for row in f["budgets"]]
-            y = [100 * row[name] for row in f["budgets"]]
-            middle.plot(x, y, marker="o", ms=3, ls=":" if name == "any right" else "-", color=f"C{i}")
-        _name_lines(middle, [100 * f["budgets"][-1][name] for name in quality.METHODS] if f["budgets"] else [])
-        middle.set(xlabel="samples", ylabel="problems solved, %", xscale="log")
-        ticks = [row["budget"] for row in f["budgets"]]
-        middle.set_xticks(ticks, [str(t) for t in ticks], minor=False)
-        middle.minorticks_off()
-        for axes in (left, middle):
-            axes.grid(alpha=0.3)
-        for path in written:
-            with whole_file(path) as partial:
-                kind = path.suffix.removeprefix(".")
-                figure.savefig(partial, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return written

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, cast
 from tilebeam.chat.prepared import PreparedChat
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.file_task import FileTask
-from tilebeam.evaluation.tasks.task import Defaults, Item
+from tilebeam.evaluation.tasks.task import Defaults, Item, Task
 from tilebeam.model.lm import LM
 from tilebeam.prompt import Prompt
 from tilebeam.search.chats import ChatGenerator
@@ -37,7 +36,7 @@ _KINDS = {
 }
 
 
-class BfclTask(FileTask):
+class BfclTask(Task):
     """One call of one of the functions that an item offers, right if each argument is one of those that the benchmark's
     authors accept. Texts are the calls that a model writes, as JSON."""
 

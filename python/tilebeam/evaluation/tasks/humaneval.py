@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from tilebeam.answers.code import Question, program_of
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.evaluation.tasks.file_task import FileTask, text_of
-from tilebeam.evaluation.tasks.task import Defaults, Item
+from tilebeam.evaluation.tasks.task import Defaults, Item, Task, text_of
 from tilebeam.sandbox import Test, need_confinement, run_tests
 
 _ASK = (
@@ -25,7 +24,7 @@ _ASK = (
 _ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```", "\n@")
 
 
-class HumanEvalTask(FileTask):
+class HumanEvalTask(Task):
     """Programs, right if they pass all tests; they run confined, see `tilebeam.sandbox`."""
 
     chats: ClassVar[bool] = True

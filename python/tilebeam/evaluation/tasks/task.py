@@ -1,5 +1,5 @@
-"""What a task is: items with prompts and right answers, how a text's answer is found, and who says whether it is
-right."""
+"""What a task is: items with prompts and right answers out of a file, how a text's answer is found, and who says
+whether it is right."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from tilebeam.answers.extract import Extractor, equality_of
@@ -18,11 +20,13 @@ from tilebeam.answers.program_answers import ProgramAnswer
 from tilebeam.chat.tools import Tool
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
+from tilebeam.evaluation.question_files import question_of
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.contract import StepGenerator
 from tilebeam.search.tool_forms import conversation, needs_words
+from tilebeam.text_files import json_lines
 
 Checker = Callable[[Mapping[str, Any], str], "float | bool"]
 Message = Mapping[str, Any]
@@ -45,7 +49,7 @@ class Item:
         question: what is asked, without examples and template.
         answer: the right one; None if nobody told.
         body: the question in its template.
-        prompt: what a model without chat template reads: prefix and examples, then the body.
+        prompt: what a model without chat template reads: the examples, then the body.
         data: all that is known of it, for checkers.
         before: turns of a conversation before the question.
     """
@@ -80,9 +84,14 @@ class Defaults:
 
 
 class Task(ABC):
-    """Items, prompts, extraction and verdicts.
+    """The lines of a file of JSON objects (.gz: compressed) as items; prompts, extraction and verdicts. A kind of task
+    says what fields a line has.
 
     Attributes:
+        chats: a kind's prompts go through the chat template unless the options say otherwise.
+        file_shots: examples that a kind takes of --shots-file where --shots does not say; None: all of them.
+        asked: what a kind's lines usually call the question.
+        path: the file.
         chat: prompts go through the model's chat template.
         defaults: of its kind, with or without chat.
         items: the problems.
@@ -91,10 +100,15 @@ class Task(ABC):
         judged: whether somebody can say if a text is right: the items have answers, or there is a checker.
     """
 
-    chats: ClassVar[bool] = False  # unless the options say otherwise
+    chats: ClassVar[bool] = False
+    file_shots: ClassVar[int | None] = None
+    asked: ClassVar[str] = "question"
 
     def __init__(self, options: TaskOptions) -> None:
         self.options = options
+        kind, _, file = options.spec.partition(":")
+        self.path = Path(file)
+        self.name = f"{kind}:{self.path.name}"  # for reports: where the file lies does not matter
         self.chat = self.chats if options.chat is None else options.chat
         self.defaults = self._defaults()
         if options.tir and not self.chat:
@@ -120,11 +134,6 @@ class Task(ABC):
             )
 
     @property
-    def name(self) -> str:
-        """For reports."""
-        return self.options.spec
-
-    @property
     def digest(self) -> str:
         """SHA-256 over all prompts and answers and the source of what judges them."""
         content = [[i.id, self.messages(i) if self.chat else i.prompt, i.answer] for i in self.items]
@@ -132,20 +141,17 @@ class Task(ABC):
         return hashlib.sha256(json.dumps([content, judges]).encode()).hexdigest()
 
     def messages(self, item: Item, *, words: bool = False) -> list[Message]:
-        """Write the item as a conversation: examples are earlier turns, the prefix begins the first. Where it asks for
-        programs, it may explain these in words."""
-        prefix = self.options.prefix
-        turns = [(prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self.shots)]
+        """Write the item as a conversation: examples are earlier turns. Where it asks for programs, it may explain
+        these in words."""
         found: list[Message] = [
             {"role": role, "content": text.strip()}
-            for turn in turns
+            for turn in self.shots
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ]
-        asked = item.body if found else prefix + item.body
         if self.options.tir:
-            *before, question = conversation(asked, example=found or True, words=words)
+            *before, question = conversation(item.body, example=found or True, words=words)
             return [*before, *item.before, question]
-        return [*found, *item.before, {"role": "user", "content": asked}]
+        return [*found, *item.before, {"role": "user", "content": item.body}]
 
     def prompt(self, item: Item, lm: ChatModel) -> Prompt:
         """Return what a model reads. Its question is the item's, without examples and template.
@@ -190,11 +196,55 @@ class Task(ABC):
         """Return what holds unless the options say otherwise; `self.chat` is known."""
 
     @abstractmethod
-    def _items(self) -> Iterator[Item]: ...
+    def _fields(self, line: Mapping[str, Any], asked: str, where: str) -> dict[str, Any]:
+        """Read a line's fields for templates and checkers: "question" and "answer" are texts (the answer None where the
+        line has none), "id" names the item.
 
-    @abstractmethod
-    def _shots(self) -> Sequence[Mapping[str, Any]]:
-        """Return the examples, as fields of the template and "answer"."""
+        Args:
+            asked: the question.
+            where: file and number of the line, for errors.
+        """
+
+    def _shots(self) -> list[dict[str, Any]]:
+        """Return the fields of the examples."""
+        file, wanted = self.options.shots_file, self.options.shots or self.file_shots
+        if file is None:
+            if self.options.shots:
+                raise TilebeamError("--shots: examples come from a file of their own, --shots-file.")
+            return []
+        shots = [fields for _, fields, _ in islice(self._lines(Path(file)), wanted)]
+        if any(fields["answer"] is None for fields in shots):
+            raise TilebeamError(f"{file}: an example needs an answer.")
+        if len(shots) < (wanted or 1):
+            raise TilebeamError(f"{file} has {len(shots)} examples, not {wanted or 'any'}.")
+        return shots
+
+    def _items(self) -> Iterator[Item]:
+        shown = {question for question, _ in self.shots}
+        seen: set[str] = set()
+        for number, (where, fields, before) in enumerate(islice(self._lines(self.path), self.options.items)):
+            key = str(fields.get("id", number))
+            if key in seen:
+                raise TilebeamError(f"{where}: the id {key!r} comes twice.")
+            seen.add(key)
+            body = self._filled(fields)
+            if before and not self.chat:
+                raise TilebeamError(f"{where} is a conversation, which needs the chat template: --chat.")
+            if body in shown:
+                raise TilebeamError(f"{where} is one of the examples: take them from a file that holds no items.")
+            prompt = "".join(asked + said for asked, said in self.shots) + body
+            yield Item(key, fields["question"], fields["answer"], body, prompt, fields, before)
+        if self.options.items is not None and len(seen) < self.options.items:
+            raise TilebeamError(f"{self.path} has {len(seen)} items, not {self.options.items}.")
+
+    def _lines(self, path: Path) -> Iterator[tuple[str, dict[str, Any], tuple[Mapping[str, Any], ...]]]:
+        """Yield where each line is, its fields, and the turns before its question."""
+        for number, line in json_lines(path):
+            where = f"{path} line {number}"
+            if not isinstance(line, dict):
+                raise TilebeamError(f"{where} is not a JSON object.")
+            question = question_of(line, where, number, self.options.field, self.asked)
+            yield where, self._fields(line, question.text, where), question.before
 
     def _judge(self, item: Item, text: str) -> float | bool:
         """Judge without a checker of the user's."""
@@ -207,11 +257,6 @@ class Task(ABC):
 
     def _sources(self) -> list[str]:
         return []
-
-    def _item(self, key: str, fields: Mapping[str, Any]) -> Item:
-        body = self._filled(fields)
-        head = self.options.prefix + "".join(asked + said for asked, said in self.shots)
-        return Item(key, fields["question"], fields["answer"], body, head + body, fields)
 
     def _filled(self, fields: Mapping[str, Any]) -> str:
         try:
@@ -228,6 +273,18 @@ class Task(ABC):
             return self._filled(fields), self._shot_answer.format_map(fields)
         except (KeyError, IndexError, ValueError) as error:
             raise TilebeamError(f"--shot-answer {self._shot_answer!r} does not fit: {error!r}.") from None
+
+
+def text_of(line: Mapping[str, Any], name: str, where: str) -> str:
+    """Read a field that must be a text and not empty.
+
+    Raises:
+        TilebeamError: it is not.
+    """
+    value = line.get(name)
+    if not isinstance(value, str) or not value:
+        raise TilebeamError(f'{where} has no text under "{name}".')
+    return value
 
 
 def first_line(text: str) -> str | None:

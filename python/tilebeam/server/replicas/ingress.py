@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tilebeam.server.app import add_access_rules, add_error_handlers
-from tilebeam.server.errors import ApiError, bad_request, unavailable
+from tilebeam.server.errors import ApiError, unavailable
 from tilebeam.server.replicas.routing import Ticket, ticket_for
 from tilebeam.server.settings import Settings
 from tilebeam.server.writing import last_event
@@ -78,14 +78,6 @@ def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
     async def metrics() -> Response:
         """Return the figures of all replicas, each with the label `replica`."""
         return Response(merged_metrics(await replicas.all("metrics", _PATIENCE)), media_type=CONTENT_TYPE_LATEST)
-
-    @app.post("/lora-adapters")
-    async def no_scales() -> None:
-        """Refuse: one replica alone would have them."""
-        raise bad_request(
-            "Replicas keep the scales of LoRA adapters that they were started with: give `lora` in requests.",
-            code="not_with_replicas",
-        )
 
     app.router.add_route("/{path:path}", Relay(replicas), methods=None)  # type: ignore[arg-type]
     add_error_handlers(app)
