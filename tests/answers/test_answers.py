@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from importlib.util import find_spec
 
 import process_kit
@@ -18,27 +17,17 @@ import tilebeam
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import (
-    CompletionOutput,
-    Majority,
-    Prompt,
-    SamplingParams,
-    SelfConsistency,
     TilebeamError,
     choice,
     last_number,
 )
 from tilebeam.answers.extract import equality_of
 from tilebeam.answers.extractors import extractor
-from tilebeam.answers.normalize import merged, plain_math
+from tilebeam.answers.normalize import merged
 
 needs_math = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify (the extra math)")
 
 # --- without math-verify ----------------------------------------------------------------------------------------------
-
-
-@given(st.integers(-(10**6), 10**6), st.integers(1, 999), st.integers(1, 9))
-def test_latex_fractions_are_reduced(top: int, bottom: int, k: int) -> None:
-    assert plain_math(rf"\frac{{{top * k}}}{{{bottom * k}}}") == str(Fraction(top, bottom))
 
 
 def test_choice_takes_other_letters() -> None:
@@ -65,33 +54,6 @@ def test_equal_answers_have_the_first_ones_spelling(answers: list[str | None]) -
 def test_answers_are_strings_or_none(answer: object) -> None:
     with pytest.raises(TilebeamError, match=rf"return a string, or None .* returned .* \({type(answer).__name__}\)"):
         merged(["1", None, answer], operator.eq)  # type: ignore[list-item]
-
-
-class Parity:
-    """An extractor with an equality of its own."""
-
-    def __call__(self, text: str) -> str | None:
-        return last_number(text)
-
-    def equal(self, a: str, b: str) -> bool:
-        return int(a) % 2 == int(b) % 2
-
-
-def test_votes_and_shares_go_by_the_extractors_equality() -> None:
-    texts = ["1", "2", "4", "3", "8", "none"]
-    candidates = [CompletionOutput(i, t, [1], "stop", i) for i, t in enumerate(texts)]
-    assert Majority(Parity()).score("p", candidates) == [2 / 6, 3 / 6, 3 / 6, 2 / 6, 3 / 6, 0]
-
-    class Says:
-        def generate(self, prompts: list[Prompt], sampling: list[SamplingParams], **_: object) -> list[object]:
-            usage = tilebeam.Usage(prompt_tokens=1, completion_tokens=6)
-            return [tilebeam.RequestOutput(prompts[0].text, [1], candidates, usage, sampling[0].seed or 0)]
-
-    result = SelfConsistency(Parity()).infer(Says(), "p", budget=6)  # type: ignore[call-overload]
-    assert (result.answer, result.votes) == ("2", {"2": 3.0, "1": 2.0})
-    assert result.answers == ["1", "2", "2", "1", "2", None]
-    own = SelfConsistency(last_number, equal=lambda a, b: abs(int(a) - int(b)) == 1)
-    assert own.infer(Says(), "p", budget=6).votes == {"1": 2.0, "4": 2.0, "8": 1.0}  # type: ignore[call-overload]
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,6 +343,8 @@ def test_votes_count_numbers_by_value_in_the_first_spelling() -> None:
     lm = Scripted({"p": [("1/2", 0), (r"\frac{2}{4}", 0), ("0.5", 0), ("3", 0), ("3.0", 0), ("none", 0)]})
     vote = SelfConsistency(last_number).infer(lm, "p", budget=6)
     assert (vote.answer, vote.votes) == ("1/2", {"1/2": 3.0, "3": 2.0})
+    odd = SelfConsistency(last_number, equal=lambda a, b: ("/" in a) == ("/" in b))
+    assert odd.infer(lm, "p", budget=6).votes == {"0.5": 3.0, "1/2": 2.0}
 
 
 def test_marked_answers() -> None:

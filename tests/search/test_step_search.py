@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from search_kit import END, ScriptedLM
 from tilebeam import (
     DVTS,
@@ -49,24 +47,6 @@ class Points(StepScorer):
             ]
             for steps in solutions
         ]
-
-
-@pytest.mark.parametrize(
-    ("aggregate", "expected"), [("last", 0.5), ("min", 0.2), ("prod", 0.05), ("mean", pytest.approx(0.4))]
-)
-def test_aggregates(aggregate: Any, expected: Any) -> None:
-    scorer = Points({"x": 0.5, "y": 0.2}, aggregate=aggregate)
-    assert scorer.total([0.5, 0.2, 0.5]) == pytest.approx(expected)
-    assert scorer.total([]) == 0.0
-    candidate = CompletionOutput(0, "x\ny\nx", [], "stop", 0)
-    assert scorer.score("p", [candidate]) == [pytest.approx(expected)]
-
-
-@given(st.text("ab\n", max_size=12))
-def test_steps_are_the_text(text: str) -> None:
-    steps = split_steps(text)
-    assert "".join(steps) == text
-    assert all(s.endswith("\n") and s.count("\n") == 1 for s in steps[:-1])
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -164,30 +144,6 @@ def test_read_gives_the_logits_of_the_model(lm: LM) -> None:
     assert lm.read([ids], [[]], [1])[0].logits.shape == (0, 1)
 
 
-def test_texts_that_share_a_beginning_are_read_once(lm: LM) -> None:
-    start = lm.tokenize(TEXT * 2)
-    texts = [start + lm.tokenize(f"{i} more", add_special=False) for i in range(12)]
-    readings = lm.read(texts, [[-1]] * 12)
-    for text, reading in zip(texts, readings, strict=True):
-        np.testing.assert_allclose(reading.logits[0], lm.logits(text)[-1], atol=1e-4)
-    assert sum(r.decoded_tokens for r in readings) < len(start) + 12 * 4
-    kv = lm.engine.kv
-    assert kv.free == lm.n_ctx
-    assert not kv.live
-
-
-@given(st.lists(st.lists(st.integers(5, 200), min_size=1, max_size=40), min_size=1, max_size=12), st.data())
-@settings(max_examples=15, deadline=None)
-def test_any_texts_read_together_are_as_read_alone(lm: LM, texts: list[list[int]], data: st.DataObject) -> None:
-    where = [data.draw(st.lists(st.integers(0, len(t) - 1), min_size=1, max_size=4)) for t in texts]
-    with lm.keep_prefixes():
-        lm.read(texts[:1], where[:1])
-        together = lm.read(texts, where, [1, 2, 3])
-    for text, at, reading in zip(texts, where, together, strict=True):
-        np.testing.assert_allclose(reading.logits, lm.logits(text)[at][:, [1, 2, 3]], atol=1e-4)
-    assert not lm.engine.kv.live
-
-
 def test_kept_prefixes_are_continued_not_decoded_again(lm: LM) -> None:
     params = SamplingParams(n=2, temperature=0, max_tokens=6)
     with lm.keep_prefixes():
@@ -224,26 +180,6 @@ def test_read_refuses_what_it_cannot(lm: LM) -> None:
         lm.read([[1, 2, 3]], [[0]], [-1])
     with pytest.raises(TilebeamError, match="context"):
         lm.read([[1] * 2000], [[0]])
-
-
-def test_token_reward_is_what_the_model_says_and_reads_only_new_steps(lm: LM) -> None:
-    reward = TokenReward(lm, tag="?", good="1", bad="2")
-    good, bad, tag = (lm.tokenize(x, add_special=False) for x in ("1", "2", "?"))
-    steps = [f"step {i} is {i}\n" for i in range(8)]
-    read = 0
-    with reward.session():
-        for n in range(1, 9):
-            (rating,) = reward.rate_steps([TEXT], [steps[:n]])
-            read += rating.usage.scored_tokens
-    tokens, at = lm.tokenize(TEXT), []
-    for step in steps:
-        tokens = tokens + lm.tokenize(step, add_special=False) + tag
-        at.append(len(tokens) - 1)
-    logits = lm.logits(tokens)[at].astype(np.float64)
-    np.testing.assert_allclose(rating.scores, 1 / (1 + np.exp(logits[:, bad[0]] - logits[:, good[0]])), atol=1e-5)
-    again = sum(at[n] + 1 for n in range(8))  # decoded, had every verdict read its whole text
-    assert read <= len(tokens) + 8
-    assert again > 3 * read
 
 
 def test_beam_search_over_real_models(lm: LM) -> None:
@@ -290,11 +226,6 @@ def test_searches_of_several_threads_share_a_model_and_a_reward_model(lm: LM) ->
         for mine, again in zip(result.trajectories, fresh, strict=True):
             np.testing.assert_allclose(mine.scores, again, atol=1e-4)
     assert not lm.engine.kv.live
-
-
-def test_labels_must_be_single_tokens(lm: LM) -> None:
-    with pytest.raises(TilebeamError, match="it must be one"):
-        TokenReward(lm, tag="?", good="no single token at all")
 
 
 def test_step_search_on_the_npu_in_both_executors(tmp_path: Path) -> None:
