@@ -14,7 +14,7 @@ def area(width, height):
 REQUEST = f"Write this again with type hints, and nothing else:{CODE}"
 
 draft = sys.argv[2] if len(sys.argv) > 2 else None
-with tilebeam.load(sys.argv[1], draft=draft, lookup=True) as lm:
+with tilebeam.load(sys.argv[1], draft=draft, lookup=draft is None) as lm:
     output = lm.chat([{"role": "user", "content": REQUEST}], temperature=0, max_tokens=200)
     print(output.outputs[0].text)
     usage = output.usage
