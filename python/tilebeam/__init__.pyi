@@ -1,5 +1,4 @@
 from ._version import __version__ as __version__
-from .answers.extract import after as after
 from .answers.extract import boxed as boxed
 from .answers.extract import last_number as last_number
 from .answers.extract import regex as regex

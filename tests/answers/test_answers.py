@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from importlib.util import find_spec
 
 import process_kit
@@ -18,83 +17,17 @@ import tilebeam
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import (
-    CompletionOutput,
-    Prompt,
-    SamplingParams,
-    SelfConsistency,
     TilebeamError,
-    boxed,
     choice,
     last_number,
 )
 from tilebeam.answers.extract import equality_of
 from tilebeam.answers.extractors import extractor
-from tilebeam.answers.normalize import merged, plain_math
+from tilebeam.answers.normalize import merged
 
 needs_math = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify (the extra math)")
 
 # --- without math-verify ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"so \boxed{\frac{1}{2}}.", "1/2"),
-        (r"\boxed{\dfrac{-2}{4}}", "-1/2"),
-        (r"\boxed{-\frac{3}{6}}", "-1/2"),
-        (r"\boxed{\frac12}", "1/2"),
-        (r"\boxed{12{,}000}", "12000"),
-        (r"\boxed{\$1,200.50}", "1200.5"),
-        (r"\boxed{50\%}", "50"),
-        (r"\boxed{ 07 }", "7"),
-        (r"\boxed{1} and \boxed{2}", "2"),
-        (r"\boxed{1} and \boxed{2", "1"),
-        (r"\boxed {x^{2}+1}", "x^{2}+1"),
-        (r"\fbox{\text{Blue}}", "Blue"),
-        (r"\boxed{\left(1,\ 2\right)}", "(1, 2)"),
-        (r"\boxed{}", None),
-        ("no box: 5", None),
-    ],
-)
-def test_boxed(text: str, answer: str | None) -> None:
-    assert boxed(text) == answer
-
-
-@given(st.integers(-(10**6), 10**6), st.integers(1, 999), st.integers(1, 9))
-def test_latex_fractions_are_reduced(top: int, bottom: int, k: int) -> None:
-    assert plain_math(rf"\frac{{{top * k}}}{{{bottom * k}}}") == str(Fraction(top, bottom))
-
-
-@given(st.text(r"\frac{}12$,. xA", max_size=20))
-def test_any_text_is_some_answer_or_none(text: str) -> None:
-    once = plain_math(text)
-    assert once == once.strip()
-    assert "$" not in once
-    assert boxed(text) is None or r"\boxed" in text
-
-
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("The answer is (B).", "B"),
-        ("The answer is C", "C"),
-        ("**Answer: D**", "D"),
-        ("answer: (d) because (A) is wrong", "D"),
-        ("(A) is wrong, so (e)", "E"),
-        (r"\boxed{\text{(C)}}, not A.", "C"),
-        (r"\boxed{b}", "B"),
-        ("B", "B"),
-        (" c ", "C"),
-        ("A) yes", "A"),
-        ("first B. Then C", "C"),
-        ("A cat sat.", None),
-        ("Answer is A's", None),
-        ("F", None),
-        ("", None),
-    ],
-)
-def test_choice(text: str, letter: str | None) -> None:
-    assert choice()(text) == letter
 
 
 def test_choice_takes_other_letters() -> None:
@@ -102,17 +35,6 @@ def test_choice_takes_other_letters() -> None:
     assert choice("AB")("Answer: C") is None
     with pytest.raises(TilebeamError, match="capital letters"):
         choice("a-d")
-
-
-def test_extractors_go_by_name() -> None:
-    assert extractor("last-number")("so 3 and 04.0") == "4"
-    assert extractor("text")("  A b. ") == "a b"
-    assert extractor("boxed")(r"\boxed{3}") == "3"
-    assert extractor("choice")("(A)") == "A"
-    assert extractor(r"= (\d+)")("= 5, = 7") == "7"
-    names = "last-number, gsm8k, text, choice, boxed, code, json, calls, program, math"
-    with pytest.raises(TilebeamError, match=rf"'\(' is neither {names}, nor"):
-        extractor("(")
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(-20, 20).map(str)), max_size=12))
@@ -132,32 +54,6 @@ def test_equal_answers_have_the_first_ones_spelling(answers: list[str | None]) -
 def test_answers_are_strings_or_none(answer: object) -> None:
     with pytest.raises(TilebeamError, match=rf"return a string, or None .* returned .* \({type(answer).__name__}\)"):
         merged(["1", None, answer], operator.eq)  # type: ignore[list-item]
-
-
-class Parity:
-    """An extractor with an equality of its own."""
-
-    def __call__(self, text: str) -> str | None:
-        return last_number(text)
-
-    def equal(self, a: str, b: str) -> bool:
-        return int(a) % 2 == int(b) % 2
-
-
-def test_votes_and_shares_go_by_the_extractors_equality() -> None:
-    texts = ["1", "2", "4", "3", "8", "none"]
-    candidates = [CompletionOutput(i, t, [1], "stop", i) for i, t in enumerate(texts)]
-
-    class Says:
-        def generate(self, prompts: list[Prompt], sampling: list[SamplingParams], **_: object) -> list[object]:
-            usage = tilebeam.Usage(prompt_tokens=1, completion_tokens=6)
-            return [tilebeam.RequestOutput(prompts[0].text, [1], candidates, usage, sampling[0].seed or 0)]
-
-    result = SelfConsistency(Parity()).infer(Says(), "p", budget=6)  # type: ignore[call-overload]
-    assert (result.answer, result.votes) == ("2", {"2": 3.0, "1": 2.0})
-    assert result.answers == ["1", "2", "2", "1", "2", None]
-    own = SelfConsistency(last_number, equal=lambda a, b: abs(int(a) - int(b)) == 1)
-    assert own.infer(Says(), "p", budget=6).votes == {"1": 2.0, "4": 2.0, "8": 1.0}  # type: ignore[call-overload]
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,20 +160,3 @@ assert answer.equal("1/8", "0.125")
 """
     done = process_kit.python(code)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@needs_math
-def test_math_votes() -> None:
-    from tilebeam.search import algorithms as methods
-
-    class Says:
-        texts = (r"\boxed{0.5}", r"\boxed{3}", r"\boxed{\frac{1}{2}}", r"so it is 2/4", "none", r"\boxed{3}")
-
-        def generate(self, prompts: list[Prompt], sampling: list[SamplingParams], **_: object) -> list[object]:
-            usage = tilebeam.Usage(prompt_tokens=1, completion_tokens=6)
-            outputs = [CompletionOutput(i, t, [1], "stop", i) for i, t in enumerate(self.texts)]
-            return [tilebeam.RequestOutput(prompts[0].text, [1], outputs, usage, sampling[0].seed or 0)]
-
-    result = methods.create("vote", extract="math").infer(Says(), "p", budget=6)  # type: ignore[call-overload]
-    assert (result.answer, result.votes) == ("0.5", {"0.5": 3.0, "3": 2.0})
-    assert result.best_index == 0

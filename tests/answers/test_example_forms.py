@@ -70,7 +70,6 @@ def found(text: str, signature: str = "f(x, y=0)") -> list[tuple[str, str | None
         ("f('a’b') == 'b’a'", "f('a’b')", "'b’a'"),
         ("f(\"a)b\") => 'c'   # a remark", 'f("a)b")', "'c'"),
         ("f([1, (2)]) ➞ [2]", "f([1, (2)])", "[2]"),
-        ("f(9) -> 19 - 5 - 2 * 3 = 8", "f(9)", "8"),
         ("f({'a': 1}) == {'a': (1, 2)}", "f({'a': 1})", "{'a': (1, 2)}"),
         ("assert g([2, 1]) => [1, 2]", "f([2, 1])", "[1, 2]"),
         # values of parameters
@@ -80,7 +79,6 @@ def found(text: str, signature: str = "f(x, y=0)") -> list[tuple[str, str | None
         ("If x = 3 and y = 4, the function returns 5.", "f(x=3, y=4)", "5"),
         ("Given x = 3, y = 4: the answer is 5", "f(x=3, y=4)", "5"),
         ("x = 3, y = 4 -> 5", "f(x=3, y=4)", "5"),
-        ("x = [2, 1]\n      -> sort -> [1, 2]\nreturn ['one', 'two']", "f(x=[2, 1])", "['one', 'two']"),
         ("Input: x = [1, 2], y = 1\nOutput: [2]", "f(x=[1, 2], y=1)", "[2]"),
         ("Input:\n    x : [[0, 1]]\n    y : 1\nOutput: 6", "f(x=[[0, 1]], y=1)", "6"),
         ("Input: nums = [3], k = 2\nOutput: 5\nExplanation: 3 + 2", "f([3], 2)", "5"),
@@ -120,7 +118,6 @@ def test_forms(text: str, call: str | None, value: str | None) -> None:
         "f(" + "(" * 500 + " == 1",
         "f(1) == " + "-" * 5000 + "1",
         "f(1) == " + "[" * 400 + "]" * 400,
-        "f(9) -> " + "9" * 400 + " = 8",
         # These would take hours where an expression goes back over the same characters again and again.
         "f(1) == 1" + " " * 3900 + "z",
         "f(9) -> 1" + " " * 3900 + "z",

@@ -14,7 +14,7 @@ import pytest
 import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tilebeam import after, boxed, choice, normalize_answer, regex
+from tilebeam import boxed, choice, normalize_answer, regex
 from tilebeam.answers import numbers
 from tilebeam.answers.extract import Extractor, equality_of
 from tilebeam.answers.extractors import extractor
@@ -39,7 +39,6 @@ def in_texts(spelling: str) -> Iterator[tuple[str, Extractor, str]]:
     yield "boxed", boxed, rf"Then 7 of them are \boxed{{{spelling}}} of 12."
     yield "last-number", extractor("last-number"), f"Of 7 the result is {spelling} now"
     yield "gsm8k", extractor("gsm8k"), f"Of 7 it is\n#### {spelling}\nHope it helps, 24/7!"
-    yield "after", after("result:"), f"The result: {spelling}\nThat is not 7."
     yield "regex", regex("<(.*)>"), f"1 <{spelling}> 2"
 
 
@@ -47,7 +46,7 @@ def in_texts(spelling: str) -> Iterator[tuple[str, Extractor, str]]:
 def test_every_extractor_reads_the_spellings(spelling: str, value: str) -> None:
     assert normalize_answer(spelling) == normalize_answer(value) == value
     assert {name: extract(text) for name, extract, text in in_texts(spelling)} == dict.fromkeys(
-        ("text", "boxed", "last-number", "gsm8k", "after", "regex"), value
+        ("text", "boxed", "last-number", "gsm8k", "regex"), value
     )
 
 

@@ -94,7 +94,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
             {"a": 1, "b": 3, "c": 3},
         ),
         ([{"a": 1, "b": 2}, {"a": 2, "b": 3}, {"a": 1, "b": 3, "c": 1}], None, {"a": 1, "b": 2}),
-        # Arrays of other lengths are aligned: 3 is the third element of two more.
+        # Of arrays each place.
         ([[1, 2, 3], [1, 2, 3, 4], [1, 2, 4], [0, 1, 2, 3, 4, 5]], None, [1, 2, 3]),
         ([[call("f", x=1)], [call("g"), call("f", x=1)], [call("f", x=2)]], None, [call("f", x=1)]),
         ([{}, {"a": 1}, {}], None, {}),

@@ -64,23 +64,6 @@ def test_what_a_template_refuses(lm: LM) -> None:
         lm.chat_prompt([*HI, HI[1]])
 
 
-@pytest.mark.parametrize(
-    ("template", "why"),
-    [
-        ("{% for m in messages %}", "not valid Jinja \\(line 1"),
-        ("{{ messages[0].content.nothing.more }}", "cannot be run: UndefinedError"),
-        ("{{ ''.__class__.__mro__ }}", "cannot be run: SecurityError"),
-        ("{{ messages.append(1) }}", "cannot be run: SecurityError"),
-        ("{% include 'file' %}", "cannot be run"),
-    ],
-)
-def test_broken_and_harmful_templates(base: Path, template: str, why: str) -> None:
-    with load(base, template) as lm:
-        with pytest.raises(TilebeamError, match=why):
-            lm.chat_prompt(HI)
-        assert "<|im_start|>" in lm.chat_prompt(HI, template="chatml").text
-
-
 def test_a_model_without_a_template(base: Path) -> None:
     with tilebeam.load(base, "cpu", n_ctx=256, n_seq_max=2, threads=1) as lm:
         with pytest.raises(TilebeamError, match="has no chat template"):

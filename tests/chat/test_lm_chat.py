@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import tools_kit
 from tilebeam import LM, CompletionOutput, TilebeamError
 from tilebeam.outputs import Delta, ToolCall
 
@@ -23,18 +24,8 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "now"}},
 ]
 NAMED = {"type": "function", "function": {"name": "weather"}}
-HERMES = (
-    "{% if tools %}<s>tools:{% for t in tools %} {{ t | tojson }}{% endfor %}</s>{% endif %}"
-    "{% for m in messages %}<s>{{ m.role }} {{ m.name }}: {% if m.content %}{{ m.content }}{% endif %}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
-)
-TEMPLATES = {
-    "json": "chatml",
-    "hermes": HERMES,
-    "mistral": HERMES.replace("<tool_call>", "[TOOL_CALLS][").replace("</tool_call>", "]"),
-    "llama": HERMES.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", ""),
-}
+HERMES = tools_kit.HERMES.replace("{{ m.role }}:", "{{ m.role }} {{ m.name }}:")
+TEMPLATES = {"json": "chatml", "hermes": HERMES, "mistral": tools_kit.MISTRAL, "llama": tools_kit.LLAMA}
 THOUGHT = {"grammar": 'root ::= "\\n<think>\\n" [a-c]{4} "\\n</think>\\n\\nok"', "max_tokens": 60, "seed": 1}
 
 

@@ -29,6 +29,16 @@ GENERIC = {
     "llama-cpp-rwkv-world": "no tools",
     "microsoft-Phi-3.5-mini-instruct": "no tools",
 }
+# Models of hundreds of billions of weights, and two that others have taken the place of: their calls stay text.
+UNREAD = (
+    "Kimi-K",
+    "moonshotai-Kimi",
+    "MiniMax-M2",
+    "MiniMax-M3",
+    "deepseek-ai-DeepSeek-V3.2",
+    "deepseek-ai-DeepSeek-V4",
+)
+UNREAD += ("tencent-Hy3", "upstage-Solar", "meetkai-functionary", "CohereForAI-c4ai-command-r-plus")
 # Told in words too, but these models write calls of their own all the same.
 BOTH = (
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
@@ -141,7 +151,7 @@ def answer_of(template: str, calls: list[tuple[str, Any]]) -> tuple[str, bool]:
 
 
 @needs_source
-@pytest.mark.parametrize("name", [name for name in WITH_TOOLS if name not in UNWRITTEN])
+@pytest.mark.parametrize("name", [name for name in WITH_TOOLS if name not in UNWRITTEN and not name.startswith(UNREAD)])
 def test_a_call_comes_back(name: str) -> None:
     template = TEMPLATES[name]
     assert family_of(template).name != "json"
@@ -174,11 +184,14 @@ def test_calls_that_templates_do_not_write(name: str) -> None:
 @needs_source
 def test_all_others_are_generic_by_name() -> None:
     others = {name: family_of(text).name for name, text in TEMPLATES.items() if name not in WITH_TOOLS}
+    assert all(any(name.startswith(unread) for name in WITH_TOOLS) for unread in UNREAD)
     assert others == dict.fromkeys(GENERIC, "json") | dict.fromkeys(BOTH, "deepseek")
 
 
 @needs_source
-@pytest.mark.parametrize("name", sorted(name for name, text in TEMPLATES.items() if has_thoughts(text)))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, text in TEMPLATES.items() if has_thoughts(text) and not name.startswith(UNREAD))
+)
 def test_templates_of_models_that_think(lm: LM, name: str) -> None:
     """Thoughts are found open where the template opens them, and end at a budget with its own marks."""
     try:

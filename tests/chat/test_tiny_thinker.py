@@ -30,18 +30,6 @@ def share(texts: list[str]) -> float:
     return sum(arithmetic.is_right(p, t) for p, t in zip(PROBLEMS, texts, strict=True)) / len(PROBLEMS)
 
 
-def test_it_thinks_and_then_answers(lm: LM) -> None:
-    found = [output.outputs[0] for output in lm.chat(TALKS, **GREEDY)]
-    assert {answer.finish_reason for answer in found} == {"stop"}
-    assert share([answer.text for answer in found]) >= 0.9
-    steps = [
-        verdict
-        for problem, answer in zip(PROBLEMS, found, strict=True)
-        for verdict in arithmetic.check_lines(problem, (answer.reasoning or "").split("\n"))
-    ]
-    assert sum(steps) >= 0.9 * len(steps)
-
-
 def test_accuracy_rises_with_the_budget(lm: LM) -> None:
     """Thoughts that a budget ends are a prefix of those without one, and the answer behind them is a number."""
     free = [output.outputs[0] for output in lm.chat(TALKS, **GREEDY)]
@@ -57,18 +45,6 @@ def test_accuracy_rises_with_the_budget(lm: LM) -> None:
     assert all(more >= less - 0.1 for less, more in pairwise(shares)), shares
     assert shares[-1] - shares[0] > 0.3
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in free]  # a budget of all
-
-
-@pytest.mark.parametrize("budget", [3, 20])
-def test_streams_tell_what_whole_answers_do(lm: LM, budget: int) -> None:
-    options = DRAWN | {"thinking_budget": budget, "n": 4}
-    whole = lm.chat(TALKS[0], **options).outputs
-    texts, thoughts = [""] * 4, [""] * 4
-    for delta in lm.stream_chat(TALKS[0], **options):
-        texts[delta.index] += delta.text
-        thoughts[delta.index] += delta.reasoning
-    assert texts == [answer.text for answer in whole]
-    assert thoughts == [answer.reasoning or "" for answer in whole]
 
 
 def test_a_vote_of_cut_thoughts_is_the_same_again_and_beats_its_samples(lm: LM) -> None:

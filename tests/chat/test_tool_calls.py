@@ -140,7 +140,7 @@ CUT: list[tuple[str, str, str, int]] = [
     ("qwen3-coder", "Well.\n<tool_call>\n<function=weather>\n<parameter=city>\nBe", "Well.", 0),
     ("glm", "<tool_call>add_two\n<arg_key>a</arg_key>\n<arg_value>1", "", 0),
     ("lfm2", "<|tool_call_start|>[add_two(a=1), weather(city='B", "", 1),
-    ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.add_", "", 0),
+    ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add_", "", 0),
 ]
 
 

@@ -40,19 +40,11 @@ def test_parameters_may_be_named_like_keywords() -> None:
 
 
 ANY: Any = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
-# Schemas of parameters under which no object is valid, and others under which not only objects are.
+# Schemas of parameters that are no objects, and others under which not only objects are valid.
 NO_OBJECTS: dict[str, Any] = {
-    "array": {"type": "array", "items": {}},
     "array with what is not supported": {"type": "array", "contains": {"not": {}}},
     "string": {"type": "string"},
-    "null": {"type": "null"},
     "several": {"type": ["integer", "array", "null"]},
-    "enum": {"enum": [1, 2]},
-    "const": {"const": "x"},
-    "reference": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "string"}}},
-    "anyOf": {"anyOf": [{"type": "array"}, {"enum": [None]}]},
-    "oneOf": {"oneOf": [{"type": "array"}, {"type": "string"}]},
-    "allOf": {"allOf": [{}, {"type": "boolean"}]},
 }
 ALSO_OBJECTS: dict[str, Any] = {
     "or null": ANY | {"type": ["null", "object"]},

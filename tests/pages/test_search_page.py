@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,14 +12,14 @@ from typing import Any
 import pages_kit as kit
 import pytest
 from html_kit import Page
-from tilebeam import SearchResult, TilebeamError, Trajectory
+from tilebeam import SearchResult, Trajectory, VoteResult
+from tilebeam.answers.voted_answer import VotedAnswer
 from tilebeam.pages import document
 from tilebeam.pages.markup import Html, join, tag
 from tilebeam.pages.methods import method_title
 from tilebeam.pages.search_page import one_line, search_page
 from tilebeam.search import algorithms
 from tilebeam.search.contract import Pruned
-from tilebeam.search.result_from_json import read_report
 
 MADE: dict[str, tuple[str, SearchResult]] = {
     "vote": ("self-consistency", kit.vote(12)),
@@ -101,18 +100,18 @@ def test_the_tree_has_every_beam_and_what_became_of_it(name: str) -> None:
 def test_a_text_of_the_model_is_never_markup(text: str) -> None:
     calm = {name: Page(search_page(method, [result])) for name, (method, result) in MADE.items()}
     for name, (method, made) in MADE.items():
-        given = made.as_dict()
-        given["prompt"] = text
-        for candidate in given["candidates"]:
-            candidate["text"] = text
-        for path in [*given["trajectories"], *given["pruned"]]:
-            path["steps"] = (*path["steps"][:-1], text)
-        if "answers" in given:
-            renamed = {old: text + old for old in given["votes"]}
-            given["votes"] = {renamed[a]: w for a, w in given["votes"].items()}
-            given["answers"] = [renamed.get(a) for a in given["answers"]]
-            given["answer"] = renamed[given["answer"]]
-        source = search_page(method, [read_report(given)], None, {text: text})
+        given = replace(
+            made,
+            prompt=text,
+            candidates=[replace(c, text=text) for c in made.candidates],
+            trajectories=[replace(t, steps=(*t.steps[:-1], text)) for t in made.trajectories],
+            pruned=[replace(p, steps=(*p.steps[:-1], text)) for p in made.pruned],
+        )
+        if isinstance(given, VoteResult):
+            given.votes = {text + a: w for a, w in given.votes.items()}
+            given.answers = [None if a is None else text + a for a in given.answers]
+            given.answer = VotedAnswer(text + (given.answer or ""))
+        source = search_page(method, [given], None, {text: text})
         assert source.count("</script>") == 2
         assert "\0" not in source
         source.encode("utf-8")
@@ -240,41 +239,3 @@ def test_only_made_markup_is_markup() -> None:
     assert tag("pre", "\na") == "<pre>\n\na</pre>"
     assert tag("p", "\na") == "<p>\na</p>"
     assert one_line("a\n b  c" + "d" * 9, 8) == "a b cdd…"
-
-
-# --- reports ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_a_report_is_read_back(name: str) -> None:
-    result = MADE[name][1]
-    again = read_report(json.loads(json.dumps(result.as_dict())))
-    assert type(again) is type(result)
-    assert again.as_dict() == result.as_dict()
-    short = {k: v for k, v in result.as_dict().items() if k not in ("prompt", "text", "usage", "seed")}
-    assert read_report(short).scores == result.scores
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"candidates": None},
-        {"candidates": []},
-        {"candidates": [1]},
-        {"scores": ["1"]},
-        {"scores": [1.0]},
-        {"best_index": 99},
-        {"best_index": True},
-        {"trajectories": [{"steps": "abc", "scores": [], "finished": True, "tree": 0}]},
-        {"votes": [1]},
-        {"answers": [None]},
-        {"prompt": 3},
-        {"pruned": [{}]},
-        {"usage": {"prompt_tokens": "x"}},
-    ],
-)
-def test_a_report_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(TilebeamError, match="Invalid report of a search"):
-        read_report(kit.vote(5).as_dict() | change)
-    with pytest.raises(TilebeamError, match="Invalid report of a search"):
-        read_report({})

@@ -130,14 +130,6 @@ def test_arguments_out_of_range() -> None:
         run("1", max_output=0)
 
 
-def test_where_programs_cannot_be_confined_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run("1")
-    monkeypatch.setitem(child._PLAIN.greeting(), "unconfined", "no filters")
-    with pytest.raises(TilebeamError, match="no filters"):
-        run("1")
-    assert run("open('/dev/null').read()", unsafe=True).value == "''"
-
-
 def test_many_at_a_time_and_no_more_than_there_are_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = threading.BoundedSemaphore(3)
     monkeypatch.setattr(child, "_slots", lambda: slots)
@@ -165,24 +157,11 @@ SYMPY = """
 from sympy import *
 x, y, n = symbols('x y n'); f = Function('f')
 print(solve([x + y - 3, x - y - 1], [x, y]), solveset(x**2 - 2, x, S.Reals), nsolve(cos(x) - x, 1).evalf(5))
-print(integrate(exp(-x**2), (x, -oo, oo)), limit(sin(x) / x, x, 0), series(exp(x), x, 0, 3), diff(x**3, x))
-print(dsolve(f(x).diff(x) - f(x), f(x)), summation(1 / n**2, (n, 1, oo)), factor(x**3 - 1))
-print(simplify(sin(x)**2 + cos(x)**2))
-print(factorint(360), isprime(97), divisors(12), gcd(12, 18), Matrix([[1, 2], [3, 4]]).inv(), binomial(10, 3))
-print(sympify('2*x + 1'), latex(Rational(1, 2)), lambdify(x, x**2)(3), N(pi, 10), reduce_inequalities(x**2 < 4, x))
+print(dsolve(f(x).diff(x) - f(x), f(x)), summation(1 / n**2, (n, 1, oo)), lambdify(x, x**2)(3))
 from sympy.stats import Die, E, P
-print(E(Die('D', 6)), P(Die('D', 6) > 4))
-from sympy.geometry import Point, Triangle
-print(Triangle(Point(0, 0), Point(3, 0), Point(0, 4)).area)
 from sympy.solvers.diophantine import diophantine
-from sympy.combinatorics import Permutation
 from sympy.parsing.sympy_parser import parse_expr
-print(Permutation([1, 2, 0]).order(), parse_expr('3*x').subs(x, 2), len(diophantine(x**2 - 9)))
-from sympy.physics.units import convert_to, meter, kilometer
-print(convert_to(3 * kilometer, meter), Poly(x**2 - 1).all_roots())
-from sympy.ntheory.modular import crt
-print(crt([3, 5], [2, 3]))
-init_printing()
+print(E(Die('D', 6)), parse_expr('3*x').subs(x, 2), len(diophantine(x**2 - 9)))
 """
 
 

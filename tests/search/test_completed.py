@@ -1,4 +1,4 @@
-"""`Algorithm.completed` and `infer(on_result=..)`: searches for many prompts, each result as soon as it is there."""
+"""`Algorithm.completed`: searches for many prompts, each result as soon as it is there."""
 
 from __future__ import annotations
 
@@ -35,12 +35,6 @@ def test_results_are_those_of_run(name: str) -> None:
     want = [found(r) for r in method.run(ScriptedLM(), PROMPTS, 8, sampling=SAMPLING)]
     results = dict(method.completed(ScriptedLM(), iter(PROMPTS), 8, sampling=SAMPLING, at_once=3))
     assert [found(results[i]) for i in range(len(PROMPTS))] == want
-    told: dict[int, Any] = {}
-    own = [SAMPLING] * len(PROMPTS)
-    inferred = method.infer(ScriptedLM(), PROMPTS, 8, sampling=own, on_result=told.__setitem__)
-    assert [found(r) for r in inferred] == want
-    assert [found(told[i]) for i in range(len(PROMPTS))] == want
-    assert found(method.infer(ScriptedLM(), "b1", 8, sampling=SAMPLING, on_result=told.__setitem__)) == want[1]
 
 
 class Waiting(ScriptedLM):
@@ -100,6 +94,4 @@ def test_what_is_wrong_from_the_start() -> None:
         best.completed(lm, PROMPTS, at_once=0)
     with pytest.raises(TilebeamError, match="7 prompts but 2 SamplingParams"):
         best.completed(lm, PROMPTS, sampling=[SAMPLING] * 2)
-    with pytest.raises(TilebeamError, match="cannot be combined"):
-        best.infer(lm, PROMPTS, on_result=lambda *_: None, progress=lambda _: None)
     assert list(best.completed(lm, [])) == []

@@ -1,6 +1,6 @@
 """No text of a user, a document, a tool or a candidate turns into control tokens, whichever door it comes through.
 
-Models are tiny and random, with the control tokens and in outline the chat templates of four families. Each door is
+Models are tiny and random, with the control tokens and in outline the chat templates of three families. Each door is
 used twice, with harmless texts and with texts that spell all control tokens: what reaches the model holds the same
 control tokens both times, which are the template's.
 """
@@ -45,12 +45,6 @@ FAMILIES = {
         ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
         "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
         "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
-    ),
-    "gemma": (
-        ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
-        "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else 'user' }}\n"
-        "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
-        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
     ),
     "mistral": (
         ("[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tilebeam
 from engine_kit import check_engine
-from hypothesis import given
-from hypothesis import strategies as st
 from tilebeam import (
     Adaptive,
     BestOfN,
@@ -32,13 +29,10 @@ from tilebeam import (
     ToolReasoning,
     Usage,
     Verifier,
-    after,
     last_number,
-    normalize_answer,
     regex,
 )
 from tilebeam.answers.voted_answer import VotedAnswer
-from tilebeam.scoring.scorers import log_probability
 from tilebeam.search import algorithms
 from tilebeam.search.sampled import vote_weights
 
@@ -68,56 +62,10 @@ class Scripted:
         return results
 
 
-LINES = st.lists(
-    st.tuples(st.sampled_from(["it is 1", "so 2", "3", "no idea", "4.0 = 4"]), st.floats(-5, 0)), min_size=1, max_size=9
-)
-
-
-@given(LINES, st.lists(st.floats(-10, 10), min_size=9, max_size=9))
-def test_best_of_n_takes_the_first_of_the_best(lines: list[tuple[str, float]], points: list[float]) -> None:
-    lm = Scripted({"p": [(f"{i} {text}", lp) for i, (text, lp) in enumerate(lines)]})
-    result = BestOfN(lambda _, text: points[int(text.split()[0])]).infer(lm, "p", budget=len(lines))
-    assert result.scores == points[: len(lines)]
-    assert result.best_index == result.scores.index(max(result.scores))
-    assert result.best is result.candidates[result.best_index]
-    assert lm.calls[0][1].n == len(lines) == len(result.candidates)
-    assert result.usage.completion_tokens == sum(len(c.token_ids) for c in result.candidates)
-
-
-def _relative(weighting: str, scores: list[float], sharpness: float) -> list[float]:
-    if weighting == "borda":
-        ordered = sorted(scores)
-        return [float(np.mean([i for i, s in enumerate(ordered, 1) if s == own])) ** sharpness for own in scores]
+def _softmax(scores: list[float], sharpness: float) -> list[float]:
     values = np.array(scores)
-    parts = np.exp(sharpness * (values - values.mean()) / (values.std() if values.std() > 1e-9 else 1))
+    parts = np.exp(sharpness * (values - values.mean()) / values.std())
     return (parts / parts.sum()).tolist()
-
-
-@given(LINES, st.sampled_from(["plain", "logprob", "reward", "softmax", "borda"]))
-def test_votes_add_up(lines: list[tuple[str, float]], weighting: Any) -> None:
-    lm = Scripted({"p": lines})
-    scorer = Verifier(lambda _, text: len(text)) if weighting == "reward" else None
-    result = SelfConsistency(weighting=weighting, scorer=scorer).infer(lm, "p", budget=len(lines))
-    expected: dict[str, float] = {}
-    relative: list[float] = []
-    if sharpness := {"softmax": 0.5, "borda": 1.0}.get(weighting):
-        relative = _relative(weighting, [log_probability(c, per_token=True) for c in result.candidates], sharpness)
-    for i, (text, lp) in enumerate(lines):
-        if text != "no idea":
-            answer = "4" if "4" in text else text[-1]
-            weight = {"plain": 1.0, "logprob": math.exp(lp), "reward": len(text)}.get(weighting) or relative[i]
-            expected[answer] = expected.get(answer, 0) + weight
-    assert result.votes == pytest.approx(expected)
-    assert list(result.votes.values()) == sorted(result.votes.values(), reverse=True)
-    assert result.answer == next(iter(result.votes), None)
-    if expected:
-        assert result.votes[result.answer or ""] == pytest.approx(max(expected.values()))
-        assert result.answers[result.best_index] == result.answer
-        mates = [i for i, a in enumerate(result.answers) if a == result.answer]
-        assert result.scores[result.best_index] == max(result.scores[i] for i in mates)
-    else:
-        assert result.answer is None
-        assert result.scores[result.best_index] == max(result.scores)
 
 
 def test_weightings_disagree_where_they_should() -> None:
@@ -146,7 +94,7 @@ def test_relative_weights() -> None:
     assert vote_weights("borda", scores) == [1, 2.5, 2.5, 4]
     assert vote_weights("borda", [-math.inf, 0, math.inf], 2) == [1, 4, 9]
     assert vote_weights("softmax", scores) == pytest.approx(vote_weights("softmax", [7 * s - 40 for s in scores]))
-    assert vote_weights("softmax", scores, 1.3) == pytest.approx(_relative("softmax", scores, 1.3))
+    assert vote_weights("softmax", scores, 1.3) == pytest.approx(_softmax(scores, 1.3))
     assert vote_weights("softmax", [1e300, -1e300, 5e-324], 50) == pytest.approx([1, 0, 0])
     for weighting in ("softmax", "borda"):
         assert len(set(vote_weights(weighting, [0.1] * 3))) == len(set(vote_weights(weighting, scores, 0))) == 1
@@ -159,20 +107,6 @@ def test_relative_weights() -> None:
     assert SelfConsistency(weighting="softmax", sharpness=0).infer(lm, "p", budget=3).answer == "8"
     shortest = SelfConsistency(weighting="borda", scorer=lambda _, text: -len(text), sharpness=3)
     assert shortest.infer(lm, "p", budget=3).scores == [2.5**3, 2.5**3, 1]
-
-
-def test_ties_go_to_the_answer_seen_first() -> None:
-    lm = Scripted({"p": [("2", 0), ("1", 0), ("1", 0), ("2", 0)]})
-    result = SelfConsistency().infer(lm, "p", budget=4)
-    assert (result.answer, result.best_index) == ("2", 0)
-
-
-def test_several_prompts_share_one_call() -> None:
-    lm = Scripted({"a": [("1", 0), ("2", 0)], "b": [("2", 0), ("1", 0)]})
-    a, b = BestOfN(lambda _, text: float(text)).infer(lm, ["a", "b"], budget=2)
-    assert (a.prompt, a.best.text, b.prompt, b.best.text) == ("a", "2", "b", "2")
-    assert [prompts for prompts, _ in lm.calls] == [["a", "b"]]
-    assert BestOfN(LogProb()).infer(lm, [], budget=2) == []
 
 
 def test_log_probabilities_are_asked_for_only_when_needed() -> None:
@@ -403,104 +337,18 @@ def test_votes_count_numbers_by_value_in_the_first_spelling() -> None:
     lm = Scripted({"p": [("1/2", 0), (r"\frac{2}{4}", 0), ("0.5", 0), ("3", 0), ("3.0", 0), ("none", 0)]})
     vote = SelfConsistency(last_number).infer(lm, "p", budget=6)
     assert (vote.answer, vote.votes) == ("1/2", {"1/2": 3.0, "3": 2.0})
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("3 + 4 = 7", "7"),
-        ("so it is 1,234.50.", "1234.5"),
-        ("= -5", "-5"),
-        ("8-3", "3"),
-        ("(1)-2", "2"),
-        ("it costs $1,000", "1000"),
-        ("007", "7"),
-        ("+3.0", "3"),
-        ("-0.00", "0"),
-        ("1e3", "1000"),
-        (".5", "0.5"),
-        ("1,2,3", "3"),
-        ("1234,567", "567"),
-        ("no number", None),
-        ("", None),
-    ],
-)
-def test_last_number(text: str, answer: str | None) -> None:
-    assert last_number(text) == answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "same"),
-    [
-        ("  The  Cat. ", "the cat"),
-        ("$12.00", "12"),
-        ("50%", "50"),
-        ("2/4", "1/2"),
-        ("4/2", "2"),
-        ("-2/4", "-1/2"),
-        ("1/0", "1/0"),
-        ("7.", "7"),
-        ("1,000,000", "1000000"),
-        ("(B)", "(b)"),
-        ("", ""),
-    ],
-)
-def test_normalized_answers(answer: str, same: str) -> None:
-    assert normalize_answer(answer) == same
-
-
-@given(st.fractions().filter(lambda f: f.denominator < 10**6 and abs(f.numerator) < 10**12), st.integers(1, 9))
-def test_equal_fractions_are_equal_strings(value: Fraction, k: int) -> None:
-    assert normalize_answer(f"{value.numerator * k}/{value.denominator * k}") == str(value)
-
-
-@given(st.integers(-(10**12), 10**12), st.integers(0, 4))
-def test_spellings_of_a_number_are_equal(value: int, zeros: int) -> None:
-    plain = str(value)
-    spelled = [f"{value:,}", f"{value:+}", plain + "." + "0" * zeros, f" {plain} "]
-    assert {normalize_answer(s) for s in spelled} == {plain}
-    assert last_number(f"I say it is {value:,}.") == plain
+    odd = SelfConsistency(last_number, equal=lambda a, b: ("/" in a) == ("/" in b))
+    assert odd.infer(lm, "p", budget=6).votes == {"0.5": 3.0, "1/2": 2.0}
 
 
 def test_marked_answers() -> None:
-    extract = after("answer is")
-    assert extract("The answer is: 12.0\nThe Answer is 13.\nQ") == "13"
-    assert extract("the answer is Blue Cheese.") == "blue cheese"
-    assert extract("the answer is\n") is None
-    assert extract("nothing") is None
-    assert after("A:", stop=".")("a: yes. A: no. ") == "no"
     assert regex(r"<a>(.*?)</a>")("<a>1</a><a> 02 </a>") == "2"
     assert regex(r"\d+")("1 22") == "22"
-    assert regex(r"(?P<x>\w)-(?P<y>\w)", "y")("a-b") == "b"
+    assert regex(r"(?i)the answer is:? (.*)")("The answer is 12.0\nThe Answer is: Blue Cheese.") == "blue cheese"
     assert regex(r"x")("y") is None
 
 
 # --- with a real model ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tilebeam.LM]:
-    from bench.lib.synth import preset, write_model
-
-    path: Path = write_model(tmp_path_factory.mktemp("m") / "m.gguf", preset("tiny", arch="qwen3", type="q8_0"))
-    with tilebeam.load(path, "npu", n_ctx=1024, n_seq_max=4, threads=1) as model:
-        yield model
-
-
-def test_a_search_with_a_real_model_is_reproducible(lm: tilebeam.LM) -> None:
-    params = SamplingParams(max_tokens=8, seed=1)
-    first = BestOfN(LogProb()).infer(lm, ["the number", "one more"], budget=6, sampling=params)
-    again = BestOfN(LogProb()).infer(lm, ["the number", "one more"], budget=6, sampling=params)
-    assert [r.scores for r in first] == [r.scores for r in again]
-    assert [r.best.text for r in first] == [r.best.text for r in again]
-    assert first[0].scores == [c.cumulative_logprob / len(c.token_ids) for c in first[0].candidates]  # type: ignore[operator]
-    assert first[0].usage.completion_tokens == sum(len(c.token_ids) for c in first[0].candidates)
-    assert first[0].usage.scoring_seconds > 0
-    vote = SelfConsistency(lambda text: text[-1:] or None).infer(lm, "the number", budget=6, sampling=params)
-    assert sum(vote.votes.values()) == 6
 
 
 def _length(text: str) -> str | None:

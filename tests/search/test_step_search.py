@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from search_kit import END, ScriptedLM
 from tilebeam import (
     DVTS,
     LM,
@@ -31,52 +29,6 @@ from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.scoring.reward_model import split_steps
 
 from bench.lib.synth import preset, write_model
-
-END = ord("$")
-
-
-class Scripted:
-    """A model over characters: in round r every beam is continued by one of `letters`, the sample's seed saying which;
-    after `depth` letters it ends. A step is "x\\n" for the letter x."""
-
-    def __init__(self, letters: str, depth: int, n_ctx: int = 1000) -> None:
-        self.letters, self.depth, self.n_ctx = letters, depth, n_ctx
-        self.calls: list[list[tuple[str, SamplingParams]]] = []
-        self.kept = 0
-
-    def tokenize(self, text: str) -> list[int]:
-        return [ord(c) for c in text]
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return "".join(chr(t) for t in tokens if t != END)
-
-    @contextmanager
-    def keep_prefixes(self) -> Iterator[None]:
-        self.kept += 1
-        yield
-        self.kept -= 1
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, progress: Any = None
-    ) -> list[RequestOutput]:
-        assert self.kept
-        self.calls.append([(self.detokenize(p), s) for p, s in zip(prompts, sampling, strict=True)])
-        results = []
-        for prompt, params in zip(prompts, sampling, strict=True):
-            text = self.detokenize(prompt)
-            outputs = []
-            for i in range(params.n):
-                seed = (params.seed or 0) + i
-                letter = self.letters[0 if params.temperature == 0 else seed % len(self.letters)]
-                last = text.count("\n") == self.depth
-                tokens = [ord(letter), END] if last else [ord(letter), ord("\n")]
-                stop = None if last else "\n"
-                outputs.append(CompletionOutput(i, letter, tokens, "stop", seed, stop_reason=stop))
-            usage = Usage(prompt_tokens=len(prompt), cached_tokens=len(prompt) - 1, completion_tokens=2 * params.n)
-            results.append(RequestOutput(text, list(prompt), outputs, usage, params.seed or 0))
-        if progress is not None and progress(tilebeam.Progress()) is False:
-            results[0].outputs[0].finish_reason = "aborted"
-        return results
 
 
 class Points(StepScorer):
@@ -97,120 +49,31 @@ class Points(StepScorer):
         ]
 
 
-@given(st.text("abcdef", min_size=2, max_size=6), st.integers(0, 3), st.sampled_from([1, 2, 4]), st.integers(1, 3))
-@settings(deadline=None)
-def test_the_best_letters_win_when_all_are_tried(letters: str, depth: int, trees: int, rounds_more: int) -> None:
-    letters = "".join(sorted(set(letters)))
-    width = len(letters)  # consecutive seeds: every continuation is tried
-    lm = Scripted(letters, depth)
-    points = {x: (ord(x) - ord("a") + 1) / 10 for x in letters}
-    for method in (BeamSearch, DVTS):
-        scorer = Points(points, aggregate="mean")
-        search = method(scorer, width, max_steps=depth + rounds_more)
-        result = search.infer(lm, "p\n".replace("\n", ":"), budget=trees * width, sampling=SamplingParams(seed=0))
-        assert result.best.text == "\n".join(letters[-1] * (depth + 1))
-        assert result.best.finish_reason == "stop"
-        assert result.rounds == depth + 1
-        assert result.scores[result.best_index] == max(result.scores)
-        assert result.step_scores[result.best_index] == [points[letters[-1]]] * (depth + 1)
-        assert all("".join(s) == c.text for s, c in zip(result.steps, result.candidates, strict=True))
-        assert result.usage.prompt_tokens == 2
-        assert result.usage.completion_tokens == sum(2 * s.n for call in lm.calls for _, s in call)
-        # The beginnings of all trees are one request, their continuations one request each.
-        assert [[s.n for _, s in call] for call in lm.calls] == [[trees * width]] + [[width] * trees] * depth
-        seeds = [(s.seed or 0) + i for call in lm.calls for _, s in call for i in range(s.n)]
-        assert len(set(seeds)) == len(seeds)
-        lm.calls.clear()
-
-
-def test_beam_search_follows_the_best_start_and_dvts_keeps_both() -> None:
-    # "b" starts better, but only "a" leads to the end that is worth most.
-    points = {"b\n": 0.9, "a\n": 0.5, "b\na": 0.4, "b\nb": 0.4, "a\na": 0.2, "a\nb": 1.0}
-    beam = BeamSearch(Points(points), 2, max_steps=3)
-    lm = Scripted("ab", 1)
-    assert beam.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).best.text == "b\na"
-    assert beam.infer(lm, "p", budget=4, sampling=SamplingParams(seed=0)).best.text in ("b\na", "a\nb")
-
-
-def test_a_beam_that_ended_competes_and_is_not_lost() -> None:
-    class Early(Scripted):
-        def generate(self, prompts: Any, sampling: Any, *, progress: Any = None) -> list[RequestOutput]:
-            results = super().generate(prompts, sampling, progress=progress)
-            for result in results:  # the letter a ends at once
-                for sample in result.outputs:
-                    if sample.text == "a":
-                        sample.token_ids, sample.stop_reason = [ord("a"), END], None
-            return results
-
-    good = BeamSearch(Points({"a": 0.8, "b": 0.5}), 2, max_steps=4).infer(
-        Early("ab", 2), "p", budget=2, sampling=SamplingParams(seed=0)
-    )
-    assert (good.best.text, good.rounds) == ("a", 1)
-    poor = BeamSearch(Points({"a": 0.3, "b": 0.5}), 2, max_steps=4).infer(
-        Early("ab", 2), "p", budget=2, sampling=SamplingParams(seed=0)
-    )
-    assert {"a", "b\na", "b\nb\nb"} <= {c.text for c in poor.candidates}
-    assert poor.best.text == "b\nb\nb"
-    unfinished = BeamSearch(Points({"a": 0.1, "b": 0.5}), 2, max_steps=1).infer(
-        Early("ab", 5), "p", budget=2, sampling=SamplingParams(seed=0)
-    )
-    assert unfinished.best.text == "a"  # what ended goes before what did not
-    assert unfinished.finished == [True, False]
-
-
-def test_several_prompts_share_calls_and_cells_run_out_quietly() -> None:
-    lm = Scripted("abc", 2, n_ctx=8)
-    results = DVTS(Points({"c": 1.0}), 3, max_steps=5).infer(lm, ["p", "qqqq"], 6, sampling=SamplingParams(seed=1))
-    assert [len(call) for call in lm.calls] == [2, 4, 2]
-    assert results[0].best.text == "c\nc\nc"
-    assert (results[1].best.text, results[1].best.finish_reason) == ("c\nc\n", "length")
-
-
-@pytest.mark.parametrize(
-    ("aggregate", "expected"), [("last", 0.5), ("min", 0.2), ("prod", 0.05), ("mean", pytest.approx(0.4))]
-)
-def test_aggregates(aggregate: Any, expected: Any) -> None:
-    scorer = Points({"x": 0.5, "y": 0.2}, aggregate=aggregate)
-    assert scorer.total([0.5, 0.2, 0.5]) == pytest.approx(expected)
-    assert scorer.total([]) == 0.0
-    candidate = CompletionOutput(0, "x\ny\nx", [], "stop", 0)
-    assert scorer.score("p", [candidate]) == [pytest.approx(expected)]
-
-
-@given(st.text("ab\n", max_size=12))
-def test_steps_are_the_text(text: str) -> None:
-    steps = split_steps(text)
-    assert "".join(steps) == text
-    assert all(s.endswith("\n") and s.count("\n") == 1 for s in steps[:-1])
-
-
 def test_what_does_not_fit_is_refused() -> None:
     scorer = Points({})
     for bad in ({"beam_width": 0}, {"max_steps": 0}, {"step_stop": ""}, {"max_step_tokens": True}):
         with pytest.raises(TilebeamError, match=next(iter(bad))):
             BeamSearch(scorer, **bad)  # type: ignore[arg-type]
     with pytest.raises(TilebeamError, match="multiple of beam_width"):
-        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=6)
+        BeamSearch(scorer).infer(ScriptedLM(), "a", budget=6)
     with pytest.raises(TilebeamError, match="StepScorer"):
         BeamSearch(lambda *_: 1.0)  # type: ignore[arg-type]
     with pytest.raises(TilebeamError, match="aggregate"):
         Points({}, aggregate="best")
     with pytest.raises(TilebeamError, match="cancelled"):
-        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, progress=lambda _: False)
+        BeamSearch(scorer).infer(ScriptedLM(), "a", budget=4, progress=lambda _: False)
     for held in ({"grammar": 'root ::= "a"'}, {"json_schema": {}}, {"regex": "a"}):
         with pytest.raises(TilebeamError, match="each step would begin it anew"):
-            BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, sampling=SamplingParams(**held))  # type: ignore[arg-type]
+            BeamSearch(scorer).infer(ScriptedLM(), "a", budget=4, sampling=SamplingParams(**held))  # type: ignore[arg-type]
     with pytest.raises(TilebeamError, match="no min_tokens"):
-        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, sampling=SamplingParams(min_tokens=3))
-    with pytest.raises(TilebeamError, match="not a number"):
-        BeamSearch(Points({"a": float("nan")}), 1).infer(Scripted("a", 1), "p", budget=1)
+        BeamSearch(scorer).infer(ScriptedLM(), "a", budget=4, sampling=SamplingParams(min_tokens=3))
 
 
-class Bytes(Scripted):
+class Bytes(ScriptedLM):
     """A model over bytes that writes one text, whoever asks, one byte per token."""
 
     def __init__(self, text: str) -> None:
-        super().__init__("a", 0)
+        super().__init__(n_ctx=1000)
         self.whole = [*text.encode(), END]
 
     def tokenize(self, text: str) -> list[int]:
@@ -244,8 +107,7 @@ def test_characters_that_span_rounds_are_whole(text: str, size: int) -> None:
     search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
     result = search.infer(Bytes(text), "p", 1, sampling=SamplingParams(seed=0, max_tokens=None))
     assert result.best.text == text
-    assert result.steps[result.best_index] == split_steps(text)
-    assert result.finished == [True]
+    assert [(list(t.steps), t.finished) for t in result.trajectories] == [(split_steps(text), True)]
 
 
 @pytest.mark.parametrize(("stop", "expected"), [("\u754c", "né\n\u4e16"), ("\n\u4e16", "né"), ("é\n", "n")])
@@ -254,7 +116,7 @@ def test_stop_strings_of_several_bytes_end_a_text(stop: str, expected: str) -> N
         search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
         params = SamplingParams(seed=0, max_tokens=None, stop=stop)
         result = search.infer(Bytes("né\n\u4e16\u754c\nx"), "p", 1, sampling=params)
-        assert (result.best.text, result.finished) == (expected, [True])
+        assert (result.best.text, result.trajectories[0].finished) == (expected, True)
 
 
 # --- real models ------------------------------------------------------------------------------------------------------
@@ -280,30 +142,6 @@ def test_read_gives_the_logits_of_the_model(lm: LM) -> None:
     np.testing.assert_allclose(everything.logits[0], whole[2], atol=1e-4)
     assert everything.decoded_tokens == 3  # nothing behind the last position is needed
     assert lm.read([ids], [[]], [1])[0].logits.shape == (0, 1)
-
-
-def test_texts_that_share_a_beginning_are_read_once(lm: LM) -> None:
-    start = lm.tokenize(TEXT * 2)
-    texts = [start + lm.tokenize(f"{i} more", add_special=False) for i in range(12)]
-    readings = lm.read(texts, [[-1]] * 12)
-    for text, reading in zip(texts, readings, strict=True):
-        np.testing.assert_allclose(reading.logits[0], lm.logits(text)[-1], atol=1e-4)
-    assert sum(r.decoded_tokens for r in readings) < len(start) + 12 * 4
-    kv = lm.engine.kv
-    assert kv.free == lm.n_ctx
-    assert not kv.live
-
-
-@given(st.lists(st.lists(st.integers(5, 200), min_size=1, max_size=40), min_size=1, max_size=12), st.data())
-@settings(max_examples=15, deadline=None)
-def test_any_texts_read_together_are_as_read_alone(lm: LM, texts: list[list[int]], data: st.DataObject) -> None:
-    where = [data.draw(st.lists(st.integers(0, len(t) - 1), min_size=1, max_size=4)) for t in texts]
-    with lm.keep_prefixes():
-        lm.read(texts[:1], where[:1])
-        together = lm.read(texts, where, [1, 2, 3])
-    for text, at, reading in zip(texts, where, together, strict=True):
-        np.testing.assert_allclose(reading.logits, lm.logits(text)[at][:, [1, 2, 3]], atol=1e-4)
-    assert not lm.engine.kv.live
 
 
 def test_kept_prefixes_are_continued_not_decoded_again(lm: LM) -> None:
@@ -344,26 +182,6 @@ def test_read_refuses_what_it_cannot(lm: LM) -> None:
         lm.read([[1] * 2000], [[0]])
 
 
-def test_token_reward_is_what_the_model_says_and_reads_only_new_steps(lm: LM) -> None:
-    reward = TokenReward(lm, tag="?", good="1", bad="2")
-    good, bad, tag = (lm.tokenize(x, add_special=False) for x in ("1", "2", "?"))
-    steps = [f"step {i} is {i}\n" for i in range(8)]
-    read = 0
-    with reward.session():
-        for n in range(1, 9):
-            (rating,) = reward.rate_steps([TEXT], [steps[:n]])
-            read += rating.usage.scored_tokens
-    tokens, at = lm.tokenize(TEXT), []
-    for step in steps:
-        tokens = tokens + lm.tokenize(step, add_special=False) + tag
-        at.append(len(tokens) - 1)
-    logits = lm.logits(tokens)[at].astype(np.float64)
-    np.testing.assert_allclose(rating.scores, 1 / (1 + np.exp(logits[:, bad[0]] - logits[:, good[0]])), atol=1e-5)
-    again = sum(at[n] + 1 for n in range(8))  # decoded, had every verdict read its whole text
-    assert read <= len(tokens) + 8
-    assert again > 3 * read
-
-
 def test_beam_search_over_real_models(lm: LM) -> None:
     reward = TokenReward(lm, tag="?", good="1", bad="2", aggregate="min")
     search = BeamSearch(reward, 4, max_steps=4, step_stop="e", max_step_tokens=12)
@@ -371,15 +189,15 @@ def test_beam_search_over_real_models(lm: LM) -> None:
     result = search.infer(lm, TEXT, budget=8, sampling=params)
     again = search.infer(lm, TEXT, budget=8, sampling=params)
     assert [c.token_ids for c in result.candidates] == [c.token_ids for c in again.candidates]
-    rivals = [s for s, f in zip(result.scores, result.finished, strict=True) if f] or result.scores
+    rivals = [s for s, t in zip(result.scores, result.trajectories, strict=True) if t.finished] or result.scores
     assert result.scores[result.best_index] == max(rivals)
     # The accounts: of what each continuation began with, one token was decoded again.
     assert result.usage.prompt_tokens == len(lm.tokenize(TEXT))
     assert result.usage.recomputed_tokens <= 2 * result.rounds + 8 * result.rounds
     assert result.usage.scored_tokens > 0
-    whole = reward.score_steps([TEXT] * len(result.steps), result.steps)
-    for mine, fresh in zip(result.step_scores, whole, strict=True):
-        np.testing.assert_allclose(mine, fresh, atol=1e-4)
+    whole = reward.score_steps([TEXT] * len(result.scores), [t.steps for t in result.trajectories])
+    for mine, fresh in zip(result.trajectories, whole, strict=True):
+        np.testing.assert_allclose(mine.scores, fresh, atol=1e-4)
     assert not lm.engine.kv.live
     best = BestOfN(reward).infer(lm, TEXT, budget=4, sampling=SamplingParams(max_tokens=20, seed=1))
     assert best.scores == pytest.approx(reward.score(TEXT, best.candidates), abs=1e-4)
@@ -404,15 +222,10 @@ def test_searches_of_several_threads_share_a_model_and_a_reward_model(lm: LM) ->
         assert result.prompt == f"{i} {TEXT}"
         assert result.usage.prompt_tokens == len(lm.tokenize(result.prompt))
         assert result.usage.scored_tokens > 0
-        fresh = reward.score_steps([result.prompt] * len(result.steps), result.steps)
-        for mine, again in zip(result.step_scores, fresh, strict=True):
-            np.testing.assert_allclose(mine, again, atol=1e-4)
+        fresh = reward.score_steps([result.prompt] * len(result.scores), [t.steps for t in result.trajectories])
+        for mine, again in zip(result.trajectories, fresh, strict=True):
+            np.testing.assert_allclose(mine.scores, again, atol=1e-4)
     assert not lm.engine.kv.live
-
-
-def test_labels_must_be_single_tokens(lm: LM) -> None:
-    with pytest.raises(TilebeamError, match="it must be one"):
-        TokenReward(lm, tag="?", good="no single token at all")
 
 
 def test_step_search_on_the_npu_in_both_executors(tmp_path: Path) -> None:

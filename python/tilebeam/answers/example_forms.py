@@ -34,9 +34,7 @@ _SPELLED = {"true": True, "false": False, "null": None, "none": None}
 _PART = re.compile(r"(?:[-+*/%&|^~(\[{<>!]|\bnot)[ \t]*$")  # a call behind it is a part of something
 _BULLET = re.compile(r"^\s*(?:>>>|[*•-](?=\s)|\d+[.)])?\s*")
 _LEFT = re.compile(r"(?:assert[ \t]++)?([^=]+)==[ \t]*")
-_TOTAL = re.compile(r"[ \t]*+(-?\d+(?:\.\d+)?)[ \t]*+[.;]?[ \t]*")
 _SPACES = re.compile(r"[ \t]+")
-_SIGN = {ast.Add: 1, ast.Sub: -1}
 
 
 @dataclass(frozen=True)
@@ -144,32 +142,7 @@ def _result(text: str) -> tuple[str, int] | None:
     length = len(value)
     if value and (_AFTER.fullmatch(text, length) or _NEXT.match(text, length)):
         return _literal(value) or "", length
-    # `19 - 5 - 6 = 8`: steps of a sum, and what it comes to.
-    steps, _, total = text[:MOST].partition("=")
-    if (found := _TOTAL.fullmatch(total)) and _sum(steps) == float(found[1]):
-        return found[1], len(text)
     return None
-
-
-def _sum(text: str) -> float | None:
-    """Compute a sum of products of numbers; None if it is another text."""
-
-    def of(node: ast.expr) -> float:
-        match node:
-            case ast.Constant(value=int() | float() as number):
-                return float(number)
-            case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return -of(inner)
-            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
-                return of(left) + _SIGN[type(op)] * of(right)
-            case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                return of(left) * of(right)
-        raise ValueError("no sum")
-
-    try:
-        return of(tree) if (tree := _parsed(text)) is not None else None
-    except (ValueError, OverflowError, RecursionError):
-        return None
 
 
 def _foreign(function: _Function) -> set[str]:
@@ -195,9 +168,8 @@ _OUTPUT = re.compile(
 
 
 def _given(function: _Function) -> Iterator[Test]:
-    """Find `For x = 1, y = 2 the output should be 3` and `x = 1` above `return 3`."""
-    lines = [line.translate(_QUOTES) for line in function.text.splitlines()]
-    for number, line in enumerate(lines):
+    """Find `For x = 1, y = 2 the output should be 3`."""
+    for line in function.text.translate(_QUOTES).splitlines():
         begin = re.search(rf"\b(?:{'|'.join(map(re.escape, function.parameters)) or '(?!)'})[ \t]*={{1,2}}(?!=)", line)
         if begin is None or _INPUT.match(line):
             continue
@@ -208,20 +180,8 @@ def _given(function: _Function) -> Iterator[Test]:
         rest = line[begin.start() + end :]
         answer = _SAID.match(rest) or _ANSWER.match(rest)
         result = _result(rest[answer.end() :]) if answer else None
-        if result is None and not rest.strip() and not line[: begin.start()].strip():
-            result = _returned(lines[number + 1 : number + 5])
         if result is not None:
             yield Test(call, result[0])
-
-
-def _returned(lines: Sequence[str]) -> tuple[str, int] | None:
-    """Find `return 3` in the lines below the values, with steps on the way in between."""
-    for line in lines:
-        if found := re.match(r"[ \t]*returns?[ \t]*[:=]?[ \t]*", line):
-            return _result(line[found.end() :])
-        if not re.match(r"[ \t]*[-=]>", line):
-            return None
-    return None
 
 
 def _input_output(function: _Function) -> Iterator[Test]:

@@ -53,29 +53,15 @@ def marked_number(text: str) -> str | None:
     return last_number(boxed(text) or "") or last_number(text)
 
 
-def after(marker: str, *, stop: str = "\n") -> Extractor:
-    """Extract the text behind the last `marker` (in any case), up to `stop`; normalized."""
-
-    def extract(text: str) -> str | None:
-        at = text.lower().rfind(marker.lower())
-        if at < 0:
-            return None
-        rest = text[at + len(marker) :].lstrip(" :=\t").split(stop, 1)[0]
-        return normalize_answer(rest) or None
-
-    return _by_value(extract)
-
-
-def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
-    """Extract a group of the last match of a pattern, normalized; group 0 is the whole match."""
-    compiled = re.compile(pattern, flags)
-    chosen: int | str = 0 if group == 1 and compiled.groups == 0 else group
+def regex(pattern: str) -> Extractor:
+    """Extract the first group of the last match of a pattern, or the whole match if it has no group; normalized."""
+    compiled = re.compile(pattern)
 
     def extract(text: str) -> str | None:
         last = None
         for match in compiled.finditer(text):
             last = match
-        found = last.group(chosen) if last else None
+        found = last.group(min(1, compiled.groups)) if last else None
         return (normalize_answer(found) or None) if found is not None else None
 
     return _by_value(extract)

@@ -1,8 +1,8 @@
 """JSON as an answer: the last value of a text, when two are equal, and which of several most agrees with the others.
 
 Of calls of functions the names are voted on first, and other calls have no say in the arguments. Then a value that
-several candidates gave wins; where all differ, each of their fields has a vote. Numbers are equal by value, texts but
-for case, white space, commas and full stops; arrays are aligned with one of the usual length.
+several candidates gave wins; where all differ, each of their fields has a vote, and so has each place of an array.
+Numbers are equal by value, texts but for case, white space, commas and full stops.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Sequence
-from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +17,6 @@ from tilebeam.grammars.combining import key_of
 
 _DEPTH = 64  # of values
 _DIGITS = 400  # of whole numbers; others are doubles
-_ALIGNED = 64  # of longer arrays the places are compared
 _TRIED = 256  # brackets of a text that begin no value
 _BRACKET = re.compile(r"[\[\]{}]")
 _FENCED = re.compile(r"\s*```\w*\n(.*?)\n\s*```\s*\Z", re.DOTALL)
@@ -182,33 +180,10 @@ def _agreement(values: Sequence[Any], weights: Sequence[float]) -> list[float]:
     among, own = [values[i] for i in sides[winner]], [weights[i] for i in sides[winner]]
     if not isinstance(among[0], dict | list):
         return [0.0 if isinstance(v, dict | list) else shares[_side(v)] for v in values]
-    if isinstance(among[0], dict):
-        names = dict.fromkeys(name for value in among for name in value)
-        rows, more = [[value.get(name, _NONE) for value in among] for name in names], [0] * len(among)
-    else:
-        rows, more = _aligned(among, own)
-    votes = [sum(agree) for agree in zip(*(_agreement(row, own) for row in rows), strict=True)] or [0.0] * len(among)
+    fields = [value if isinstance(value, dict) else dict(enumerate(value)) for value in among]
+    names = dict.fromkeys(name for value in fields for name in value)
+    votes = [_agreement([value.get(name, _NONE) for value in fields], own) for name in names]
     found = [0.0] * len(values)
-    for i, vote, extra in zip(sides[winner], votes, more, strict=True):
-        found[i] = shares[winner] * (vote / (len(rows) + extra) if len(rows) + extra else 1.0)
+    for place, i in enumerate(sides[winner]):
+        found[i] = shares[winner] * (sum(vote[place] for vote in votes) / len(votes) if votes else 1.0)
     return found
-
-
-def _aligned(arrays: Sequence[list[Any]], weights: Sequence[float]) -> tuple[list[list[Any]], list[int]]:
-    """Find what each array has in each place of one that has the usual length, and of each how much has no place."""
-    lengths: dict[int, float] = {}
-    for array, weight in zip(arrays, weights, strict=True):
-        lengths[len(array)] = lengths.get(len(array), 0.0) + weight
-    size = max(lengths, key=lambda length: lengths[length])
-    pivot = [_side(item) for item in next(array for array in arrays if len(array) == size)]
-    columns, more = [], []
-    for array in arrays:
-        column, placed = [*array[:size], *[_NONE] * (size - len(array))], min(size, len(array))
-        if len(array) != size and max(size, len(array)) <= _ALIGNED:
-            column, placed = [_NONE] * size, 0
-            for _, a, b, c, d in SequenceMatcher(None, pivot, [*map(_side, array)], autojunk=False).get_opcodes():
-                for place, item in zip(range(a, b), array[c:d], strict=False):
-                    column[place], placed = item, placed + 1
-        columns.append(column)
-        more.append(len(array) - placed)
-    return [list(row) for row in zip(*columns, strict=True)], more

@@ -29,13 +29,9 @@ _TOLD_BY = (
     (Marks("[THINK]", "[/THINK]"), ("[/THINK]",)),
     (Marks("<|START_THINKING|>", "<|END_THINKING|>"), ("<|END_THINKING|>",)),
     (Marks("<seed:think>", "</seed:think>"), ("</seed:think>",)),
-    (Marks("<mm:think>", "</mm:think>"), ("</mm:think>",)),
-    (Marks("<think:opensource>", "</think:opensource>"), ("hy_Assistant", "</think{}>")),
     (Marks("<|inner_prefix|>", "<|inner_suffix|>"), ("<|inner_suffix|>",)),
     (Marks("<|channel>thought", "<channel|>"), ("<channel|>",)),
     (Marks("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"), ("[BEGIN FINAL RESPONSE]",)),
-    (Marks("<|open|>think<|sep|>", "<|close|>think<|sep|>"), ("<|open|>", "think")),
-    (Marks("<|think|>", "<|end|><|begin|>assistant"), ("<|think|>", "<|begin|>assistant")),
 )
 _HEADER_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=functions\.([\w.:-]+)")

@@ -2,7 +2,6 @@
 
     elements  <parameter=KEY>VALUE</parameter>, <parameter name="KEY">VALUE</parameter> and the like
     pairs     <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>
-    nested    <KEY>VALUE</KEY>, where a VALUE may hold elements itself; those of a list are named item
     python    KEY=VALUE, as in a call of Python
     gemma     {KEY:VALUE}, where a text stands between two <|"|>
 
@@ -17,20 +16,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tilebeam.grammars.combining import has_type
+
 Schema = Mapping[str, Any]
 
 # Before the name: which mark; behind it: other attributes.
 _ELEMENT = re.compile(
-    r"(?:<(?P<tag>[\w:｜]*(?:parameter|param))(?:=|\s+name=\"?)(?P<key>[^\s>\"]+)\"?(?P<more>[^>]*)>(?P<value>.*?)"
-    r"(?:</(?P=tag)>|(?=<(?P=tag)[= ])|$))|"
-    r"(?:<\|open\|>argument\s+key=\"(?P<key3>[^\"]+)\"(?P<more3>[^<]*)<\|sep\|>(?P<value3>.*?)<\|close\|>argument<\|sep\|>)",
+    r"<(?P<tag>[\w:]*(?:parameter|param))(?:=|\s+name=\"?)(?P<key>[^\s>\"]+)\"?[^>]*>(?P<value>.*?)"
+    r"(?:</(?P=tag)>|(?=<(?P=tag)[= ])|$)",
     re.DOTALL,
 )
-_PAIR = re.compile(
-    r"<arg_key(?P<kind>:\w+)?>\s*(?P<key>.*?)\s*</arg_key(?P=kind)?>\s*"
-    r"<arg_value(?:(?P=kind))?>(?P<value>.*?)</arg_value(?:(?P=kind))?>",
-    re.DOTALL,
-)
+_PAIR = re.compile(r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
 _CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
 _GEMMA = re.compile(r'\s*(?:<\|"\|>(?P<text>.*?)<\|"\|>|(?P<mark>[{}\[\],:])|(?P<word>[^{}\[\],:<]+))', re.DOTALL)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
@@ -54,13 +50,8 @@ def read(kind: str, text: str, schema: Schema) -> str | None:
 def _elements(text: str, schema: Schema) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in _ELEMENT.finditer(text):
-        key = one["key"] or one["key3"]
-        value, more = (one["value"], one["more"]) if one["key"] else (one["value3"], one["more3"])
-        if 'string="true"' in more or 'type="string"' in more:
-            found[key] = value
-        else:
-            value = value.removeprefix("\n").removesuffix("\n")  # Qwen3-Coder writes values on lines of their own
-            found[key] = _typed(value, _member(schema, key, schema), schema)
+        value = one["value"].removeprefix("\n").removesuffix("\n")  # Qwen3-Coder writes values on lines of their own
+        found[one["key"]] = _typed(value, _member(schema, one["key"], schema), schema)
     return found
 
 
@@ -68,38 +59,6 @@ def _pairs(text: str, schema: Schema) -> dict[str, Any]:
     return {
         one["key"]: _typed(one["value"], _member(schema, one["key"], schema), schema) for one in _PAIR.finditer(text)
     }
-
-
-def _nested(text: str, schema: Schema) -> Any:
-    found = _node(text.replace("]<]minimax[>[", ""), schema, schema)
-    return {} if found == "" else found
-
-
-def _node(text: str, schema: Schema, root: Schema) -> Any:
-    """Return the value of an element."""
-    inner = text.strip()
-    if not re.match(r"<[\w.:-]+>", inner) or _types(schema, root) == {"string"}:
-        return _typed(text, schema, root)
-    keys, values, at = list[str](), list[Any](), 0
-    while at < len(inner):
-        opened = re.compile(r"\s*<([\w.:-]+)>").match(inner, at)
-        if opened is None:
-            return _typed(text, schema, root)
-        key, start, depth = opened[1], opened.end(), 1
-        for mark in re.finditer(rf"<(/?){re.escape(key)}>", inner[start:]):
-            depth += -1 if mark[1] else 1
-            if depth == 0:
-                break
-        else:
-            return _typed(text, schema, root)
-        part = _resolved(schema, root).get("items", {}) if key == "item" else _member(schema, key, root)
-        keys.append(key)
-        values.append(_node(inner[start : start + mark.start()], part if isinstance(part, dict) else {}, root))
-        at = start + mark.end()
-        if not inner[at:].strip():
-            break
-    listed = set(keys) == {"item"} and "item" not in _resolved(schema, root).get("properties", {})
-    return values if listed else dict(zip(keys, values, strict=True))
 
 
 def _python(text: str, schema: Schema) -> dict[str, Any]:  # noqa: ARG001 - its values have quotes
@@ -167,7 +126,7 @@ def _gemma_value(tokens: list[tuple[str, str]]) -> tuple[Any, list[tuple[str, st
     return (listed if text == "[" else found), rest[1:]
 
 
-_READERS = {"elements": _elements, "pairs": _pairs, "nested": _nested, "python": _python, "gemma": _gemma}
+_READERS = {"elements": _elements, "pairs": _pairs, "python": _python, "gemma": _gemma}
 
 
 # --- types ------------------------------------------------------------------------------------------------------------
@@ -188,19 +147,7 @@ def _typed(text: str, schema: Schema, root: Schema) -> Any:
             json.dumps(value)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return text
-    return text if "string" in types and not _fits(value, types) else value
-
-
-def _fits(value: Any, types: set[str]) -> bool:
-    kinds: dict[str, Any] = {
-        "object": dict,
-        "array": list | tuple,
-        "boolean": bool,
-        "null": type(None),
-        "integer": int,
-        "number": int | float,
-    }
-    return any(isinstance(value, kinds[kind]) for kind in types if kind in kinds)
+    return text if "string" in types and not any(has_type(value, kind) for kind in types) else value
 
 
 def _types(schema: Schema, root: Schema) -> set[str]:

@@ -64,7 +64,7 @@ class CallReader:
         self._names = sorted(functions, key=len, reverse=True)
         self._several = several
         self._forced = forced
-        self._held = family.lead  # text that is not understood yet
+        self._held = ""  # text that is not understood yet
         self._opened = ""  # what began the call under way: text, if it is none
         self._state: Callable[[], bool] = self._begin
         self._parts: list[Part] = []
@@ -158,8 +158,6 @@ class CallReader:
         """Read on at the mark of a call."""
         found = self._call_at(0)
         if found is _WAIT:
-            if self._final and self._held == self._family.lead:  # nobody wrote it
-                self._held = ""
             return self._final and self._dropped(True)
         if found is None:
             rest = self._held

@@ -16,10 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Arguments = Literal["json", "elements", "pairs", "python", "gemma", "nested"]
-
-_DSML = "｜DSML｜"
-_MINIMAX = "]<]minimax[>["
+Arguments = Literal["json", "elements", "pairs", "python", "gemma"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,6 @@ class Family:
         closes: marks behind calls.
         bare: marks that calls may begin with at the start of an answer only; None: without a fence there is no call.
         silent: marks around what is not a call, which are no text.
-        lead: what prompts end with, and every answer is read as if it began with.
     """
 
     name: str
@@ -48,7 +44,6 @@ class Family:
     closes: tuple[str, ...] = ()
     bare: tuple[str, ...] | None = None
     silent: tuple[str, ...] = ()
-    lead: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -85,58 +80,6 @@ _FAMILIES = (
         bare=("```json\n",),
     ),
     Family(
-        "dsml",
-        ((f"'{_DSML}'", "invoke name="), (f"<{_DSML}invoke",), (_DSML, "invoke name=")),
-        fences=(f"<{_DSML}function_calls>", f"<{_DSML}tool_calls>"),
-        heads=(f'<{_DSML}invoke name="{{name}}">',),
-        arguments="elements",
-        end=f"</{_DSML}invoke>",
-        closes=(f"</{_DSML}function_calls>", f"</{_DSML}tool_calls>"),
-    ),
-    Family(
-        "kimi-k2",
-        (("<|tool_call_argument_begin|>",),),
-        fences=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-        heads=("functions.{name}:{id}<|tool_call_argument_begin|>", "{name}:{id}<|tool_call_argument_begin|>"),
-        closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-    ),
-    Family(
-        "kimi-k3",
-        (("<|open|>", "call tool="), ("<|open|>", "'call'")),
-        fences=("<|open|>tools<|sep|>",),
-        heads=('<|open|>call tool="{name}" index="{id}"<|sep|>', '<|open|>call tool="{name}"<|sep|>'),
-        arguments="elements",
-        end="<|close|>call<|sep|>",
-        closes=("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
-        silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    ),
-    Family(
-        "solar",
-        (("<|tool_call:name|>",),),
-        fences=("<|begin|>assistant<|tool_calls|>", "<|tool_calls|>"),
-        heads=("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",),
-        closes=("<|tool_call:end|>", "<|calls|>"),
-        silent=("<|begin|>assistant<|content|>", "<|content|>"),
-    ),
-    Family(
-        "minimax-m3",
-        (("minimax[>[", "<invoke"),),
-        fences=(f"{_MINIMAX}<tool_call>",),
-        heads=(f'{_MINIMAX}<invoke name="{{name}}">',),
-        arguments="nested",
-        end=f"{_MINIMAX}</invoke>",
-        closes=(f"{_MINIMAX}</tool_call>",),
-    ),
-    Family(
-        "minimax-m2",
-        (("<minimax:tool_call>",),),
-        fences=("<minimax:tool_call>",),
-        heads=('<invoke name="{name}">',),
-        arguments="elements",
-        end="</invoke>",
-        closes=("</minimax:tool_call>",),
-    ),
-    Family(
         "atem",
         (("<atem:invoke",), ("atem:", "invoke name=")),
         fences=("<atem:function_calls>",),
@@ -161,22 +104,7 @@ _FAMILIES = (
         arguments="elements",
         end="</function>",
     ),
-    Family(
-        "hy3",
-        (("hy_Assistant", "<arg_key{}>"), ("<arg_key:opensource>",)),
-        fences=("<tool_calls:opensource>",),
-        heads=("<tool_call:opensource>{name}<tool_sep:opensource>", "<tool_call:opensource>{name}"),
-        arguments="pairs",
-        end="</tool_call:opensource>",
-        closes=("</tool_calls:opensource>",),
-    ),
-    Family(
-        "glm",
-        (("<tool_call>", "<arg_key>"),),
-        heads=("<tool_call>{name}",),
-        arguments="pairs",
-        end="</tool_call>",
-    ),
+    Family("glm", (("<tool_call>", "<arg_key>"),), heads=("<tool_call>{name}",), arguments="pairs", end="</tool_call>"),
     Family(
         "qwen3-coder",
         (("<tool_call>", "<function="), ("<function=", "<parameter=")),
@@ -187,32 +115,10 @@ _FAMILIES = (
         closes=("</tool_call>",),
     ),
     Family(
-        "functionary-3.1",
-        (("<function=", "</function>"),),
-        heads=("<function={name}>",),
-        closes=("</function>", "<|eom_id|>"),
+        "tool_calls", (("<tool_calls>",),), fences=("<tool_calls>",), closes=("]", "</tool_calls>"), bare=("```json\n",)
     ),
     Family(
-        "functionary-3.2",
-        ((">>>all",),),
-        fences=(">>>",),
-        heads=("{name}\n",),
-        silent=(">>>all\n",),
-        lead=">>>",
-    ),
-    Family(
-        "tool_calls",
-        (("<tool_calls>",),),
-        fences=("<tool_calls>",),
-        closes=("]", "</tool_calls>"),
-        bare=("```json\n",),
-    ),
-    Family(
-        "hermes",
-        (("<tool_call>",),),
-        fences=("<tool_call>",),
-        closes=("</tool_call>", "```", "]"),
-        bare=("```json\n",),
+        "hermes", (("<tool_call>",),), fences=("<tool_call>",), closes=("</tool_call>", "```", "]"), bare=("```json\n",)
     ),
     Family(
         "mistral",
@@ -239,24 +145,13 @@ _FAMILIES = (
         silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     Family(
-        "command-r",
-        (("Action: ```json",), ("Action:```json",), ("<|CHATBOT_TOKEN|>", "Action:")),
-        fences=("Action:\n```json", "Action: ```json", "Action:```json"),
-        closes=("]", "```"),
-    ),
-    Family(
         "granite",
         (("<|tool_call|>", "available_tools"),),
         fences=("<|tool_call|>", "<tool_call>"),
         closes=("]", "<|/tool_call|>", "</tool_call>"),
         bare=("```json\n",),
     ),
-    Family(
-        "nemotron-v2",
-        (("<TOOLCALL>",),),
-        fences=("<TOOLCALL>",),
-        closes=("]", "</TOOLCALL>"),
-    ),
+    Family("nemotron-v2", (("<TOOLCALL>",),), fences=("<TOOLCALL>",), closes=("]", "</TOOLCALL>")),
     Family(
         "gigachat",
         (("<|function_call|>",), ("function call<|role_sep|>",), ("function call", "<|role_sep|>")),
@@ -277,12 +172,7 @@ _FAMILIES = (
         closes=("</tool_call>", "```", "]"),
         bare=(),
     ),
-    Family(
-        "json",
-        (),
-        closes=("</tool_call>", "```", "]"),
-        bare=("```json\n",),
-    ),
+    Family("json", (), closes=("</tool_call>", "```", "]"), bare=("```json\n",)),
 )
 
 FAMILIES = {family.name: family for family in _FAMILIES}

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from tilebeam.chat.chat_template import takes_tools
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.tool_families import FAMILIES, OWN_GRAMMAR, Family, family_in
-from tilebeam.grammars.combining import allows_objects
 
 # Which calls an answer may or must have: none, any, at least one, or one of the function that is named.
 ToolChoice = Literal["none", "auto", "required"] | Mapping[str, Any]
@@ -89,9 +88,10 @@ class ToolUse:
         return {tool.name: tool.arguments for tool in self.tools}
 
     def check(self) -> None:
-        """Raise `FieldRefused` for a function that takes no object; not for an event loop."""
+        """Raise `FieldRefused` for a function whose schema has another type than an object."""
         for i, tool in enumerate(self.tools, self.first):
-            if not allows_objects(tool.arguments):
+            kinds = tool.arguments["type"]
+            if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
                 param = f"tools[{i}].function.parameters"
                 why = f"the arguments of {tool.name!r} are an object, and this schema allows none"
                 raise FieldRefused(f"{param}: {why}.", param=param, code="invalid_value")

@@ -64,21 +64,6 @@ def or_null(schema: Any) -> list[Any] | None:
     return [{k: v for k, v in schema.items() if k != "nullable"}, {"type": "null"}]
 
 
-def allows_objects(schema: Mapping[str, Any]) -> bool:
-    """Tell whether an object may be valid under a schema; True where that cannot be told."""
-    try:
-        if "object" not in type_names(schema.get("type", "object")):
-            return False
-        found = Combiner(schema).plain(schema)
-        return any(
-            "object" in type_names(one.get("type", "object"))
-            and ((values := _values(one)) is None or any(isinstance(value, dict) for value in values))
-            for one in found
-        )
-    except (SchemaError, RecursionError):
-        return True
-
-
 class Combiner:
     """Makes plain schemas of the parts of one document."""
 
@@ -124,9 +109,11 @@ class Combiner:
         if not isinstance(schema, dict):
             raise SchemaError(f"a schema is an object or a boolean, not {json.dumps(schema)[:60]}")
         restricting = facts(schema)
-        found: list[Plain] = [{k: v for k, v in restricting.items() if k not in COMBINATORS}]
-        for keyword, value in found[0].items():
+        own = {k: v for k, v in restricting.items() if k not in COMBINATORS}
+        for keyword, value in own.items():
             _check(keyword, value)
+        only = [{"enum": [own.pop("const")]}] if "const" in own else [{}]
+        found = _product(only, [own])
         if "$ref" in restricting:
             reference = restricting["$ref"]
             if reference in within:
@@ -138,9 +125,30 @@ class Combiner:
             if keyword in restricting:
                 options = [self.plain(part, within) for part in _schemas(restricting, keyword)]
                 if keyword == "oneOf":
-                    _check_disjoint(options)
+                    self._check_disjoint(options)
                 found = _product(found, [alternative for option in options for alternative in option])
         return found
+
+    def _check_disjoint(self, options: Sequence[Sequence[Plain]]) -> None:
+        """Raise `SchemaError` unless no value is valid under two of the options, as far as can be seen."""
+        for i, one in enumerate(options):
+            for other in options[:i]:
+                if not all(self._disjoint(a, b) for a in one for b in other):
+                    raise unsupported("oneOf", "where its schemas may overlap: write anyOf")
+
+    def _disjoint(self, a: Plain, b: Plain) -> bool:
+        """Tell whether two schemas have no type and no value in common, or are of objects, one of whose properties has
+        to be there and cannot be what both say."""
+        try:
+            both = _both(a, b)
+            if both is None:
+                return True
+            if any(schema.get("type") not in ("object", ["object"]) for schema in (a, b)):
+                return False
+            parts = both.get("properties", {})
+            return any(not self.plain(parts.get(name, True)) for name in both.get("required", []))
+        except SchemaError:
+            return False
 
 
 def _check(keyword: str, value: Any) -> None:
@@ -230,6 +238,16 @@ def type_names(given: Any) -> list[str]:
     return list(names)
 
 
+def has_type(value: Any, name: str) -> bool:
+    """Tell whether a value has one of `TYPES`; a boolean is no number."""
+    if isinstance(value, bool):
+        return name == "boolean"
+    if name == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    kinds = {"null": type(None), "number": (int, float), "string": str, "object": dict, "array": list}
+    return name in kinds and isinstance(value, kinds[name])  # type: ignore[arg-type]
+
+
 def _common_types(a: Any, b: Any) -> list[str]:
     one, other = type_names(a), type_names(b)
     numbers = {"integer", "number"}
@@ -251,7 +269,6 @@ def _all_of(a: Any, b: Any) -> Any:
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "type": _common_types,
     "enum": lambda a, b: [v for v in a if any(same(v, w) for w in b)],
-    "const": lambda a, b: a if same(a, b) else None,
     "required": lambda a, b: list(dict.fromkeys([*a, *b])),
     "properties": _all_of,  # see _properties
     "additionalProperties": _all_of,
@@ -296,51 +313,3 @@ def _properties(a: Plain, b: Plain) -> dict[str, Any]:
             else:
                 found[name] = _all_of(schema, rest)
     return found
-
-
-# --- oneOf ------------------------------------------------------------------------------------------------------------
-
-
-def _check_disjoint(options: Sequence[Sequence[Plain]]) -> None:
-    """Raise `SchemaError` unless no value is valid under two of the options, as far as can be seen."""
-    for i, one in enumerate(options):
-        for other in options[:i]:
-            if not all(_disjoint(a, b) for a in one for b in other):
-                raise unsupported("oneOf", "where its schemas may overlap: write anyOf")
-
-
-def _disjoint(a: Plain, b: Plain) -> bool:
-    if "type" in a and "type" in b and not _common_types(a["type"], b["type"]):
-        return True
-    values = _values(a), _values(b)
-    if values[0] is not None and values[1] is not None:
-        return not any(same(v, w) for v in values[0] for w in values[1])
-    return _is_object(a) and _is_object(b) and (_told_apart(a, b) or _told_apart(b, a))
-
-
-def _values(schema: Any) -> list[Any] | None:
-    if isinstance(schema, dict) and "const" in schema:
-        return [schema["const"]]
-    found = schema.get("enum") if isinstance(schema, dict) else None
-    return found if isinstance(found, list) else None
-
-
-def _is_object(schema: Plain) -> bool:
-    return schema.get("type") in ("object", ["object"])
-
-
-def _told_apart(a: Plain, b: Plain) -> bool:
-    """Tell whether a property that `a` requires has other values in `b`, or must not be there."""
-    return any(_excluded(name, a, b) for name in a.get("required", []))
-
-
-def _excluded(name: str, a: Plain, b: Plain) -> bool:
-    theirs = b.get("properties", {})
-    if name not in theirs:
-        return b.get("additionalProperties") is False
-    ours = a.get("properties", {}).get(name, True)
-    if isinstance(ours, dict) and isinstance(theirs[name], dict):
-        values = _values(ours), _values(theirs[name])
-        if values[0] is not None and values[1] is not None:
-            return not any(same(v, w) for v in values[0] for w in values[1])
-    return False

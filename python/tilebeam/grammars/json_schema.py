@@ -1,14 +1,13 @@
 """JSON schemas as grammars.
 
 Every text that a grammar lets through is valid under its schema. The other way round not quite: objects hold their
-properties in the schema's order and no others unless the schema says additionalProperties, white space is little,
-numbers are short where nothing bounds them. What a grammar cannot promise is refused with the name of the keyword.
+properties in the schema's order and no others, white space is little, numbers are short where nothing bounds them. What
+a grammar cannot promise is refused with the name of the keyword.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -17,18 +16,16 @@ from typing import Any, ClassVar
 from tilebeam.grammars import ranges
 from tilebeam.grammars.combining import (
     BY_TYPE,
-    COMBINATORS,
     Combiner,
     Plain,
     SchemaError,
     facts,
+    has_type,
     or_null,
-    same,
     type_names,
     unsupported,
 )
-from tilebeam.grammars.gbnf import either, in_class, json_literal, repeated
-from tilebeam.grammars.multiples import LARGEST, TooManyRules, multiples
+from tilebeam.grammars.gbnf import either, json_literal, repeated
 from tilebeam.grammars.patterns import CHAR, FORMATS, PatternError, string_rule
 from tilebeam.grammars.ranges import Bound
 
@@ -51,6 +48,7 @@ _BASE = {
 }
 _REFERENCE = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|([a-zA-Z][a-zA-Z0-9-]*)')
 _MAX_RULES = 2000
+_MOST_MULTIPLES = 128  # they are written one by one
 # Longest text of a schema that asks for more: subsets are valid, too.
 _LONGEST = 100_000
 
@@ -188,7 +186,7 @@ class _Converter:
     def _plain(self, schema: Plain, path: str) -> list[str]:
         """Make the bodies of a schema without combinators, one for each type or value."""
         try:
-            if "enum" in schema or "const" in schema:
+            if "enum" in schema:
                 return [json_literal(value) for value in _values(schema)]
             types = type_names(schema["type"]) if "type" in schema else _types_by_keywords(schema)
             if types is None:
@@ -202,16 +200,17 @@ class _Converter:
 
     # --- numbers and strings --------------------------------------------------------------------------------------
 
-    def _integer(self, schema: Plain, path: str) -> str | None:
+    def _integer(self, schema: Plain, path: str) -> str | None:  # noqa: ARG002
         low, high = _bounds(schema)
-        if (step := schema.get("multipleOf", 1)) != 1:
-            if step != int(step) or not 1 <= step <= LARGEST:
-                raise unsupported("multipleOf", f"for integers but for whole numbers up to {LARGEST}")
-            try:
-                return multiples(int(step), low, high, lambda body: self.rule(f"{path}/multipleOf", body))
-            except TooManyRules:
-                raise unsupported("multipleOf", f"of {step} in so wide a range") from None
-        return "integer" if low is None and high is None else ranges.whole_numbers(low, high)
+        if (step := schema.get("multipleOf", 1)) == 1:
+            return "integer" if low is None and high is None else ranges.whole_numbers(low, high)
+        if step < 1 or step != int(step) or low is None or high is None:
+            raise unsupported("multipleOf", "for integers but with a whole number, between a minimum and a maximum")
+        least, most = ranges.whole_range(low, high)
+        found = range(-(-least // int(step)) * int(step), most + 1, int(step))
+        if len(found) > _MOST_MULTIPLES:
+            raise unsupported("multipleOf", f"of {step} with more than {_MOST_MULTIPLES} multiples in the range")
+        return either(*[f'"{value}"' for value in found]) if found else None
 
     def _number(self, schema: Plain, path: str) -> str | None:
         low, high = _bounds(schema)
@@ -297,12 +296,16 @@ class _Converter:
 
     def _object(self, schema: Plain, path: str) -> str | None:
         properties: dict[str, Any] = dict(schema.get("properties", {}))
-        required = list(dict.fromkeys(schema.get("required", [])))
-        open_ = not properties and not required
-        additional = schema.get("additionalProperties", open_)
+        required = schema.get("required", [])
+        additional = schema.get("additionalProperties", True)
         for name in required:
-            if name not in properties:
-                properties[name] = schema.get("additionalProperties", True)
+            properties.setdefault(name, additional)
+        if not properties:
+            return self._dictionary(schema, additional, path)
+        if not isinstance(additional, bool) and additional != {}:
+            raise unsupported("additionalProperties", "with a schema beside properties or required")
+        if "propertyNames" in schema:
+            raise unsupported("propertyNames", "beside properties or required")
         members: list[tuple[str, bool]] = []
         for name, value in properties.items():
             rule = self._optional_rule(value, f"{path}/properties/{name}")
@@ -311,69 +314,39 @@ class _Converter:
                 members.append((member, name in required))
             elif name in required:
                 return None
-        others = None
-        if additional is not False and not self._full(schema, members):
-            others = self._others(schema, additional, properties, path)
-        least, most = self._counts(schema, members, others)
+        if schema.get("minProperties", 0) > sum(needed for _, needed in members):
+            raise unsupported("minProperties", "above the number of required properties")
+        if schema.get("maxProperties", len(members)) < len(members):
+            raise unsupported("maxProperties", "below the number of properties")
+        return f'"{{" ws {self._in_order(members, path)} "}}"'.replace("  ", " ")
+
+    def _dictionary(self, schema: Plain, additional: Any, path: str) -> str | None:
+        """Make the body of an object whose properties may have any name, or those that "propertyNames" allows."""
+        value = self._optional_rule(additional, f"{path}/additionalProperties")
+        key: str | None = "string"
+        if "propertyNames" in schema:
+            key = self._optional_rule({"allOf": [schema["propertyNames"], {"type": "string"}]}, f"{path}/propertyNames")
+        least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
+        if value is None or key is None:
+            most = 0
+        most = None if most is None else min(int(most), max(least, _LONGEST))
         if most is not None and most < least:
             return None
-        if not members:
-            return self._dictionary(others, least, most, path)
-        inner = self._in_order(members, others, path)
-        return f'"{{" ws {inner} "}}"'.replace("  ", " ")
-
-    @staticmethod
-    def _full(schema: Plain, members: Sequence[tuple[str, bool]]) -> bool:
-        """Tell whether the declared properties are as many as there may be."""
-        return bool(members) and schema.get("maxProperties", math.inf) <= len(members)
-
-    def _others(self, schema: Plain, additional: Any, properties: Plain, path: str) -> str | None:
-        """Make the rule of a property that is not declared, None if there may be none."""
-        value = self._optional_rule(additional, f"{path}/additionalProperties")
-        if value is None:
-            return None
-        if "propertyNames" in schema:
-            if properties:
-                raise unsupported("propertyNames", "beside properties")
-            names = schema["propertyNames"]
-            key = self._optional_rule({"allOf": [names, {"type": "string"}]}, f"{path}/propertyNames")
-            if key is None:
-                return None
-        else:
-            key = self.rule(f"{path}/key", _key_but(properties)) if properties else "string"
-        return self.rule(f"{path}/other-member", f'{key} ":" ws {value} ws')
-
-    @staticmethod
-    def _counts(schema: Plain, members: Sequence[tuple[str, bool]], others: str | None) -> tuple[int, int | None]:
-        """Return how many properties there must and may be; refuse where that depends on which of them are there."""
-        least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
-        if members:
-            if least > sum(required for _, required in members):
-                raise unsupported("minProperties", "above the number of required properties")
-            if most is not None and (others is not None or most < len(members)):
-                raise unsupported("maxProperties", "below the number of properties, or with additional ones")
-        elif others is None:
-            most = 0
-        return least, None if most is None else min(int(most), max(least, _LONGEST))
-
-    def _dictionary(self, other: str | None, least: int, most: int | None, path: str) -> str:
-        if other is None or most == 0:
+        if most == 0:
             return '"{" ws "}"'
+        other = self.rule(f"{path}/other-member", f'{key} ":" ws {value} ws')
         following = self.rule(f"{path}/more", f'"," ws {other}')
         rest = repeated(following, max(0, least - 1), None if most is None else most - 1)
         inner = f"{other} {rest}".strip()
         return f'"{{" ws {inner if least else f"( {inner} )?"} "}}"'
 
-    def _in_order(self, members: Sequence[tuple[str, bool]], others: str | None, path: str) -> str:
+    def _in_order(self, members: Sequence[tuple[str, bool]], path: str) -> str:
         """Return members in their order, those left out that may be.
 
         A rule for what may come behind at least one member, and one for what may come first, each from the last
         member to the first: the grammar grows with the number of members, not with that of their combinations.
         """
         after, first = "", ""
-        if others is not None:
-            after = self.rule(f"{path}/others", f'( "," ws {others} )*')
-            first = f"( {others} {after} )?"
         for i, (member, required) in reversed(list(enumerate(members))):
             here = f"{member} {after}".strip()
             first = here if required else either(here, first) if first else f"( {here} )?"
@@ -406,25 +379,14 @@ def _types_by_keywords(schema: Plain) -> list[str] | None:
 
 
 def _values(schema: Plain) -> list[Any]:
-    """Return the values of enum and const that have the schema's type."""
-    values = list(schema["enum"]) if "enum" in schema else [schema["const"]]
-    if "const" in schema:
-        values = [v for v in values if same(v, schema["const"])]
-    if others := schema.keys() - {"enum", "const", "type", *COMBINATORS}:
+    """Return the values of enum that have the schema's type."""
+    values = list(schema["enum"])
+    if others := schema.keys() - {"enum", "type"}:
         raise unsupported(min(others), "beside enum or const")
     if "type" in schema:
         types = type_names(schema["type"])
-        values = [v for v in values if any(_has_type(v, name) for name in types)]
+        values = [v for v in values if any(has_type(v, name) for name in types)]
     return values
-
-
-def _has_type(value: Any, name: str) -> bool:
-    if isinstance(value, bool):
-        return name == "boolean"
-    if name == "integer":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    kinds = {"null": type(None), "number": (int, float), "string": str, "object": dict, "array": list}
-    return name in kinds and isinstance(value, kinds[name])  # type: ignore[arg-type]
 
 
 def _bounds(schema: Plain) -> tuple[Bound | None, Bound | None]:
@@ -441,34 +403,3 @@ def _bounds(schema: Plain) -> tuple[Bound | None, Bound | None]:
     low = max(lows, key=lambda b: (b.value, b.open), default=None)
     high = min(highs, key=lambda b: (b.value, not b.open), default=None)
     return low, high
-
-
-def _key_but(names: Plain) -> str:
-    """Match a property's name that is none of these, written without escapes."""
-    tree: dict[str, Any] = {}
-    for name in names:
-        node = tree
-        for char in name:
-            node = node.setdefault(char, {})
-        node[""] = {}
-    return f'"\\"" {_rest_but(tree)} "\\""'
-
-
-_MOST_SHARED = 24
-_PLAIN = r'"\\\x00-\x1F\x7F'
-
-
-def _rest_but(node: dict[str, Any], depth: int = 0, ends: bool = False) -> str:
-    """Match what may follow a beginning that some names share, so that the whole is none of them.
-
-    Args:
-        depth: characters before. Beginnings longer than _MOST_SHARED are left out: groups are nested that deep.
-        ends: the name may end here.
-    """
-    chars = [c for c in node if c]
-    others = "".join(in_class(ord(c)) for c in chars)
-    parts = [f"[^{_PLAIN}{others}] [^{_PLAIN}]*"]
-    for char in chars if depth < _MOST_SHARED else ():
-        if char not in '"\\' and char >= " " and char != "\x7f":
-            parts.append(f"[{in_class(ord(char))}] {_rest_but(node[char], depth + 1, '' not in node[char])}")
-    return either(*parts) if not ends else f"( {' | '.join(parts)} )?"

@@ -16,8 +16,6 @@ from tilebeam.grammars.gbnf import MAX_LENGTH, either, in_class, literal, repeat
 
 _MAX_DEPTH = 16
 _MAX_REPEAT = 1000
-# Parts next to each other that may be empty: the matcher follows a text through all of them at once.
-_MAX_EMPTY = 64
 
 # Any character of a string's JSON text. No halves of surrogate pairs: each stands for one character.
 CHAR = r"""[^"\\\x00-\x1F\x7F] | "\\" ( ["\\/bfnrt] | "u" ( [0-9a-cA-CefEF] hex hex hex | [dD] [0-7] hex hex ) )"""
@@ -124,21 +122,6 @@ def _is_escaped(code: int) -> bool:
 # --- the syntax -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Item:
-    """One symbol of a grammar, or several that a repetition makes.
-
-    Attributes:
-        text: as a grammar; nothing for what never occurs.
-        empty: it may be the empty text.
-        ways: parts of it that may come first, where those before them may be empty.
-    """
-
-    text: str
-    empty: bool = False
-    ways: int = 1
-
-
 @dataclass
 class _Sequence:
     """The grammar symbols between two bars, and whether anchors hold them at the string's ends."""
@@ -146,26 +129,6 @@ class _Sequence:
     parts: list[str] = field(default_factory=list)
     from_start: bool = False
     to_end: bool = False
-    empty: bool = True  # as of `_Item`
-    ways: int = 0
-    _run: int = 0  # ways of the items at the end that may be empty
-
-    def add(self, item: _Item) -> None:
-        """Append the next symbol.
-
-        Raises:
-            PatternError: too many items that may be empty are next to each other.
-        """
-        if not item.text:
-            return
-        self.parts.append(item.text)
-        self._run += item.ways
-        if self._run > _MAX_EMPTY:
-            raise PatternError(f"more than {_MAX_EMPTY} parts next to each other that may be empty")
-        if self.empty:
-            self.ways = self._run
-        if not item.empty:
-            self.empty, self._run = False, 0
 
     @property
     def text(self) -> str:
@@ -229,10 +192,11 @@ class _Parser:
                     raise PatternError("$ elsewhere than at the end")
                 sequence.to_end = True
                 continue
-            sequence.add(self._repeated(self._atom()))
+            if symbol := self._repeated(self._atom()):
+                sequence.parts.append(symbol)
         return sequence
 
-    def _atom(self) -> _Item:
+    def _atom(self) -> str:
         char = self._take()
         if char == "(":
             return self._group()
@@ -246,15 +210,15 @@ class _Parser:
             raise PatternError(f"{char} with nothing to repeat")
         return self._written([(ord(char), ord(char))])
 
-    def _written(self, ranges: Sequence[Range]) -> _Item:
+    def _written(self, ranges: Sequence[Range]) -> str:
         """Return one character of a set; a short pattern may have many long sets."""
         text = self._write(ranges)
         self._length += len(text)
         if self._length > MAX_LENGTH:
             raise PatternError(f"more than {MAX_LENGTH} characters as a grammar")
-        return _Item(text)
+        return text
 
-    def _group(self) -> _Item:
+    def _group(self) -> str:
         if self._peek() == "?":
             if self._peek(2) == "?:":
                 self._at += 2
@@ -270,10 +234,9 @@ class _Parser:
         if self._peek() != ")":
             raise PatternError("an unmatched (")
         self._at += 1
-        text = f"( {' | '.join(sequence.text for sequence in inner)} )"
-        return _Item(text, any(sequence.empty for sequence in inner), max(1, *(sequence.ways for sequence in inner)))
+        return f"( {' | '.join(sequence.text for sequence in inner)} )"
 
-    def _repeated(self, atom: _Item) -> _Item:
+    def _repeated(self, atom: str) -> str:
         char = self._peek()
         bounds = re.compile(r"\{(\d{1,9})(?:(,)(\d{1,9})?)?\}").match(self._text, self._at)
         least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char, (1, 1))
@@ -291,12 +254,10 @@ class _Parser:
             raise PatternError("a repetition of a repetition")
         if least > _MAX_REPEAT or (most or 0) > _MAX_REPEAT or (most is not None and most < least):
             raise PatternError(f"a repetition that is not between 0 and {_MAX_REPEAT}")
-        symbol = atom.text
-        if symbol.startswith("(") and most not in (0, 1):
+        if atom.startswith("(") and most not in (0, 1):
             # A repetition may write its item several times: by name, or nested ones would multiply.
-            symbol = self._name(symbol)
-        copies = (least + 1 if most is None else most) if atom.empty else 1
-        return _Item(repeated(symbol, least, most), atom.empty or least == 0, atom.ways * copies)
+            atom = self._name(atom)
+        return repeated(atom, least, most)
 
     # --- characters -----------------------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ repetition holds one element, so that large numbers stay small.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from graphlib import CycleError, TopologicalSorter
 
 from tilebeam.grammars.characters import LAST, Range, complement, union
 
@@ -27,6 +28,7 @@ _TOKEN = re.compile(r"(!?)(<\[(\d{1,9})\]>|<[^>]*>)")
 _ESCAPED = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _SPACES = ((9, 10), (13, 13), (32, 32))
+_LEFT_RECURSIVE = "it is left-recursive: a rule begins with itself, directly or through other rules"
 
 # A token's name in a grammar, such as "<think>", to its id; None: it is not one token.
 TokenNames = Callable[[str], int | None]
@@ -315,33 +317,29 @@ def _others(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _refuse_left_recursion(rules: Rules) -> None:
-    """Refuse a rule that begins with itself and goes on behind that: it makes stacks without end.
+    """Refuse a rule that begins with itself: where it goes on behind that, it makes stacks without end. What is
+    repeated and may be empty becomes a rule that begins with itself and ends there, which does no harm.
 
     Raises:
         RulesError: there is one.
     """
-    edges = _first_rules(rules)
-    group = _groups([[rule for rule, _ in found] for found in edges])
-    for rule, found in enumerate(edges):
-        if any(more and group[rule] == group[first] for first, more in found):
-            raise RulesError("it is left-recursive: a rule begins with itself, directly or through other rules")
-
-
-def _first_rules(rules: Rules) -> list[list[tuple[int, bool]]]:
-    """Return for each rule those that its texts may begin with, and whether more follows them in their alternative."""
     empty = _may_be_empty(rules)
-    found: list[list[tuple[int, bool]]] = []
-    for body in rules.bodies:
-        firsts = []
+    begins: dict[int, set[int]] = {rule: set() for rule in range(len(rules.bodies))}
+    for rule, body in enumerate(rules.bodies):
         for alternative in body:
             for at, (kind, value) in enumerate(alternative):
                 if kind is not Kind.RULE:
                     break
-                firsts.append((value, at + 1 < len(alternative)))
+                if value != rule:
+                    begins[rule].add(value)
+                elif at + 1 < len(alternative):
+                    raise RulesError(_LEFT_RECURSIVE)
                 if not empty[value]:
                     break
-        found.append(firsts)
-    return found
+    try:
+        TopologicalSorter(begins).prepare()
+    except CycleError:
+        raise RulesError(_LEFT_RECURSIVE) from None
 
 
 def _may_be_empty(rules: Rules) -> list[bool]:
@@ -365,39 +363,3 @@ def _may_be_empty(rules: Rules) -> list[bool]:
             if missing[at] == 0:
                 todo.append(alternatives[at][0])
     return empty
-
-
-def _groups(edges: Sequence[Sequence[int]]) -> list[int]:
-    """Return for each node of a graph the number of its strongly connected component (Tarjan's algorithm, without
-    recursion).
-
-    Args:
-        edges: of each node, where they lead.
-    """
-    order: dict[int, int] = {}
-    low = [0] * len(edges)
-    group = [-1] * len(edges)
-    open_nodes: list[int] = []
-    for start in range(len(edges)):
-        walk: list[tuple[int, Iterator[int]]] = []
-        if start not in order:
-            order[start] = low[start] = len(order)
-            open_nodes.append(start)
-            walk.append((start, iter(edges[start])))
-        while walk:
-            node, rest = walk[-1]
-            following = next(rest, None)
-            if following is None:
-                walk.pop()
-                if walk:
-                    low[walk[-1][0]] = min(low[walk[-1][0]], low[node])
-                if low[node] == order[node]:
-                    while group[node] < 0:
-                        group[open_nodes.pop()] = node
-            elif following not in order:
-                order[following] = low[following] = len(order)
-                open_nodes.append(following)
-                walk.append((following, iter(edges[following])))
-            elif group[following] < 0:
-                low[node] = min(low[node], order[following])
-    return group

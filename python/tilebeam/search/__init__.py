@@ -9,7 +9,7 @@ adaptive   votes that stop once they are settled
 algorithms   all of them by name, with options by keyword
 limits     how long candidates get, and which may win or vote
 events     what happens in a search, told while it runs
-tree       the steps that a search drew, those that texts share once; result_from_json: results back from their JSON
+tree       the steps that a search drew, those that texts share once
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (
     ToolReasoning,
 )
 _OBJECTS = ("scorer", "run")  # arguments that no text gives
-_ALIASES = {"vote": "self-consistency", "beam-search": "beam"}
+_ALIASES = {"vote": "self-consistency"}
 
 
 @dataclass(frozen=True)

@@ -35,21 +35,6 @@ class StepResult(SearchResult):
     rounds: int
     duplicates: int = 0
 
-    @property
-    def steps(self) -> list[list[str]]:
-        """List the texts of each candidate's steps."""
-        return [list(t.steps) for t in self.trajectories]
-
-    @property
-    def step_scores(self) -> list[list[float]]:
-        """List the scores of each candidate's steps."""
-        return [list(t.scores) for t in self.trajectories]
-
-    @property
-    def finished(self) -> list[bool]:
-        """Tell of each candidate whether it came to an end by itself."""
-        return [t.finished for t in self.trajectories]
-
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it; see `SearchResult.as_dict`."""
         return super().as_dict() | {"rounds": self.rounds, "duplicates": self.duplicates}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -305,7 +305,6 @@ class Algorithm(ABC, Generic[Result]):
         sampling: SamplingParams | Sequence[SamplingParams] | None = ...,
         progress: ProgressHook | None = ...,
         events: EventHook | None = ...,
-        on_result: Callable[[int, Any], None] | None = ...,
         **fields: Unpack[SamplingFields],
     ) -> list[Result]: ...
     def infer(
@@ -317,27 +316,12 @@ class Algorithm(ABC, Generic[Result]):
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
         events: EventHook | None = None,
-        on_result: Callable[[int, Any], None] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Result | list[Result]:
-        """Search for one prompt or conversation, or for several: one result for one, a list for a list; see `run`.
-
-        Args:
-            on_result: called with a prompt's number and its result as soon as that is complete, as `completed` has
-                them; instead of ``progress`` and ``events``.
-        """
+        """Search for one prompt or conversation, or for several: one result for one, a list for a list; see `run`."""
         one = is_one(prompt) or isinstance(prompt, PreparedChat)
         prompts = [cast(Askable, prompt)] if one else list(cast(Sequence[Askable], prompt))
-        if on_result is None:
-            results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events, **fields)
-        else:
-            if progress is not None or events is not None:
-                raise TilebeamError("on_result cannot be combined with progress or events.")
-            found = {}
-            for i, result in self.completed(lm, prompts, budget, sampling=sampling, **fields):
-                found[i] = result
-                on_result(i, result)
-            results = [found[i] for i in range(len(prompts))]
+        results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events, **fields)
         return results[0] if one else results
 
     def completed(

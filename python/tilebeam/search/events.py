@@ -7,14 +7,15 @@ that is complete. Of a vote, "candidate" and "score" tell the votes so far.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilebeam.answers.extract import Extractor
-from tilebeam.answers.normalize import Equal, checked_answer
+from tilebeam.answers.normalize import Equal, checked_answer, merged
 from tilebeam.outputs import CompletionOutput
-from tilebeam.search.limits import standing
+from tilebeam.search.limits import standing, voters
 
 Fate = Literal["kept", "dropped", "ended", "cut"]
 
@@ -74,20 +75,6 @@ def candidate_event(prompt: int, candidate: CompletionOutput, **more: Any) -> Se
 
 
 @dataclass
-class _Side:
-    """Candidates with equal answers: what they answer, and by index the weights of those that have one, and how they
-    stand by the way they ended."""
-
-    answer: str
-    members: dict[int, float | None] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)
-
-    def spelling(self, answers: dict[int, str]) -> str:
-        """Find the spelling of the first candidate."""
-        return answers[min(self.members)]
-
-
-@dataclass
 class RunningVote:
     """A vote while its candidates come, in any order.
 
@@ -97,51 +84,42 @@ class RunningVote:
 
     extract: Extractor
     equal: Equal
-    _answers: dict[int, str] = field(default_factory=dict)
-    _sides: list[_Side] = field(default_factory=list)
+    # Of each candidate by its index: its answer, how it stands by the way it ended, and its weight if it is known.
+    _known: dict[int, tuple[str | None, int, float | None]] = field(default_factory=dict)
 
     def add(self, candidate: CompletionOutput, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
         """Return its answer, and the votes with it; None while its weight is not known."""
         answer = checked_answer(self.extract(candidate.text))
-        if answer is not None:
-            self._answers[candidate.index] = answer
-            same = next((s for s in self._sides if s.answer == answer or self.equal(s.answer, answer)), None)
-            if same is None:
-                same = _Side(answer)
-                self._sides.append(same)
-            same.members[candidate.index] = None
-            same.ends[candidate.index] = standing(candidate.finish_reason, candidate.text)
+        self._known[candidate.index] = answer, standing(candidate.finish_reason, candidate.text), weight
         return self.rate(candidate.index, weight)
 
     def rate(self, index: int, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
         """Rate a candidate that was added before; returns what `add` does."""
-        side = next((s for s in self._sides if index in s.members), None)
-        if side is not None:
-            side.members[index] = weight
-        return side.spelling(self._answers) if side else None, self.votes() if weight is not None else None
+        self._known[index] = *self._known[index][:2], weight
+        places = sorted(self._known)
+        answers = merged([self._known[i][0] for i in places], self.equal)
+        return answers[places.index(index)], self.votes() if weight is not None else None
 
     @property
     def standing(self) -> int:
         """How those stand that vote; see `tilebeam.search.limits.standing`. 0: nobody does."""
-        return max((end for side in self._sides for end in side.ends.values()), default=0)
+        return max((end for answer, end, _ in self._known.values() if answer is not None), default=0)
+
+    def _voters(self) -> tuple[list[str | None], list[float | None]]:
+        """Return the answers that vote, in the order of seeds, and their weights."""
+        answers, ends, weights = zip(*(self._known[i] for i in sorted(self._known)), strict=True)
+        return voters(merged(answers, self.equal), ends), list(weights)
 
     def leaders(self) -> tuple[int, int]:
         """Return how many candidates vote for each of the two answers that most vote for, whatever they weigh."""
-        highest = self.standing
-        counts = [sum(end == highest for end in side.ends.values()) for side in self._sides]
-        first, second = sorted([*counts, 0, 0], reverse=True)[:2]
+        counts = Counter(answer for answer in self._voters()[0] if answer is not None)
+        first, second = ([n for _, n in counts.most_common(2)] + [0, 0])[:2]
         return first, second
 
     def votes(self) -> dict[str, float]:
         """Return the total weight per answer of the candidates whose weight is known, as `tally` has them."""
-        found: list[tuple[int, str, float]] = []
-        highest = self.standing
-        for side in self._sides:
-            voting = {i: w for i, w in sorted(side.members.items()) if w is not None and side.ends[i] == highest}
-            if voting:
-                found.append((min(voting), side.spelling(self._answers), sum(voting.values())))
-        found.sort()
-        return tally([answer for _, answer, _ in found], [weight for _, _, weight in found])
+        rated = [(answer, weight) for answer, weight in zip(*self._voters(), strict=True) if weight is not None]
+        return tally([answer for answer, _ in rated], [weight for _, weight in rated])
 
 
 def tally(answers: Sequence[str | None], weights: Sequence[float]) -> dict[str, float]:
