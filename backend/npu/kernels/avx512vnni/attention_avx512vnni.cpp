@@ -5,6 +5,7 @@
 #include "kernels/attention_simd.h"
 
 namespace tb::npu {
+
 void fill_attention_avx512vnni(attention_kernels & k) {
     fill_attention_simd(k);
     k.name = "attention_f16_6x64_avx512";
