@@ -131,7 +131,3 @@ def test_the_page_shows_each_program(program: Path) -> None:
     assert f"(`docs/cookbook/{program.name}`)\n\n```python\n{code}```\n" in page
     assert code.count("\n") <= 30
     assert f'run("{program.stem}"' in Path(__file__).read_text(encoding="utf-8")
-
-
-def test_there_are_twelve() -> None:
-    assert len(PROGRAMS) == 12

@@ -35,26 +35,3 @@ def test_every_family_runs_as_on_the_cpu(families: dict[str, run.Family]) -> Non
 def test_graphs_stay_on_the_device(families: dict[str, run.Family]) -> None:
     splits = {f.name: f.splits for f in families.values() if f.splits}
     assert sum(n == 2 for n in splits.values()) >= TWO_SPLITS, splits
-
-
-def test_reading_the_table() -> None:
-    lines = [
-        "| Model arch.|  Device|Config|  NMSE vs. CPU|Roundtrip|",
-        "|-----------|--------|------|--------------|---------|",
-        "|      llama|     NPU| Dense|  \x1b[1;32mOK\x1b[0m (3.20e-12)|  \x1b[1;32mOK\x1b[0m|",
-        "|         t5|     NPU| Dense|  \x1b[1;32mOK\x1b[0m (3.20e-09)|\x1b[1;33mSKIP\x1b[0m|",
-        "|       clip|     NPU| Dense|\x1b[1;33mSKIP\x1b[0m           |\x1b[1;33mSKIP\x1b[0m|",
-        "|       gpt2|     NPU| Dense|\x1b[1;31mFAIL\x1b[0m (2.00e-03)|  \x1b[1;32mOK\x1b[0m|",
-        "|      qwen2|     NPU| Dense|\x1b[1;31mFAIL\x1b[0m (toggle) (1.00e-12)|  \x1b[1;32mOK\x1b[0m|",
-        "|      qwen3|     NPU|   MoE|  \x1b[1;32mOK\x1b[0m (1.00e-04)|\x1b[1;31mFAIL\x1b[0m|",
-        "|    granite|     NPU|   MoE|",
-    ]
-    table = run.read_table("\n".join(lines))
-    assert list(table) == ["llama-dense", "t5-dense", "gpt2-dense", "qwen2-dense", "qwen3-moe", "granite-moe"]
-    assert [f.float32 for f in table.values()] == [3.2e-12, 3.2e-9, 2e-3, 1e-12, 1e-4, None]
-    assert [bool(f.problems) for f in table.values()] == [False, False, True, True, True, True]
-    assert run.problems(table["llama-dense"]) == []
-    for name in ("gpt2-dense", "qwen2-dense", "qwen3-moe", "granite-moe"):
-        assert run.problems(table[name])[0].startswith(name)
-    assert run.problems(run.Family("x", float32=1e-9, q8_0=float("nan")))
-    assert run.problems(run.Family("x", float32=1e-9, q8_0=1e-5, repacked=False))

@@ -41,11 +41,6 @@ def test_paths_in_documents_exist(document: str) -> None:
     assert not missing
 
 
-def test_braces_are_written_out() -> None:
-    assert alternatives("a/{b,c}.h") == ["a/b.h", "a/c.h"]
-    assert alternatives("plain") == ["plain"]
-
-
 def anchors(path: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

@@ -191,20 +191,6 @@ def test_a_stopped_program_has_not_waited(stoppable: tuple[subprocess.Popen[str]
         assert line.startswith("TB_E_DEAD the NPU process was killed by signal 9")
 
 
-@pytest.mark.parametrize("stoppable", ["process"], indirect=True)
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_an_npu_lost_while_its_program_is_stopped(stoppable: tuple[subprocess.Popen[str], int], how: int) -> None:
-    program, npu = stoppable
-    assert next_line(program) == "going on"
-    stop_process(program.pid)
-    os.kill(npu, how)
-    time.sleep(2 * DEADLINE_MS / 1000)
-    os.kill(program.pid, signal.SIGCONT)
-    while (line := next_line(program)) == "going on":
-        pass
-    assert line.startswith("TB_E_DEAD the NPU process was killed" if how == signal.SIGKILL else "TB_E_DEADLINE")
-
-
 def test_stop_while_stopped(memory: SharedArray) -> None:
     """Closing a session whose NPU does not react ends it all the same."""
     s = Session(True, n_threads=1)
