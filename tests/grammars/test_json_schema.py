@@ -151,6 +151,19 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
         ['{"a": 1}', '{"a": "x"}', "{}"],
         ['{"a": null}'],
     ),
+    (  # a oneOf that holds itself, in a property that is compared before the one that tells its options apart
+        {
+            "oneOf": [
+                {"type": "number"},
+                *(
+                    {"type": "object", "properties": {"a": {"$ref": "#"}, "op": {"const": op}}, "required": ["a", "op"]}
+                    for op in ("-", "!")
+                ),
+            ]
+        },
+        ["1", '{"a": {"a": 2, "op": "!"}, "op": "-"}'],
+        ['{"a": 1, "op": "+"}', '{"a": "x", "op": "-"}'],
+    ),
     (True, ["1", "{}", '"a"'], ["", "nul"]),
     ({"title": "T", "description": "d", "default": 1, "x-mine": 2, "type": "null"}, ["null"], ["1"]),
 ]
@@ -159,6 +172,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "integer", "multipleOf": 0}, "multipleOf", "for integers"),
     ({"type": "integer", "multipleOf": 7}, "multipleOf", "between a minimum and a maximum"),
     ({"type": "integer", "multipleOf": 2, "minimum": 1, "maximum": 999}, "multipleOf", "more than 128 multiples"),
+    ({"type": "integer", "multipleOf": 2, "minimum": 0, "maximum": 1e20}, "multipleOf", "more than 128 multiples"),
     ({"type": "number", "multipleOf": 0.3}, "multipleOf", "0.01"),
     ({"type": "object", "properties": {"a": {"type": "string", "format": "color"}}}, "format", "#/properties/a: "),
     ({"type": "string", "pattern": "(?=a)b"}, "pattern", "look-around"),

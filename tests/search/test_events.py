@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from search_kit import ScriptedLM, ScriptedPRM
-from tilebeam import SamplingParams, SearchResult, TilebeamError, VoteResult, last_number
+from tilebeam import CompletionOutput, SamplingParams, SearchResult, TilebeamError, VoteResult, last_number
 from tilebeam.scoring.scorers import Verifier
 from tilebeam.search import algorithms as methods
-from tilebeam.search.events import SearchEvent
+from tilebeam.search.events import RunningVote, SearchEvent
 
 PROMPTS = ["a", "b1", "2 a"]
 SAMPLING = SamplingParams(seed=5, max_tokens=12)
@@ -81,6 +81,22 @@ def test_votes_grow() -> None:
     with_answers = [e.answer is not None for e in first]
     assert totals == [float(sum(with_answers[: i + 1])) for i in range(len(first))]
     assert totals[-1] > 1
+
+
+def test_a_vote_compares_a_candidate_with_each_answer_once() -> None:
+    compared = list[tuple[str, str]]()
+
+    def equal(a: str, b: str) -> bool:
+        compared.append((a, b))
+        return abs(int(a) - int(b)) == 10
+
+    vote = RunningVote(last_number, equal)
+    for i in reversed(range(40)):
+        text = str(i % 20)
+        assert vote.add(CompletionOutput(i, text, [1], "stop", 0), 1.0)[0] is not None
+        vote.leaders()
+    assert vote.votes() == {str(i): 4.0 for i in range(10)}
+    assert len(compared) <= 40 * 10
 
 
 @pytest.mark.parametrize("events", [None, lambda _: None])

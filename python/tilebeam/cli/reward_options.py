@@ -56,9 +56,8 @@ class RewardModelOptions:
     )
     reward_head: list[Path] | None = _option(
         None,
-        help="With --prm or --orm: weights of its head, .gguf (from tilebeam reward-head), .npz or .npy; default: "
-        "MODEL.head.*. Without them: a head on the model's own hidden states, from tilebeam reward train; repeat for "
-        "several models.",
+        help="With --prm or --orm: weights of its head, from tilebeam reward-head; default: MODEL.head.gguf. Without "
+        "them: a head on the model's own hidden states, from tilebeam reward train; repeat for several models.",
     )
     reward_tag: str | None = _option(None, help="What ends every step, where the verdict is read (\\n allowed).")
     reward_labels: str | None = _option(None, help="The good and the bad label token, as in '+,-' (kind token).")

@@ -70,6 +70,7 @@ class Combiner:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._steps = 0
+        self._comparing = False  # two options of a oneOf
 
     def resolve(self, reference: object) -> Any:
         """Follow a $ref.
@@ -124,7 +125,7 @@ class Combiner:
         for keyword in ("anyOf", "oneOf"):
             if keyword in restricting:
                 options = [self.plain(part, within) for part in _schemas(restricting, keyword)]
-                if keyword == "oneOf":
+                if keyword == "oneOf" and not self._comparing:
                     self._check_disjoint(options)
                 found = _product(found, [alternative for option in options for alternative in option])
         return found
@@ -138,7 +139,9 @@ class Combiner:
 
     def _disjoint(self, a: Plain, b: Plain) -> bool:
         """Tell whether two schemas have no type and no value in common, or are of objects, one of whose properties has
-        to be there and cannot be what both say."""
+        to be there and cannot be what both say. Whether the options of a oneOf in there overlap does not matter: such a
+        schema may hold itself."""
+        self._comparing = True
         try:
             both = _both(a, b)
             if both is None:
@@ -149,6 +152,8 @@ class Combiner:
             return any(not self.plain(parts.get(name, True)) for name in both.get("required", []))
         except SchemaError:
             return False
+        finally:
+            self._comparing = False
 
 
 def _check(keyword: str, value: Any) -> None:

@@ -207,10 +207,10 @@ class _Converter:
         if step < 1 or step != int(step) or low is None or high is None:
             raise unsupported("multipleOf", "for integers but with a whole number, between a minimum and a maximum")
         least, most = ranges.whole_range(low, high)
-        found = range(-(-least // int(step)) * int(step), most + 1, int(step))
-        if len(found) > _MOST_MULTIPLES:
+        first, last = -(-least // int(step)), most // int(step)
+        if last - first >= _MOST_MULTIPLES:
             raise unsupported("multipleOf", f"of {step} with more than {_MOST_MULTIPLES} multiples in the range")
-        return either(*[f'"{value}"' for value in found]) if found else None
+        return either(*[f'"{n * int(step)}"' for n in range(first, last + 1)]) if first <= last else None
 
     def _number(self, schema: Plain, path: str) -> str | None:
         low, high = _bounds(schema)

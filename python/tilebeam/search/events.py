@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilebeam.answers.extract import Extractor
-from tilebeam.answers.normalize import Equal, checked_answer, merged
+from tilebeam.answers.normalize import Equal, checked_answer
 from tilebeam.outputs import CompletionOutput
 from tilebeam.search.limits import standing, voters
 
@@ -84,31 +84,37 @@ class RunningVote:
 
     extract: Extractor
     equal: Equal
-    # Of each candidate by its index: its answer, how it stands by the way it ended, and its weight if it is known.
-    _known: dict[int, tuple[str | None, int, float | None]] = field(default_factory=dict)
+    # The first candidate of each group of equal answers, and its answer.
+    _sides: list[tuple[int, str]] = field(default_factory=list)
+    # Of each candidate by its index: its group, how it stands by the way it ended, and its weight if it is known.
+    _known: dict[int, tuple[int | None, int, float | None]] = field(default_factory=dict)
 
     def add(self, candidate: CompletionOutput, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
         """Return its answer, and the votes with it; None while its weight is not known."""
-        answer = checked_answer(self.extract(candidate.text))
-        self._known[candidate.index] = answer, standing(candidate.finish_reason, candidate.text), weight
+        answer, side = checked_answer(self.extract(candidate.text)), None
+        if answer is not None:
+            same = (i for i, (_, known) in enumerate(self._sides) if known == answer or self.equal(known, answer))
+            side = next(same, len(self._sides))
+            self._sides[side : side + 1] = [min([*self._sides[side : side + 1], (candidate.index, answer)])]
+        self._known[candidate.index] = side, standing(candidate.finish_reason, candidate.text), weight
         return self.rate(candidate.index, weight)
 
     def rate(self, index: int, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
         """Rate a candidate that was added before; returns what `add` does."""
-        self._known[index] = *self._known[index][:2], weight
-        places = sorted(self._known)
-        answers = merged([self._known[i][0] for i in places], self.equal)
-        return answers[places.index(index)], self.votes() if weight is not None else None
+        side, end, _ = self._known[index]
+        self._known[index] = side, end, weight
+        return None if side is None else self._sides[side][1], self.votes() if weight is not None else None
 
     @property
     def standing(self) -> int:
         """How those stand that vote; see `tilebeam.search.limits.standing`. 0: nobody does."""
-        return max((end for answer, end, _ in self._known.values() if answer is not None), default=0)
+        return max((end for side, end, _ in self._known.values() if side is not None), default=0)
 
     def _voters(self) -> tuple[list[str | None], list[float | None]]:
         """Return the answers that vote, in the order of seeds, and their weights."""
-        answers, ends, weights = zip(*(self._known[i] for i in sorted(self._known)), strict=True)
-        return voters(merged(answers, self.equal), ends), list(weights)
+        known = [self._known[i] for i in sorted(self._known)]
+        answers = [None if side is None else self._sides[side][1] for side, _, _ in known]
+        return voters(answers, [end for _, end, _ in known]), [weight for _, _, weight in known]
 
     def leaders(self) -> tuple[int, int]:
         """Return how many candidates vote for each of the two answers that most vote for, whatever they weigh."""
