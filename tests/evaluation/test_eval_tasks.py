@@ -55,6 +55,7 @@ def test_examples_of_a_file_come_first(tmp_path: Path) -> None:
         ([{"answer": "1", "messages": [{"role": "system"}, {"role": "user", "content": "a"}]}], "--chat"),
         ([{"prompt": "a"}, {"prompt": "b", "answer": "1"}], "1 of 2 items have no answer, the first is item 0"),
         ([{"prompt": "a", "answer": ["1"]}], "must be a text or a number"),
+        ([{"prompt": "a", "answer": "1", "checker": "c.py:f"}], "no checker of its own"),
         ([{"prompt": "a", "answer": "1", "id": 1}, {"prompt": "b", "answer": "1", "id": "1"}], "comes twice"),
         ([], "no items"),
     ],
@@ -96,7 +97,7 @@ def test_turns_before_a_question_stay_before_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"spec": "gsm8k"}, "jsonl:FILE or gsm8k:FILE"),
+        ({"spec": "gsm8k"}, "write KIND:FILE with jsonl, gsm8k, math"),
         ({"spec": "mmlu:mmlu_test.jsonl"}, "lm-evaluation-harness has others: tilebeam-lm-eval .* --tasks mmlu$"),
         ({"items": 5}, "has 1 items, not 5"),
         ({"items": 0}, "at least 1"),

@@ -200,6 +200,7 @@ except tilebeam.TilebeamError as error:
         ({"type_k": "q3"}, "type_k"),
         ({"type_v": "q8_0", "flash_attn": False}, "flash attention"),
         ({"n_gpu_layers": -2}, "n_gpu_layers"),
+        ({"verify": "never"}, "verify must be True or False"),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "npu"])

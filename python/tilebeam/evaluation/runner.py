@@ -83,7 +83,7 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
             _check_ordinary(path)
     parsed = setting.parsed_methods()
     for method in parsed:
-        if method.name in (*SAMPLED, GREEDY) and "weighting" not in method.options:
+        if method.name == GREEDY or (method.name in SAMPLED and "weighting" not in method.options):
             if method.options or [m.name for m in parsed if not m.options].count(method.name) > 1:
                 raise TilebeamError(
                     f"{method.name} may be given once and takes no options (votes take weighting=softmax or borda, and "

@@ -78,6 +78,8 @@ class LoadOptions:
         _within("n_gpu_layers", self.n_gpu_layers, -1, 2**31 - 1)
         _within("devices", self.devices, 1, MAX_DEVICES, none=True)
         _within("hidden_layer", self.hidden_layer, 0, 2**31 - 1, none=True)
+        if not isinstance(self.verify, bool):
+            raise TilebeamError(f"verify must be True or False, not {self.verify!r}.")
         complete = {
             "device": "npu" if self.device == "tilebeam" else self.device,
             "n_ctx": (self.n_ctx + 255) // 256 * 256,

@@ -30,6 +30,10 @@ class JsonlTask(Task):
         answer = line.get("answer", "")
         if not isinstance(answer, (str, int, float)) or isinstance(answer, bool):
             raise TilebeamError(f'{where}: "answer" must be a text or a number.')
+        if "checker" in line and self.options.checker is None:
+            raise TilebeamError(
+                f"{where}: an item has no checker of its own. Name one for all: --checker FILE.py:function"
+            )
         return {"prompt": asked, **line, "question": asked, "answer": str(answer) if "answer" in line else None}
 
 
