@@ -141,6 +141,7 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
         ['{"a": 2}', '{"a": "x"}'],
     ),
     ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ['"a"', "1"], ["null", "1.5"]),
+    ({"oneOf": [{"const": 1}, {"const": True}]}, ["1", "true"], ["2"]),
     (
         {
             "oneOf": [

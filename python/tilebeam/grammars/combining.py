@@ -148,8 +148,13 @@ class Combiner:
                 return True
             if any(schema.get("type") not in ("object", ["object"]) for schema in (a, b)):
                 return False
-            parts = both.get("properties", {})
-            return any(not self.plain(parts.get(name, True)) for name in both.get("required", []))
+            parts, ours = both.get("properties", {}), a.get("properties", {})
+            tells = {
+                name for name, part in ours.items() if isinstance(part, dict) and ("const" in part or "enum" in part)
+            }
+            # First those that most likely tell: there, no reference has to be followed.
+            names = sorted(both.get("required", []), key=lambda name: name not in tells)
+            return any(not self.plain(parts.get(name, True)) for name in names)
         except SchemaError:
             return False
         finally:
@@ -223,7 +228,7 @@ def _both(a: Plain, b: Plain) -> Plain | None:
 
 def _strictest(keyword: str, a: Any, b: Any) -> Any:
     """Combine two values of a keyword to one that holds where both do; None: nothing does."""
-    if a == b and type(a) is type(b):
+    if same(a, b):
         return a
     combine = _COMBINE.get(keyword)
     if combine is None:
