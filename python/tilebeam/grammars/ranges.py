@@ -53,7 +53,7 @@ def decimals(low: Bound | None, high: Bound | None, places: int | None = None) -
     """
     if places is None:
         given = (-int(b.value.normalize().as_tuple().exponent) for b in (low, high) if b is not None)
-        places = min(max(_PLACES, *(n + 1 for n in given)), DIGITS)
+        places = min(max([_PLACES, *(n + 1 for n in given)]), DIGITS)
     found = [part for count in range(places + 1) if (part := _fixed(low, high, count)) is not None]
     return either(*found) if found else None
 
