@@ -146,9 +146,9 @@ class SelfConsistency(_WholeSearch[VoteResult]):
     Reasoning").
 
     The heaviest answer wins, of equals the one seen first, unless the extractor has an ``elect`` of its own, as
-    `tilebeam.Structures` has. Candidates that were cut vote only where none that ended has an answer. The best candidate
-    is the heaviest that voted for the answer, of equals the first; without any answer it is the heaviest candidate,
-    those that ended before those that were cut.
+    `tilebeam.Structures` has. Candidates that were cut vote only where none that ended has an answer. The best
+    candidate is the heaviest that voted for the answer, of equals the first; without any answer it is the heaviest
+    candidate, those that ended before those that were cut.
 
     Args:
         extract: from a text to its answer, None if it holds none, or the name of such a function; see
