@@ -134,7 +134,9 @@ def read_manifest(f: GGUFFile) -> Manifest:
         raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     added = _array(f, K_ADDED, str) if K_ADDED in f.kv else []
     scales = f.text(K_SCALES)
-    if scales not in SCALES or len(added) != len(set(added)) or not f.tensors.keys() > set(added):
+    if scales not in SCALES:
+        raise GGUFError(f"{f.path} has scales by {scales!r}, which this Tilebeam does not know: pack its source again")
+    if len(added) != len(set(added)) or not f.tensors.keys() > set(added):
         raise GGUFError(f"{f.path}: its list of added tensors is damaged")
     if not names or len(names) != len(types) or len(set(names)) != len(names) or len(sums) != len(f.tensors):
         raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")

@@ -158,8 +158,6 @@ void tb_service_hello(tb_cpu_hello * hello, uint64_t region_size) {
 
 uint64_t tb_service_hello_check(const tb_cpu_hello * hello) { return tb::session::hello_check(*hello); }
 
-uint64_t tb_service_reply_check(uint32_t seq, const tb_reply * reply) { return tb::session::reply_check(seq, *reply); }
-
 uint64_t tb_service_check(uint32_t seq, const tb_request * request, const void * payload) {
     return tb::session::request_check(seq, *request, payload);
 }

@@ -90,10 +90,9 @@ tb_trace_ring * tb_session_trace_ring(tb_session * session);
 int tb_service_serve(int region_fd, int socket_fd);
 
 // What such a test needs besides: a greeting of this build, for a region of so many bytes; and digests: of the
-// greeting, of a request whose payload lies at `payload`, of a reply.
+// greeting, of a request whose payload lies at `payload`.
 void tb_service_hello(tb_cpu_hello * hello, uint64_t region_size);
 uint64_t tb_service_hello_check(const tb_cpu_hello * hello);
-uint64_t tb_service_reply_check(uint32_t seq, const tb_reply * reply);
 uint64_t tb_service_check(uint32_t seq, const tb_request * request, const void * payload);
 // .. and the wake-up call for a side that may sleep on this counter.
 void tb_service_wake(uint32_t * word);

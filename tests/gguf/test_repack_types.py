@@ -425,6 +425,31 @@ def test_values_of_another_model_are_noticed(tmp_path: Path) -> None:
         gguf_tools.verify(tmp_path / "p.gguf", against=model)
 
 
+def test_an_added_output_matrix_of_other_values_is_noticed(tmp_path: Path) -> None:
+    split, files = Policy(output_weight="split"), []
+    for seed in (0, 1):
+        tensors = {"token_embd.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, seed))}
+        tensors["blk.0.attn_q.weight"] = (Q.Q8_0, rows(Q.Q8_0, N, K, 2))
+        files.append(write_model(tmp_path / f"{seed}.gguf", tensors))
+        gguf_tools.pack(files[seed], tmp_path / f"{seed}.tb.gguf", policy=split)
+    mine, other = (gguf_tools.manifest(tmp_path / f"{seed}.tb.gguf") for seed in (0, 1))
+    assert gguf_tools.verify(mine.path, against=files[0]).exact == 3
+    output = stored(mine.path, "output.weight").tobytes()
+    data = mine.path.read_bytes().replace(output, stored(other.path, "output.weight").tobytes())
+    before, _, behind = data.rpartition(mine.tensor_sha256["output.weight"].encode())
+    sums = mine.tensor_sha256 | {"output.weight": other.tensor_sha256["output.weight"]}
+    data = before + sums["output.weight"].encode() + behind
+    data = data.replace(mine.data_sha256.encode(), contents.data_digest(map(bytes.fromhex, sums.values())).encode())
+    mine.path.write_bytes(data)
+    with gguf_tools.GGUFFile(mine.path) as f:
+        records = [kv.raw for key, kv in f.kv.items() if key != contents.K_META]
+        meta = contents.meta_digest(records, f.tensors.values())
+    mine.path.write_bytes(data.replace(mine.meta_sha256.encode(), meta.encode()))
+    assert gguf_tools.verify(mine.path).unpacks  # which leaves the output matrix out
+    with pytest.raises(GGUFError, match=r"'output.weight' is not what"):
+        gguf_tools.verify(mine.path, against=files[0])
+
+
 # ---- the command line
 
 

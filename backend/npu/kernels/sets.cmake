@@ -13,7 +13,7 @@ set(KERNEL_FLAGS_avx512vnni ${KERNEL_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl
 # gcc's first scheduling pass hoists loads until a kernel's sums no longer fit into the registers
 set(KERNEL_UNSCHEDULED $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 set(KERNEL_FLAGS_neon -march=armv8.2-a+dotprod+fp16 ${KERNEL_UNSCHEDULED})
-set(KERNEL_FLAGS_i8mm -march=armv8.2-a+dotprod+fp16+i8mm+bf16 ${KERNEL_UNSCHEDULED})
+set(KERNEL_FLAGS_i8mm -march=armv8.2-a+dotprod+fp16+i8mm ${KERNEL_UNSCHEDULED})
 
 # hexagon: all of that build is compiled for the vector unit
 set(KERNEL_FLAGS_hvx "")

@@ -58,8 +58,8 @@ def plugin_file() -> Path:
         known = sorted(there, key=order)
         raise TilebeamError(
             f"llama-cpp-python is {release}, and Tilebeam has its plugin for {', '.join(known)}: pip install "
-            f"llama-cpp-python=={known[-1]}, or install Tilebeam from a checkout for {release}: pip install . -C "
-            f"cmake.define.TILEBEAM_RELEASE={release}."
+            f"llama-cpp-python=={known[-1]}, or install Tilebeam from a checkout for {release}: pip install --no-deps "
+            f". -C cmake.define.TILEBEAM_RELEASE={release}."
         )
     return there[release]
 

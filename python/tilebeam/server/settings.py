@@ -21,7 +21,7 @@ class Settings:
         host, port: where to listen; port 0 lets the system choose.
         api_keys: of which a request must bring one; none: everybody may ask.
         max_waiting: samples that may wait for a slot; requests beyond are told to come again (429).
-        max_samples: that one request may ask for: n or best_of or the budget, times its prompts.
+        max_samples: that one request may ask for: n or the budget, times its prompts.
         max_searches: that run at the same time; others wait.
         max_body: bytes of a request.
         programs: searches may run programs that the model writes, confined (the method tir, and "programs": true).

@@ -76,6 +76,7 @@ class _Replica:
         self._models, _ = models_of(served, settings)
         self._app = create_app(self._models)
         self._running: set[asyncio.Task[None]] = set()
+        self._counts_idle_seconds = False
         decoding_first()
 
     async def answer(self, ticket: Ticket, scope: dict[str, Any], body: bytes) -> AsyncIterator[list[Message]]:
@@ -120,6 +121,9 @@ class _Replica:
 
     async def check_health(self) -> None:
         """Answer Ray now and then. RuntimeError: this replica cannot go on, and another must take its place."""
+        if not self._counts_idle_seconds:
+            self._counts_idle_seconds = True
+            self._models.start()  # the event loop runs
         hosts = [service.host for service in self._models.services]
         for host in hosts:
             host.look()
