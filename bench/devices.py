@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from tilebeam import load
+from tilebeam import TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.machine import OtherLoad
@@ -43,6 +43,8 @@ def main() -> None:
     p.add_argument("--executor", default="thread", choices=("thread", "process"))
     o = p.parse()
     path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
+    if not path.is_file():
+        raise TilebeamError(f"{path} does not exist.")
     cases = [Case(0, o.n_gen, n, 0, True) for n in numbers(o.n_parallel, "-npl")]
     common = {
         "n_ctx": max(c.cells for c in cases),

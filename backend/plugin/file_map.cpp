@@ -1,6 +1,7 @@
 // Look-up in /proc/self/maps. See file_map.h.
 #include "file_map.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -8,6 +9,7 @@
 
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -99,14 +101,49 @@ bool same_file(int fd, const region & r) {
     return same;
 }
 
-// Open the file of region `r` by its path or by `hint`. -1: neither leads to it, because it was deleted or replaced, or
-// never had a name.
+// A descriptor that can only read, of what `fd` has open; -1 if there is no way to get one.
+int reopened(int fd) {
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    const int fresh = open(link.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    // The file's mode may not allow it: then the descriptor itself will do, if nobody can write through it.
+    if (fresh >= 0 || (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY) return fresh;
+    return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
+// The program's own descriptors of regular files, those with this inode number first.
+std::vector<int> open_files(uint64_t inode) {
+    std::vector<int> likely, others;
+    DIR * folder = opendir("/proc/self/fd");
+    if (!folder) return likely;
+    while (const dirent * entry = readdir(folder)) {
+        char * end = nullptr;
+        const long fd = std::strtol(entry->d_name, &end, 10);
+        struct stat st;
+        if (*end != '\0' || end == entry->d_name || fstat(static_cast<int>(fd), &st) != 0 || !S_ISREG(st.st_mode)) {
+            continue;
+        }
+        (st.st_ino == inode ? likely : others).push_back(static_cast<int>(fd));
+    }
+    closedir(folder);
+    likely.insert(likely.end(), others.begin(), others.end());
+    return likely;
+}
+
+// Open the file of region `r`: by its path, by `hint`, or, if no path leads there (it was deleted or replaced, or never
+// had a name), by way of the descriptor that the loader still has. -1: none does.
 int open_region(const region & r, const std::string & hint, std::string & path) {
-    for (const std::string & name : {hint, r.path}) {
+    for (const std::string & name : {r.path, hint}) {
+        if (name.empty() || name[0] == '[') continue;
+        const int fd = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (fd < 0) continue;
         path = name;
-        const int fd = name.empty() ? -1 : open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-        if (fd >= 0 && same_file(fd, r)) return fd;
-        if (fd >= 0) close(fd);
+        if (same_file(fd, r)) return fd;
+        close(fd);
+    }
+    path = r.path;
+    for (const int candidate : open_files(r.inode)) {
+        if (!same_file(candidate, r)) continue;
+        if (const int fd = reopened(candidate); fd >= 0) return fd;
     }
     return -1;
 }
@@ -125,7 +162,7 @@ bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, m
     struct stat st;
     if (fd < 0 || fstat(fd, &st) != 0) {
         if (fd >= 0) close(fd);
-        why = "the mapped file " + path + " can no longer be opened: it was deleted or replaced";
+        why = "the mapped file " + path + " can no longer be opened, and the program has no descriptor of it";
         return false;
     }
     out.offset = r.offset + (begin - r.begin);

@@ -22,7 +22,8 @@ struct mapped_file {
     size_t mapping_size = 0;
 };
 
-// Find and open the file of which [ptr, ptr + size) is a mapping. `hint` is a path to try first; may be empty. False:
+// Find and open the file of which [ptr, ptr + size) is a mapping. `hint` is a path to try if the recorded one does not
+// lead there any more; may be empty. A file that no path leads to is found among the program's open descriptors. False:
 // `why` says what is wrong.
 bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, mapped_file & out, std::string & why);
 

@@ -13,11 +13,14 @@ from typing import Any
 import ggml_kit as kit
 import numpy as np
 import numpy.typing as npt
+import process_kit
 import pytest
 from ggml_kit import F16, F32, FAILED, Q4_0, SUCCESS, Context, Device, ffi
 from tilebeam import TilebeamError
 from tilebeam._ext import Type, dequantize, pack, quantize, tiled_bytes
 from tilebeam.native.control import AnnouncedTensor, LoadResult
+
+from bench.lib import synth
 
 
 @pytest.fixture(scope="module")
@@ -187,17 +190,75 @@ def test_mapping_fails_closed(device: Device, mapped: Mapped, tmp_path: Path) ->
         pass
 
 
-@pytest.mark.parametrize("fate", ["deleted", "replaced"])
-def test_a_file_that_no_path_leads_to_is_refused(device: Device, mapped: Mapped, fate: str) -> None:
-    """Between the loader's open and the mapping, the file may lose its name."""
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("fate", ["deleted", "replaced", "no longer readable"])
+def test_a_file_that_no_path_leads_to(device: Device, mapped: Mapped, fate: str, executor: str) -> None:
+    """Between the loader's open and the mapping, the file may lose its name: the loader's descriptor leads to it."""
     if fate == "replaced":
         other = mapped.path.with_suffix(".new")
-        other.write_bytes(mapped.path.read_bytes())
+        other.write_bytes(bytes(mapped.path.stat().st_size))
         other.rename(mapped.path)
     else:
         mapped.path.unlink()
+    if fate == "no longer readable":
+        os.fchmod(mapped.file.fileno(), 0)
+    with kit.options(device, executor=executor), Context() as cw, Context() as c:
+        buffer = cw.keep_buffer(mapped.buffer())
+        w = cw.tensor(Q4_0, mapped.K, mapped.N, name="w")
+        kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.plain_at)
+        x = c.tensor(F32, mapped.K, 2)
+        y = kit.lib.ggml_mul_mat(c.ctx, w, x)
+        c.allocate(device.plain)
+        kit.put(x, np.ones((2, mapped.K), np.float32))
+        assert c.compute(y) == SUCCESS
+        want = dequantize(Type.Q4_0, mapped.blocks, mapped.K, mapped.N).sum(1)
+        assert np.abs(kit.floats(y)[0, 0] - want).max() < 0.02 * np.abs(want).max()
+
+
+def test_a_file_without_name_or_descriptor_is_refused(device: Device, mapped: Mapped) -> None:
+    mapped.path.unlink()
+    mapped.file.close()
+    # Python's map keeps a descriptor of its own: find it, and make it lead elsewhere.
+    deleted = [fd for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
+    (own,) = [int(fd) for fd in deleted if os.readlink(f"/proc/self/fd/{fd}") == f"{mapped.path} (deleted)"]
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, own, inheritable=False)
+    os.close(null)
     assert mapped.buffer() == ffi.NULL
-    assert "it was deleted or replaced" in device.control.last_error()
+    assert "the program has no descriptor of it" in device.control.last_error()
+
+
+NAMELESS = """
+import ctypes, os, sys
+import llama_cpp as lc, tilebeam
+tilebeam.register()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype, libc.tmpfile.restype, libc.fileno.argtypes = ctypes.c_void_p, ctypes.c_void_p, [ctypes.c_void_p]
+data = open(sys.argv[1], "rb").read()
+for kind in ("tmpfile", "memfd"):
+    stream = ctypes.c_void_p(libc.tmpfile() if kind == "tmpfile" else libc.fdopen(os.memfd_create("model"), b"r+"))
+    os.write(libc.fileno(stream), data)
+    libc.rewind(stream)
+    params = lc.llama_model_default_params()
+    params.n_gpu_layers = 99
+    model = lc.llama_model_load_from_file_ptr(stream, params)
+    assert model, kind
+    libc.fclose(stream)
+    ctx = lc.llama_init_from_model(model, lc.llama_context_default_params())
+    tokens = (ctypes.c_int32 * 4)(5, 6, 7, 8)
+    assert lc.llama_decode(ctx, lc.llama_batch_get_one(tokens, 4)) == 0, kind
+    print(kind, ["%.4f" % x for x in lc.llama_get_logits(ctx)[:4]])
+    lc.llama_free(ctx)
+    lc.llama_model_free(model)
+"""
+
+
+def test_whole_models_in_files_without_a_name(tmp_path: Path) -> None:
+    model = synth.write_model(tmp_path / "model.gguf", synth.preset("tiny", type="q8_0"))
+    done = process_kit.python(NAMELESS, model)
+    assert done.returncode == 0, done.stderr[-2000:]
+    by_kind = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert by_kind["tmpfile"] == by_kind["memfd"]
 
 
 def test_a_truncated_file_is_not_mapped(device: Device, mapped: Mapped) -> None:
