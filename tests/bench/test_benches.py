@@ -130,18 +130,6 @@ def test_accuracy_compares_a_file_as_it_is(tmp_path: Path) -> None:
     assert all(row["ratio"] > 0 for row in rows)
 
 
-def test_slices_add_up(model: Path, tmp_path: Path) -> None:
-    rounds = tmp_path / "x.rounds"
-    common = ["-m", str(model), "-t", "1", "-d", "0", "-n", "2", "--resume", str(rounds)]
-    first = printed("bench.decode_scaling", [*common, "-npl", "1", "-r", "1"])
-    assert [row["name"] for row in first["rows"]] == ["decode, 1 sequence"]
-    both = printed("bench.decode_scaling", [*common, "-npl", "1,2", "-r", "2"])
-    assert [row["name"] for row in both["rows"]] == ["decode, 1 sequence", "decode, 2 sequences"]
-    assert len(rounds.read_text(encoding="utf-8").splitlines()) >= 5
-    nothing = printed("bench.decode_scaling", [*common, "-npl", "1,2,3", "-r", "5", "--seconds", "0.01"])
-    assert nothing["rows"] == both["rows"]
-
-
 def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.devices", "-m", str(tmp_path / "none.gguf"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)

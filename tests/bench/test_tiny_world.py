@@ -217,21 +217,6 @@ def torch() -> Iterator[Any]:
     module.set_num_threads(threads)
 
 
-def test_the_pytorch_model_gives_the_stored_logits(torch: Any) -> None:
-    """Its mathematics, with the F16 file's weights."""
-    import gguf
-
-    from bench.tiny.export import reference_logits
-    from bench.tiny.model import SHAPES, TinyLlama
-
-    name = next(f for f in FILES if f.endswith("f16")).removesuffix("-f16")
-    module = TinyLlama(SHAPES[name])
-    reader = gguf.GGUFReader(references.file_of(name, "f16"))
-    module.load_state_dict({t.name: torch.tensor(t.data.astype(np.float32)) for t in reader.tensors})
-    for text, reference in zip(TEXTS, stored(name), strict=True):
-        assert np.abs(reference_logits(module, text) - reference).max() < 0.05
-
-
 def test_training_learns_exports_and_loads(torch: Any, tmp_path: Path) -> None:
     """A few steps of a small model: the loss falls, and the file's logits are PyTorch's, for every kind of file."""
     from bench.tiny import learning, train

@@ -315,14 +315,6 @@ def test_input_that_is_no_ordinary_gguf(model: Path, packed: Path, tmp_path: Pat
     assert not out.exists()
 
 
-def test_nothing_to_tile(tmp_path: Path) -> None:
-    with writer(tmp_path / "f.gguf") as w:
-        w.add_tensor("output.weight", gaussian(64, 64, 1))
-    with pytest.raises(GGUFError, match="--type q8_0"):
-        gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf")
-    only_files(tmp_path, "f.gguf")
-
-
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -232,45 +230,8 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path, there: bool) ->
 # ---- no space
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MiB; skips where mounting is not allowed."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(mount, check=False, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no mount")
-    if done.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-@pytest.mark.parametrize("fallocate", [True, False])
-@pytest.mark.parametrize("existing", [True, False])
-def test_full_disk(
-    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallocate: bool, existing: bool
-) -> None:
-    source, out = medium(tmp_path / "m.gguf"), small_disk / "out.gguf"
-    if existing:
-        out.write_bytes(b"old")
-    if not fallocate:  # a file system that finds out while the data is written
-
-        def unsupported(*_: object) -> None:
-            raise OSError(errno.EOPNOTSUPP, "not supported")
-
-        monkeypatch.setattr(os, "posix_fallocate", unsupported)
-    with pytest.raises(OSError, match="No space left") as e:
-        gguf_tools.pack(source, out, overwrite=True)
-    assert e.value.errno == errno.ENOSPC
-    only_files(small_disk, *(["out.gguf"] if existing else []))
-    assert not existing or out.read_bytes() == b"old"
-
-
 def test_file_size_limit(tmp_path: Path) -> None:
-    """The same where mounting is not allowed: a limit on file sizes stops the writing."""
+    """A limit on file sizes stops the writing."""
     source, out = medium(tmp_path / "m.gguf"), tmp_path / "out.gguf"
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); "

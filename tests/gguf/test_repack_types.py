@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
 from gguf_kit import gaussian, only_files, repack, stored, write_raw, writer
-from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize
 from tilebeam.gguf import GGUFError, Policy, Rule, contents, ggml_values, gguf_write, weights
@@ -70,12 +69,6 @@ def write_model(
 def layouts(path: Path) -> dict[str, str]:
     """Type and grouping of each tensor of a repacked file."""
     return {t["name"]: t["layout"] or t["type"] for t in gguf_tools.inspect(path)["tensors"]}
-
-
-def tile_k(type: Type) -> int:
-    """k of the smallest piece that a plain type is cut into as tiles; 0 of floats."""
-    tiled = column_type(type)
-    return int(ggml_ext.lib.tb_tile_k(tiled)) if tiled is not None else 0
 
 
 def values(type: gguf.GGMLQuantizationType, data: U8) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -33,8 +33,16 @@ runs_with_hvx = pytest.mark.parametrize("isa", [*ISAS, *_hexagon])
 runs_here = pytest.mark.parametrize("isa", ISAS)
 threads = pytest.mark.parametrize("n_threads", THREADS)
 
-# Drawn tensors: random generators' seeds, the order in which rows are stored, gaps behind each dimension.
+# Drawn tensors: sizes, types, random generators' seeds, in which order elements or rows are stored, gaps behind each.
+SHAPES = st.tuples(
+    st.one_of(st.integers(1, 70), st.sampled_from([128, 1023, 1025, 2100])),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 2),
+)
+FLOATS = st.sampled_from([F32, F16, BF16])
 SEEDS = st.integers(0, 2**31)
+ORDERS = st.permutations([0, 1, 2, 3])
 ROW_ORDERS = st.permutations([1, 2, 3]).map(lambda o: [0, *o])
 PADS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1))
 

@@ -10,9 +10,7 @@ import itertools
 import math
 import os
 import re
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,14 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import process_kit
 import pytest
-import tilebeam
 from accuracy import Job
 from hexagon_kit import hexagon_session, missing
-from npu_kit import SharedArray, Vec, add, possessions
-from tilebeam import NpuError, SamplingParams
+from npu_kit import SharedArray, Vec, add
 from tilebeam.measure import doctor
 from tilebeam.native import paths as _paths
-from tilebeam.native.control import control
 
 from bench.lib.synth import preset, write_model
 
@@ -243,30 +238,6 @@ print(llm("the question is", max_tokens=4, temperature=0)["usage"]["completion_t
     assert lines["qemu-hexagon"][0].split("|")[:3] == ["qemu-hexagon", "portable", "2"]
     assert lines["qemu-hexagon"][0].split("|")[3:] == lines["thread"][0].split("|")[3:]
     assert lines["qemu-hexagon"][1].split() == ["4", "qemu-hexagon"]
-
-
-def test_killed_emulator(model: Path) -> None:
-    """The generation fails with a clear error, and the next load works."""
-    options: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 1, "threads": 1, "executor": "qemu-hexagon"}
-    before = possessions().children
-    with tilebeam.load(model, **options) as lm:
-        status = control().status()
-        assert status["executor"] == "qemu-hexagon"
-
-        def kill_at_work() -> None:
-            while control().status()["graphs"] < status["graphs"] + 3:
-                time.sleep(0.001)
-            os.kill(status["npu_pid"], signal.SIGKILL)
-
-        killer = threading.Thread(target=kill_at_work)
-        killer.start()
-        with pytest.raises(NpuError, match="Hexagon NPU process was killed by signal 9"):
-            lm.generate("the question is", SamplingParams(temperature=0, max_tokens=240, ignore_eos=True))
-        killer.join()
-    with tilebeam.load(model, **options) as lm:
-        again = lm.generate("the question is", SamplingParams(temperature=0, max_tokens=2))
-        assert len(again[0].outputs[0].token_ids) == 2
-    assert possessions().children == before
 
 
 # --- the channel -----------------------------------------------------------------------------------------------------

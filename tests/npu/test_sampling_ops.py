@@ -15,18 +15,9 @@ from numpy.typing import NDArray
 from tilebeam import _ext as ggml_ext
 
 runs = t.runs
+SEEDS, ORDERS, PADS, SHAPES, FLOATS = t.SEEDS, t.ORDERS, t.PADS, t.SHAPES, t.FLOATS
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-SEEDS = st.integers(0, 2**31)
-ORDERS = st.permutations([0, 1, 2, 3])
-PADS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1))
 ROW_PADS = st.tuples(st.just(0), st.integers(0, 5), st.integers(0, 2), st.integers(0, 1))
-SHAPES = st.tuples(
-    st.one_of(st.integers(1, 70), st.sampled_from([1023, 1025, 2100])),
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.integers(1, 2),
-)
-FLOATS = st.sampled_from([t.F32, t.F16, t.BF16])
 EPS = {t.F32: 4e-6, t.F16: 1e-3, t.BF16: 8e-3}
 
 Model = Callable[[NDArray[np.float64]], NDArray[np.float64]]

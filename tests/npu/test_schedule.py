@@ -68,13 +68,7 @@ class Graph:
         return array
 
     def run(
-        self,
-        memory: NDArray[Any],
-        weights: NDArray[Any],
-        threads: int,
-        isa: str,
-        fuse: bool,
-        hands: int | None = None,
+        self, memory: NDArray[Any], weights: NDArray[Any], threads: int, isa: str, fuse: bool, hands: int | None = None
     ) -> tuple[int, str]:
         array = self.array()
         with Executor(threads, isa, hands=hands) as npu:
@@ -84,6 +78,14 @@ class Graph:
             reply = FFI.new("tb_reply *")
             status = LIB.tb_npu_run(npu.npu, array, len(self.ops), reply)
             return status, FFI.string(reply.why).decode()
+
+    def fused_as_plain(self, memory: NDArray[Any], weights: NDArray[Any], threads: int, isa: str) -> NDArray[Any]:
+        """What becomes of the memory, fused and not."""
+        want, got = memory.copy(), memory.copy()
+        assert self.run(want, weights, threads, isa, fuse=False) == (OK, "")
+        assert self.run(got, weights, threads, isa, fuse=True) == (OK, "")
+        assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), threads
+        return got
 
 
 def start(seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -152,10 +154,7 @@ def test_a_layer_is_the_same_fused_and_not(isa: str, kind: str) -> None:
             memory, _ = start(rows)
             weights = random_weights(kind)
             for threads in THREADS:
-                want, got = memory.copy(), memory.copy()
-                assert g.run(want, weights, threads, isa, fuse=False) == (OK, "")
-                assert g.run(got, weights, threads, isa, fuse=True) == (OK, "")
-                assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), (rows, with_bias, threads)
+                got = g.fused_as_plain(memory, weights, threads, isa)
                 assert not np.array_equal(got, memory)
                 assert np.isfinite(got).all()
 
@@ -188,10 +187,7 @@ def test_layers_share_a_mask_until_it_changes(isa: str, tokens: int) -> None:
         hidden = np.where(rng.random(cells * tokens) < 0.4, -np.inf, 0.0)
         halves[(3 + i) * 32768 :][: cells * tokens] = hidden + (rng.random(hidden.size) if i else 0)
     for threads in THREADS:
-        want, got = memory.copy(), memory.copy()
-        assert g.run(want, weights, threads, isa, fuse=False) == (OK, "")
-        assert g.run(got, weights, threads, isa, fuse=True) == (OK, "")
-        assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+        got = g.fused_as_plain(memory, weights, threads, isa)
         out = [got[(6 + 2 * i) * 16384 :][: 2 * head * tokens] for i in range(5)]
         assert np.array_equal(out[0], out[1])
         assert not np.array_equal(out[0], out[2])
@@ -217,10 +213,7 @@ def test_experts_share_the_rows_they_convert_until_those_change(isa: str, tokens
     memory, quants = start(2)[0], random_weights("Q4_0_COL")
     memory[16384:][: used * tokens].view(np.int32)[:] = np.random.default_rng(1).integers(0, experts, used * tokens)
     for threads in THREADS:
-        want, got = memory.copy(), memory.copy()
-        assert g.run(want, quants, threads, isa, fuse=False) == (OK, "")
-        assert g.run(got, quants, threads, isa, fuse=True) == (OK, "")
-        assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+        got = g.fused_as_plain(memory, quants, threads, isa)
         first, _, halved = (got[(4 + i) * 16384 :][: K * used * tokens] for i in range(3))
         assert np.allclose(halved, first / 2, rtol=1e-3, atol=1e-4)
         assert np.abs(first).max() > 0

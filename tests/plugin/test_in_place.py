@@ -56,42 +56,25 @@ writers = pytest.mark.parametrize("writer", ["scale", "set_rows", "cpy", "add"])
 
 
 @writers
-def test_into_what_the_device_computes(ctx: kit.Context, writer: str) -> None:
-    x = ctx.tensor(kit.F32, *SIZE)
-    target = kit.lib.ggml_add(ctx.ctx, x, x)
-    assert ctx.device.supports(into(ctx, writer, target))
-
-
-@writers
-def test_into_what_the_device_cannot_compute(ctx: kit.Context, writer: str) -> None:
-    target = kit.lib.ggml_sin(ctx.ctx, ctx.tensor(kit.F32, *SIZE))
-    assert not ctx.device.supports(target)
-    assert not ctx.device.supports(into(ctx, writer, target))
-
-
-@writers
-@pytest.mark.parametrize("place", ["device", "cpu"])
-def test_into_what_is_allocated(ctx: kit.Context, writer: str, place: str) -> None:
+@pytest.mark.parametrize("place", ["computed", "not computed", "on the device", "on the CPU", "input", "by a weight"])
+def test_into_what_is_on_the_device_only(ctx: kit.Context, writer: str, place: str) -> None:
+    """Not into what it cannot compute, nor into an input of the graph or what is computed beside a weight of the CPU:
+    the scheduler puts those on the CPU."""
     target = ctx.tensor(kit.F32, *SIZE)
-    ctx.allocate(ctx.device.plain if place == "device" else kit.lib.ggml_backend_cpu_buffer_type())
-    assert ctx.device.supports(into(ctx, writer, target)) == (place == "device")
-
-
-@writers
-def test_into_an_input_of_the_graph(ctx: kit.Context, writer: str) -> None:
-    """The scheduler puts inputs on the CPU."""
-    target = ctx.tensor(kit.F32, *SIZE)
-    kit.lib.ggml_set_input(target)
-    assert not ctx.device.supports(into(ctx, writer, target))
-
-
-@writers
-def test_into_what_is_computed_beside_a_weight_of_the_cpu(ctx: kit.Context, writer: str) -> None:
-    table = ctx.tensor(kit.F32, SIZE[0], 50)
-    buffer = ctx.allocate(kit.lib.ggml_backend_cpu_buffer_type())
-    kit.lib.ggml_backend_buffer_set_usage(buffer, WEIGHTS)
-    target = kit.lib.ggml_get_rows(ctx.ctx, table, ctx.tensor(kit.I32, SIZE[1]))
-    assert not ctx.device.supports(into(ctx, writer, target))
+    if place == "computed":
+        target = kit.lib.ggml_add(ctx.ctx, target, target)
+    elif place == "not computed":
+        target = kit.lib.ggml_sin(ctx.ctx, target)
+        assert not ctx.device.supports(target)
+    elif place == "input":
+        kit.lib.ggml_set_input(target)
+    elif place == "by a weight":
+        table = ctx.tensor(kit.F32, SIZE[0], 50)
+        kit.lib.ggml_backend_buffer_set_usage(ctx.allocate(kit.lib.ggml_backend_cpu_buffer_type()), WEIGHTS)
+        target = kit.lib.ggml_get_rows(ctx.ctx, table, ctx.tensor(kit.I32, SIZE[1]))
+    else:
+        ctx.allocate(ctx.device.plain if place == "on the device" else kit.lib.ggml_backend_cpu_buffer_type())
+    assert ctx.device.supports(into(ctx, writer, target)) == (place in ("computed", "on the device"))
 
 
 @pytest.mark.parametrize("foreign", [True, False], ids=["cpu", "device"])

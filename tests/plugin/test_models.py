@@ -7,6 +7,12 @@ itself is 0.6e-3 to 1e-3 away from float32 on them), top-1 agreement of at least
 ties are common, the stock backend agrees with float32 in 95 to 98 %, and two backends that each differ from float32 in
 up to 5 % may differ from one another in twice that.
 
+In a mixture of experts rounding may decide which expert a token goes to. Where the router's last choice is a near tie,
+two sound backends take different experts and their logits are far apart at that position: the stock backend itself is,
+at a few positions of a hundred, from a float32 run. So the models that leave no choice (all experts used, with the
+router's weights) must keep the mean figures that models without experts keep, and those that choose must keep them at
+most positions (median) and be close in the mean.
+
 All runs are made once, in `runs`, in a handful of processes; the tests look at the results.
 """
 
@@ -34,7 +40,11 @@ KL_LIMIT = 1e-3
 K_KL_LIMIT = 2e-3
 TOP1_LIMIT = 0.90
 ERROR_RATIO = 1.1
+# Of float32 weights what is left is the rounding inside attention, 1000 times below that of quantized activations.
+FLOOR = 1e-7
+MEDIAN_RATIO = 1.2  # a median of 256 positions is known to 8 %
 SMALL = SynthConfig(n_layer=3)
+EXPERTS = SynthConfig(n_layer=2, n_expert=4, n_expert_used=2)
 
 # Shapes, types and options beyond the plain grid: one model each.
 VARIANTS: dict[str, SynthConfig] = {
@@ -59,6 +69,12 @@ VARIANTS: dict[str, SynthConfig] = {
     "gemma3-q5_1-and-q5_0": replace(SMALL, arch="gemma3", type="q5_1", types={"attn_v": "q5_0"}),
     "qwen3-mxfp4": replace(SMALL, arch="qwen3", type="mxfp4"),
     "qwen2-float32": replace(SMALL, arch="qwen2", type="f32"),
+    "experts-q4_0": replace(EXPERTS, type="q4_0"),
+    "experts-f16": replace(EXPERTS, type="f16"),
+    "experts-q4_k": replace(EXPERTS, type="q4_k", types={"ffn_down_exps": "q6_k"}),
+    "experts-all-used": replace(EXPERTS, type="q4_0", n_expert=3, n_expert_used=3),
+    "qwen3moe-q8_0": replace(EXPERTS, arch="qwen3moe", type="q8_0", n_expert=8, n_ff=256),
+    "qwen3moe-all-used": replace(EXPERTS, arch="qwen3moe", type="iq4_nl", n_expert=3, n_expert_used=3),
 }
 
 # Ways to run a model that is otherwise plain: changes to the job, on both devices.
@@ -80,7 +96,7 @@ SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
 
 
 class Runs:
-    """Results by (model, what): what is "stock", "exact" (float32), "npu", "process", "repacked" .. and the mode."""
+    """Results by (model, what): what is "stock", "exact" (float32), "npu" .. and the mode."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -99,6 +115,12 @@ class Runs:
 
     def figures(self, reference: tuple[str, ...], other: tuple[str, ...]) -> Figures:
         return compare(self[reference].logits, self[other].logits)
+
+    def median_kl(self, reference: tuple[str, ...], other: tuple[str, ...]) -> float:
+        """Median over positions of the KL divergence from the reference's softmax, nats."""
+        logits = (self[key].logits.astype(np.float64) for key in (reference, other))
+        r, x = (z - np.logaddexp.reduce(z, axis=1, keepdims=True) for z in logits)
+        return float(np.median((np.exp(r) * (r - x)).sum(axis=1)))
 
 
 def _stock(job: Job) -> Job:
@@ -125,11 +147,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         for mode in modes:
             job = Job(str(path), device="npu", mode=mode)
             r.add((name, "stock", mode), _stock(job))
-            r.add((name, "exact", mode), _exact(job, exact))
+            if mode != "decode":
+                r.add((name, "exact", mode), _exact(job, exact))
             r.add((name, "npu", mode), job)
-            if cfg.type in TILED:
-                r.add((name, "repacked", mode), replace(job, model=str(packed)))
-                r.add((name, "repacked process", mode), replace(job, model=str(packed), executor="process"))
+        if cfg.type in TILED:
+            job = Job(str(packed), device="npu", mode="parallel")
+            r.add((name, "repacked"), job)
+            r.add((name, "process"), replace(job, executor="process"))
     for name, (model, changes) in SETTINGS.items():
         job = replace(Job(str(folder / f"{model}.gguf"), device="npu"), **changes)
         r.add((name, "stock"), _stock(job))
@@ -141,7 +165,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 GRID = [f"{arch}-{t}" for arch in ARCHITECTURES for t in TYPES]
 CASES = [(name, mode) for name in GRID for mode in MODES] + [(n, m) for n in VARIANTS for m in ("prefill", "parallel")]
-TILED_CASES = [(n, m) for n, m in CASES if (VARIANTS[n].type if n in VARIANTS else n.split("-")[1]) in TILED]
+TILED_MODELS = [n for n in (*GRID, *VARIANTS) if (VARIANTS[n].type if n in VARIANTS else n.split("-")[1]) in TILED]
+CHOOSING = [n for n, cfg in VARIANTS.items() if cfg.n_expert_used < cfg.n_expert]
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
@@ -162,40 +187,41 @@ def test_whole_graph_runs_on_the_device(runs: Runs, name: str, mode: str) -> Non
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_logits_are_those_of_the_stock_backend(runs: Runs, name: str, mode: str) -> None:
     figures = runs.figures((name, "stock", mode), (name, "npu", mode))
-    wide = name in VARIANTS and VARIANTS[name].type in BLOCKS_OF_256
-    assert figures.kl < (K_KL_LIMIT if wide else KL_LIMIT), figures
+    limit = K_KL_LIMIT if name in VARIANTS and VARIANTS[name].type in BLOCKS_OF_256 else KL_LIMIT
+    if name in CHOOSING:
+        assert runs.median_kl((name, "stock", mode), (name, "npu", mode)) < limit
+    assert figures.kl < limit * (20 if name in CHOOSING else 1), figures
     assert figures.top1 >= TOP1_LIMIT, figures
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_logits_are_as_good_as_the_stock_backends(runs: Runs, name: str, mode: str) -> None:
-    _assert_as_good(runs, (name, "exact", mode), (name, "stock", mode), (name, "npu", mode))
+    exact = (name, "exact", "prefill" if mode == "decode" else mode)
+    stock, npu = (name, "stock", mode), (name, "npu", mode)
+    if name in CHOOSING:
+        assert runs.median_kl(exact, npu) <= MEDIAN_RATIO * runs.median_kl(exact, stock) + FLOOR
+    else:
+        _assert_as_good(runs, exact, stock, npu)
 
 
 def _assert_as_good(runs: Runs, exact: tuple[str, ...], stock: tuple[str, ...], npu: tuple[str, ...]) -> None:
     theirs, ours = runs.figures(exact, stock), runs.figures(exact, npu)
-    # float32 weights: what is left is the rounding inside attention, 1000 times below that of quantized activations.
-    floor = 1e-7
-    assert ours.nmse <= ERROR_RATIO * theirs.nmse + floor, (ours, theirs)
-    assert ours.kl <= ERROR_RATIO * theirs.kl + floor, (ours, theirs)
+    assert ours.nmse <= ERROR_RATIO * theirs.nmse + FLOOR, (ours, theirs)
+    assert ours.kl <= ERROR_RATIO * theirs.kl + FLOOR, (ours, theirs)
     # 257 near-tie coin flips on each side: three standard deviations of the difference of two 5 % shares are 6 %.
     assert ours.top1 >= theirs.top1 - 0.06, (ours, theirs)
 
 
-@pytest.mark.parametrize(("name", "mode"), TILED_CASES)
-def test_repacked_file_gives_the_same_bits(runs: Runs, name: str, mode: str) -> None:
-    np.testing.assert_array_equal(runs[name, "repacked", mode].logits, runs[name, "npu", mode].logits)
-
-
-@pytest.mark.parametrize(("name", "mode"), TILED_CASES)
-def test_process_executor_gives_the_same_bits(runs: Runs, name: str, mode: str) -> None:
-    thread, process = runs[name, "repacked", mode], runs[name, "repacked process", mode]
+@pytest.mark.parametrize("name", TILED_MODELS)
+def test_repacked_file_and_process_executor_give_the_same_bits(runs: Runs, name: str) -> None:
+    ordinary, thread, process = runs[name, "npu", "parallel"], runs[name, "repacked"], runs[name, "process"]
     assert process.executor == "process"
     assert process.npu_pid not in (0, process.pid)
     assert thread.executor == "thread"
     assert thread.npu_pid == thread.pid
     assert process.graphs == thread.graphs
-    np.testing.assert_array_equal(process.logits, thread.logits)
+    np.testing.assert_array_equal(thread.logits, ordinary.logits)
+    np.testing.assert_array_equal(process.logits, ordinary.logits)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -335,48 +335,6 @@ def test_wrong_options_change_nothing(device: Device) -> None:
 
 # ---- whole graphs of stock llama-cpp-python
 
-GRAPHS = """
-import sys, llama_cpp, tilebeam
-tilebeam.register()
-for path in sys.argv[1:]:
-    for flash in (True, False):
-        print("model", path, flash, file=sys.stderr, flush=True)
-        m = llama_cpp.Llama(path, n_gpu_layers=-1, flash_attn=flash, n_ctx=256, n_batch=64, verbose=True)
-        m.eval(list(range(3, 40)))
-        m.eval([5])
-        m.close()
-for kind in (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q5_1):
-    try:
-        m = llama_cpp.Llama(path, n_gpu_layers=-1, flash_attn=True, n_ctx=256, type_k=kind, type_v=kind, verbose=False)
-        m.eval([5, 6, 7])
-        m.close()
-        print("cache", kind, "works")
-    except ValueError:
-        print("cache", kind, "refused")
-"""
-
-
-def test_whole_graphs_run_on_the_device(tmp_path: Path) -> None:
-    """Two parts per graph: the token look-up on the CPU, all the rest on HMX0, with KV and weights there too."""
-    models = [synth.preset("tiny", arch=arch, type="q8_0") for arch in synth.ARCHITECTURES]
-    models.append(synth.preset("tiny", arch="llama", type="q4_0", bias=True, rope_factors=True))
-    paths = [synth.write_model(tmp_path / f"{i}.gguf", model) for i, model in enumerate(models)]
-    env = {**os.environ, "GGML_SCHED_DEBUG": "2"}
-    command = [sys.executable, "-c", GRAPHS, *map(str, paths)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split("\n")[:2] == ["cache 8 works", "cache 7 refused"]
-    logs = done.stderr.split("model " + str(tmp_path))[1:]
-    assert len(logs) == 2 * len(paths)
-    for log in logs:
-        splits = [line.split()[2:4] for line in log.splitlines() if line.startswith("## SPLIT")]
-        assert len(splits) >= 4
-        assert splits[-4:] == [["#0:", "CPU"], ["#1:", "HMX0"]] * 2
-        assert all(device in ("CPU", "HMX0") for _, device in splits)
-        assert "HMX0 KV buffer size" in log
-        assert "CPU KV buffer size" not in log
-        assert "HMX0_TILED model buffer size" in log
-
 
 # ---- a dead NPU
 

@@ -55,13 +55,6 @@ def test_of_this_machine() -> None:
     assert with_swap >= available
 
 
-def test_a_container_with_its_own_view_of_groups(tree: Tree) -> None:
-    """As Docker's on version 2: the group is the root of what it sees."""
-    tree.process("0::/\n", V2.format(root="/", at="/sys/fs/cgroup"))
-    tree.v2("sys/fs/cgroup", 4 << 30, 1 << 30)
-    assert tree.usable() == (4 << 30, 3 << 30)
-
-
 def test_the_tightest_of_all_groups_above_counts(tree: Tree) -> None:
     tree.process("0::/a.slice/b.service\n", V2.format(root="/", at="/sys/fs/cgroup"))
     tree.v2("sys/fs/cgroup/a.slice/b.service", "max", 100)
@@ -96,15 +89,6 @@ def test_groups_of_version_1(tree: Tree) -> None:
     assert tree.usable() == MACHINE
     tree.v1("sys/fs/cgroup/memory/job", 6 << 30, 5 << 30, f"total_inactive_file {1 << 30}\ntotal_active_file 0\n")
     assert tree.usable() == (6 << 30, 2 << 30)
-
-
-@pytest.mark.parametrize("path", ["/docker/0a1b", "/../elsewhere"])
-def test_a_container_that_sees_only_its_own_group(tree: Tree, path: str) -> None:
-    """As Docker's on version 1: the process's path is the host's, and what is mounted is the group itself."""
-    mount = V1.format(root="/docker/0a1b", at="/sys/fs/cgroup/memory", controller="memory")
-    tree.process(f"4:memory:{path}\n", mount)
-    tree.v1("sys/fs/cgroup/memory", 1 << 30, 0)
-    assert tree.usable() == (1 << 30, 1 << 30)
 
 
 def test_swap_counts_apart(tree: Tree) -> None:
