@@ -31,18 +31,6 @@ from tilebeam._ext import (
 )
 from tilebeam._ext.cdef import contract
 
-GGML = {
-    Type.F32: gguf.GGMLQuantizationType.F32,
-    Type.F16: gguf.GGMLQuantizationType.F16,
-    Type.BF16: gguf.GGMLQuantizationType.BF16,
-    Type.Q4_0: gguf.GGMLQuantizationType.Q4_0,
-    Type.Q8_0: gguf.GGMLQuantizationType.Q8_0,
-    Type.IQ4_NL: gguf.GGMLQuantizationType.IQ4_NL,
-    Type.Q5_0: gguf.GGMLQuantizationType.Q5_0,
-    Type.Q4_1: gguf.GGMLQuantizationType.Q4_1,
-    Type.Q5_1: gguf.GGMLQuantizationType.Q5_1,
-    Type.MXFP4: gguf.GGMLQuantizationType.MXFP4,
-}
 BLOCKS = [Type.Q4_0, Type.Q8_0, Type.IQ4_NL, Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.MXFP4]
 # Bytes of a block in front of its nibbles, or bytes: scale, minimum, fifth bits.
 HEADS = {Type.Q4_1: (2, 2, 0), Type.Q5_0: (2, 0, 4), Type.Q5_1: (2, 2, 4), Type.MXFP4: (1, 0, 0)}
@@ -194,7 +182,7 @@ def test_dequantize_gives_the_values_of_gguf(ggml_type: Type, kt: int, n: int, s
     k, tiled = 32 * kt, column_type(ggml_type)
     assert tiled is not None
     blocks = random_blocks(ggml_type, k, n, seed)
-    expected = gguf_dequantize(blocks, GGML[ggml_type])
+    expected = gguf_dequantize(blocks, gguf.GGMLQuantizationType(ggml_type.ggml))
     assert np.array_equal(dequantize(tiled, pack(tiled, blocks.reshape(-1), k, n), k, n), expected)
     assert np.array_equal(dequantize(ggml_type, blocks.reshape(-1), k, n), expected)
 
@@ -252,7 +240,7 @@ def test_column_quantize_is_ggmls_bit_for_bit(ggml_type: Type, kt: int, n: int, 
     k, tiled = 32 * kt, column_type(ggml_type)
     assert tiled is not None
     x = weights(k, n, seed, kind)
-    expected = gguf_quantize(x, GGML[ggml_type])
+    expected = gguf_quantize(x, gguf.GGMLQuantizationType(ggml_type.ggml))
     assert np.array_equal(unpack(tiled, quantize(tiled, x), k, n).reshape(n, -1), expected)
 
 

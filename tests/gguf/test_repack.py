@@ -13,13 +13,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf.quants import dequantize as gguf_dequantize
 from gguf_kit import blocks, gaussian, only_files, stored, write_gguf, writer
 from gguf_kit import repack as repack_cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
-from tilebeam._ext import Type, dequantize, pack, unpack
+from tilebeam._ext import Type, pack, unpack
 from tilebeam.gguf import GGUFError, cli, repack, stream
 from tilebeam.gguf.byte_bar import byte_bars
 
@@ -176,12 +175,6 @@ def test_tile_grouping_is_near_and_said_aloud(model: Path, tmp_path: Path) -> No
         "blk.0.attn_k_b.weight": Type.Q8_0_TILE,
         "blk.0.ffn_up_exps.weight": Type.Q8_0_TILE,
     }
-    for name, bits, limit in [("blk.0.attn_q.weight", Q.Q4_0, 0.12), ("blk.0.attn_k.weight", Q.Q8_0, 0.01)]:
-        plain = stored(model, name)
-        n = plain.size // (gguf.GGML_QUANT_SIZES[bits][1] * 2)
-        x = gguf_dequantize(plain.reshape(n, -1), bits)
-        y = dequantize(types[name], stored(tmp_path / "t.gguf", name), 64, n)
-        assert 0 < np.linalg.norm(y - x) / np.linalg.norm(x) < limit
     back = gguf_tools.unpack(tmp_path / "t.gguf", tmp_path / "back.gguf")
     assert len(back.notes) == 2
     assert not gguf_tools.is_repacked(tmp_path / "back.gguf")

@@ -285,3 +285,39 @@ class Device:
 def device(isa: str, threads: int) -> Device:
     """An executor, kept for later tests."""
     return Device(isa, threads)
+
+
+def run_experts(
+    stack: list[Weights], x: Array, ids: Array, isa: str, threads: int, *, pad: int = 0, flags: int = 0
+) -> tuple[int, str, Array, Array]:
+    """MUL_MAT_ID of experts `stack`, x F32 (T, a divisor of n_used, K) and ids I32 (T, n_used).
+
+    Rows of x, ids and dst are `pad` numbers apart. Status, why, dst (T, n_used, N), and the whole arena but for dst
+    before and after, one behind the other.
+    """
+    w = stack[0]
+    data = [np.ascontiguousarray(e.data).reshape(-1).view(np.uint8) for e in stack]
+    arena = npu_ops.Arena(1 << 22)
+    size = data[0].nbytes
+    room = arena.add(npu_ops.I32, (-(-size * len(stack) // 4),))  # at offset 0: tiles want multiples of 128
+    arena.bytes[room.offset : room.offset + size * len(stack)] = np.concatenate(data)
+    src = arena.add(npu_ops.F32, (w.k, x.shape[1], x.shape[0]), x, pad=(pad, 0, 0, 0))
+    src_ids = arena.add(npu_ops.I32, (ids.shape[1], ids.shape[0]), ids, pad=(pad, 0, 0, 0))
+    dst = arena.add(npu_ops.F32, (w.n, ids.shape[1], ids.shape[0]), pad=(pad, 1, 0, 0))
+    op = npu_ops.make_op("MUL_MAT_ID", dst, [room, src, src_ids])
+    op.flags = flags
+    op.src[0].type, op.src[0].offset = int(w.type), room.offset
+    op.src[0].ne = [w.k, w.n, len(stack), 1]
+    if not ggml_ext.is_tiled(w.type):
+        op.src[0].nb = [int(ggml_ext.lib.tb_type_size(w.type)), size // w.n, size, size * len(stack)]
+    else:
+        op.src[0].nb = [1, 1, size, size * len(stack)]
+    why = ggml_ext.ffi.new("const char **")
+    assert ggml_ext.lib.tb_op_check_shape(op, why) == 0, ggml_ext.ffi.string(why[0])
+    before = arena.bytes.copy()
+    status, text = npu_ops.try_run(arena, op, isa, threads)
+    after = arena.bytes.copy()
+    result = dst.array[0].copy()
+    for memory in (before, after):
+        np.ndarray(dst.array.shape, np.float32, memory.data, dst.offset, dst.array.strides)[...] = 0
+    return status, text, result, np.stack([before, after])

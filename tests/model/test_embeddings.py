@@ -108,10 +108,21 @@ def test_embedding_models(encoders: dict[str, Path], name: str, device: str) -> 
         assert far(found[2] / np.linalg.norm(found[2]), alone) < NEAR
 
 
-def test_a_repacked_embedding_model(encoders: dict[str, Path], tmp_path: Path) -> None:
-    packed = gguf_tools.pack(encoders["bert-mean"], tmp_path / "packed.gguf").path
-    with load(encoders["bert-mean"], "npu") as plain, load(packed, "npu") as tiled:
+@pytest.mark.parametrize("name", ["bert-mean", "nomic-bert-mean", "gemma-embedding-mean"])
+def test_a_repacked_embedding_model(encoders: dict[str, Path], tmp_path: Path, name: str) -> None:
+    refused_by_release(name)
+    packed = gguf_tools.pack(encoders[name], tmp_path / "packed.gguf").path
+    with load(encoders[name], "npu") as plain, load(packed, "npu") as tiled:
         assert np.array_equal(plain.embed(TEXTS), tiled.embed(TEXTS))
+
+
+def test_of_an_encoder_all_matrices_and_no_table_count(encoders: dict[str, Path]) -> None:
+    for name, path in encoders.items():
+        with gguf_tools.open_gguf(path) as f:
+            found = {m.name: m.why for m in gguf_tools.matrices_of(f)}
+        assert set(found.values()) == {""}
+        assert not any("embd" in matrix or "types" in matrix for matrix in found)
+        assert ("cls.output.weight" in found) == name.endswith("rank")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])

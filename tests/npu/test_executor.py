@@ -82,16 +82,6 @@ def test_buffers() -> None:
         assert "read-only" in refused.why
 
 
-def test_memory_limit() -> None:
-    page = np.zeros(1024, np.float32)
-    with Executor(limit=3 * 4096) as npu:
-        assert [npu.map(i, page) for i in range(3)] == [OK] * 3
-        assert npu.map(3, page) == STATUS["TB_E_NOMEM"]
-        assert npu.unmap(1) == OK
-        assert npu.map(3, page[:1]) == OK  # counted as a whole page
-        assert npu.map(1, page[:1]) == STATUS["TB_E_NOMEM"]
-
-
 @pytest.mark.parametrize("threads", THREADS)
 def test_nothing_runs_if_any_op_is_refused(threads: int) -> None:
     n = 5000
@@ -156,22 +146,6 @@ def test_failure_while_running_stops_there(threads: int, rows: int) -> None:
         assert np.all(memory[60000 : 60000 + n * rows] == 1)
 
 
-def test_number_of_threads() -> None:
-    memory = floats(100000)
-    want = memory * np.float32(2)
-    with Executor(3) as npu:
-        assert LIB.tb_npu_n_threads(npu.npu) == 3
-        npu.map(0, memory)
-        for n in (1, 4, 2, 2, 6):
-            assert LIB.tb_npu_set_threads(npu.npu, n) == OK
-            assert LIB.tb_npu_n_threads(npu.npu) == n
-            assert npu.run([scale(Vec(0, 100000), Vec(0, 100000), 2.0)]).status == OK
-            assert np.array_equal(memory, want)
-            memory /= 2
-        assert LIB.tb_npu_set_threads(npu.npu, 0) == OK
-        assert LIB.tb_npu_n_threads(npu.npu) >= 1
-
-
 def test_callers_floating_point_mode_does_not_change_results() -> None:
     """Workers and caller compute with denormals and round to nearest, whatever mode the caller is in."""
     tiny = np.full(20000, 1e-40, np.float32)
@@ -181,11 +155,6 @@ def test_callers_floating_point_mode_does_not_change_results() -> None:
         npu.map(0, tiny)
         assert npu.run([scale(Vec(0, 20000), Vec(0, 20000), 0.5)]).status == OK
     assert np.array_equal(tiny, want)
-
-
-def test_too_many_ops() -> None:
-    with Executor() as npu:
-        assert npu.run(FFI.new("tb_op[]", 16385)).name == "TB_E_PROTOCOL"
 
 
 @settings(max_examples=200, deadline=None)

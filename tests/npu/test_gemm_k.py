@@ -29,14 +29,6 @@ def make(type: Type, k: int, n: int, seed: int) -> tuple[Weights, Weights]:
     return plain, panels
 
 
-def product(isa: str, threads: int, w: Weights, x: Array, flags: int = 0) -> Array:
-    """dst (M, N) of one MUL_MAT."""
-    size = 1 if ggml_ext.is_tiled(w.type) else int(ggml_ext.lib.tb_type_size(w.type))
-    row = w.data.nbytes if ggml_ext.is_tiled(w.type) else w.data.nbytes // w.n
-    nb = (size, row, w.data.nbytes, w.data.nbytes)
-    return device(isa, threads).mul_mat(w.data, w.type, (w.k, w.n, 1, 1), nb, x[None, None], flags=flags)[0, 0]
-
-
 def quantized(x: Array) -> Array:
     """Activations as the kernels see them, float64 (M, K): int8 by the absolute maximum of each 256 k."""
     blocks = x.astype(np.float32).reshape(x.shape[0], -1, 256)
@@ -62,7 +54,7 @@ def test_products(isa: str, type: Type, blocks: int, n: int, m: int, threads: in
     rng = np.random.default_rng(seed)
     plain, tiled = make(type, k, n, seed)
     x = (rng.standard_normal((m, k)) * np.exp2(rng.integers(-20, 20, (m, 1)))).astype(np.float32)
-    out = product(isa, threads, tiled, x)
+    out = device(isa, threads).product(tiled, x)
     model = quantized(x) @ tiled.values.T
     # sums are integers: what rounds is one float step a block, of sums as large as these
     magnitude = np.abs(quantized(x)) @ (np.abs(tiled.values) + np.abs(tiled.values).max(axis=1, keepdims=True)).T
@@ -70,8 +62,8 @@ def test_products(isa: str, type: Type, blocks: int, n: int, m: int, threads: in
     half_steps = np.repeat(np.abs(x).reshape(m, -1, 256).max(axis=2), 256, axis=1) / 254
     exact = x.astype(np.float64) @ tiled.values.T
     assert np.all(np.abs(out - exact) <= half_steps @ np.abs(tiled.values).T * 1.001 + magnitude * 1e-5 + 1e-30)
-    np.testing.assert_array_equal(out, product(isa, threads, plain, x))
-    other = product("portable", 1, tiled, x)
+    np.testing.assert_array_equal(out, device(isa, threads).product(plain, x))
+    other = device("portable", 1).product(tiled, x)
     assert np.all(np.abs(out - other) <= magnitude * 2.0**-22 * (blocks + 4) + 1e-30)
 
 
@@ -103,7 +95,7 @@ def test_largest_magnitudes_do_not_overflow(isa: str, type: Type) -> None:
         x[1] = -127
         x[2, ::2] = -127
         x[3, 1::2] = -127
-        out = product(isa, 1, w, x)
+        out = device(isa, 1).product(w, x)
         np.testing.assert_allclose(out, x.astype(np.float64) @ exact.T, rtol=1e-6, atol=1)
 
 
@@ -123,7 +115,7 @@ def test_hostile_numbers(isa: str, type: Type) -> None:
     x[2, 300] = np.nan
     x[3, 511] = -np.inf
     x[4] = 1e-45
-    out = product(isa, 2, w, x)
+    out = device(isa, 2).product(w, x)
     bad_rows, bad_columns = np.isin(np.arange(40), [2, 3]), np.arange(64) == 37
     np.testing.assert_array_equal(np.isfinite(out), ~(bad_rows[:, None] | bad_columns[None, :]))
     assert np.all(out[np.ix_([1, 4], ~bad_columns)] == 0)
@@ -138,6 +130,6 @@ def test_fp16_numerics(isa: str, type: Type) -> None:
     model = x.astype(np.float16).astype(np.float64) @ tiled.values.astype(np.float16).astype(np.float64).T
     scale = np.abs(x.astype(np.float64)) @ np.abs(tiled.values).T
     for w in (plain, tiled):
-        out = product(isa, 2, w, x, FLAG_FP16)
+        out = device(isa, 2).product(w, x, flags=FLAG_FP16)
         assert np.all(np.abs(out - model) <= np.abs(model) * 2.0**-11 + scale * 2.0**-20)
         np.testing.assert_array_equal(out, out.astype(np.float16).astype(np.float32))

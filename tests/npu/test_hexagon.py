@@ -182,12 +182,6 @@ def test_threads_have_objects_of_their_own() -> None:
 # --- whole models ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    return write_model(folder / "llama.gguf", preset("tiny", arch="llama", n_layer=2, type="q4_0"))
-
-
 # Llama with both kernel sets, one token at a time with ordinary tensors of every kind; then the ops that only other
 # architectures have: biases, per-head norms, a window, soft caps.
 JOBS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -215,29 +209,6 @@ def test_model_has_the_host_s_logits(
     # Only roundings of float32 functions differ, which may tip single steps of int8 activations or FP16 exponents.
     assert figures.nmse < 1e-5
     assert figures.kl < 1e-5
-
-
-def test_generate_through_the_environment_variable(model: Path) -> None:
-    """What a user does; and stock llama-cpp-python after `register`."""
-    code = f"""
-import tilebeam
-from tilebeam.native.control import control
-with tilebeam.load({str(model)!r}, n_ctx=256, n_seq_max=2, threads=2) as lm:
-    outputs = lm.generate("the question is", tilebeam.SamplingParams(n=2, temperature=0, max_tokens=4))[0].outputs
-    status = control().status()
-    print(lm.info.executor, status["isa"], status["n_threads"], *(o.token_ids for o in outputs), sep="|")
-import llama_cpp
-llm = llama_cpp.Llama({str(model)!r}, n_ctx=256, n_gpu_layers=-1, flash_attn=True, verbose=False)
-print(llm("the question is", max_tokens=4, temperature=0)["usage"]["completion_tokens"], control().status()["executor"])
-"""
-    lines = {}
-    for npu in ("thread", "qemu-hexagon"):
-        run = process_kit.python(code, TILEBEAM_NPU=npu, TILEBEAM_ISA="portable")
-        assert run.returncode == 0, run.stderr[-2000:]
-        lines[npu] = run.stdout.splitlines()
-    assert lines["qemu-hexagon"][0].split("|")[:3] == ["qemu-hexagon", "portable", "2"]
-    assert lines["qemu-hexagon"][0].split("|")[3:] == lines["thread"][0].split("|")[3:]
-    assert lines["qemu-hexagon"][1].split() == ["4", "qemu-hexagon"]
 
 
 # --- the channel -----------------------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ from gemm_reference import (
     MORE_BLOCKS,
     MORE_COLUMN,
     TILE,
-    Weights,
     device,
     float_product,
     int8_error_bound,
     int8_product,
     make_weights,
+    run_experts,
 )
 from gguf_kit import writer
 from hypothesis import given, settings
@@ -53,7 +53,7 @@ def test_requantizing_to_tile_grouping(tmp_path: Path, source: str) -> None:
     report = gguf_tools.pack(model, packed, policy=gguf_tools.Policy.make(preset="paper"))
     types = {x.name: x.type for x in report.tensors}
     assert [types[name] for name in EXPERTS] == ["q4_0_tile", "q4_0_tile", "q8_0_tile"]
-    assert types["blk.0.ffn_gate_inp.weight"] == source  # of the router
+    assert types["blk.0.ffn_gate_inp.weight"] == "f32"  # of the router
     assert set(EXPERTS) <= {x.name for x in report.tensors if x.error is not None}
     gguf_tools.unpack(packed, tmp_path / "back.gguf")
     with gguf_tools.GGUFFile(tmp_path / "back.gguf") as f:
@@ -85,42 +85,6 @@ def test_biases_of_experts_stay_plain(tmp_path: Path) -> None:
 
 ISAS = _npu.isas()
 ALL = (*FLOATS, *BLOCKS, *COLUMN, *TILE, *MORE_BLOCKS, *MORE_COLUMN)
-
-
-def run_op(
-    stack: list[Weights], x: Array, ids: Array, isa: str, threads: int, *, pad: int = 0, flags: int = 0
-) -> tuple[int, str, Array, Array]:
-    """MUL_MAT_ID of experts `stack`, x F32 (T, a divisor of n_used, K) and ids I32 (T, n_used).
-
-    Rows of x, ids and dst are `pad` numbers apart. Status, why, dst (T, n_used, N), and the whole arena but for dst
-    before and after, one behind the other.
-    """
-    w = stack[0]
-    data = [np.ascontiguousarray(e.data).reshape(-1).view(np.uint8) for e in stack]
-    arena = t.Arena(1 << 22)
-    size = data[0].nbytes
-    room = arena.add(t.I32, (-(-size * len(stack) // 4),))  # at offset 0: tiles want multiples of 128
-    arena.bytes[room.offset : room.offset + size * len(stack)] = np.concatenate(data)
-    src = arena.add(t.F32, (w.k, x.shape[1], x.shape[0]), x, pad=(pad, 0, 0, 0))
-    src_ids = arena.add(t.I32, (ids.shape[1], ids.shape[0]), ids, pad=(pad, 0, 0, 0))
-    dst = arena.add(t.F32, (w.n, ids.shape[1], ids.shape[0]), pad=(pad, 1, 0, 0))
-    op = t.make_op("MUL_MAT_ID", dst, [room, src, src_ids])
-    op.flags = flags
-    op.src[0].type, op.src[0].offset = int(w.type), room.offset
-    op.src[0].ne = [w.k, w.n, len(stack), 1]
-    if not ggml_ext.is_tiled(w.type):
-        op.src[0].nb = [int(ggml_ext.lib.tb_type_size(w.type)), size // w.n, size, size * len(stack)]
-    else:
-        op.src[0].nb = [1, 1, size, size * len(stack)]
-    why = ggml_ext.ffi.new("const char **")
-    assert ggml_ext.lib.tb_op_check_shape(op, why) == 0, ggml_ext.ffi.string(why[0])
-    before = arena.bytes.copy()
-    status, text = t.try_run(arena, op, isa, threads)
-    after = arena.bytes.copy()
-    result = dst.array[0].copy()
-    for memory in (before, after):
-        np.ndarray(dst.array.shape, np.float32, memory.data, dst.offset, dst.array.strides)[...] = 0
-    return status, text, result, np.stack([before, after])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -160,7 +124,7 @@ def test_rows_go_through_the_experts_they_name(
     # `lonely`: everything goes to one expert, the others get no row
     ids = rng.integers(0, experts, (tokens, used) if not lonely else 1).astype(np.int32)
     ids = np.broadcast_to(ids, (tokens, used)).copy()
-    status, why, out, (before, after) = run_op(stack, x, ids, isa, threads, pad=pad)
+    status, why, out, (before, after) = run_experts(stack, x, ids, isa, threads, pad=pad)
     assert status == 0, why
     assert np.array_equal(before, after), "bytes outside dst changed"
     inputs = np.tile(x, (1, repeat, 1))
@@ -193,7 +157,7 @@ def test_an_experts_rows_are_those_of_a_mul_mat(isa: str, type: Type, flags: int
     stack = [make(type, k, 96, rng) for _ in counts]
     x = rng.standard_normal((sum(counts) // 2, 2, k)).astype(np.float32)
     ids = rng.permutation(np.repeat(np.arange(8, dtype=np.int32), counts)).reshape(-1, 2)
-    status, why, out, _ = run_op(stack, x, ids, isa, 2, flags=flags)
+    status, why, out, _ = run_experts(stack, x, ids, isa, 2, flags=flags)
     assert status == 0, why
     for e, w in enumerate(stack):
         if counts[e]:
@@ -210,11 +174,11 @@ def test_an_index_of_no_expert_is_refused(isa: str, threads: int, bad: int) -> N
     for at in ((0, 0), (4, 1)):
         ids = np.ones((5, 2), np.int32)
         ids[at] = bad
-        status, why, _, (before, after) = run_op(stack, x, ids, isa, threads)
+        status, why, _, (before, after) = run_experts(stack, x, ids, isa, threads)
         assert status == ggml_ext.lib.TB_E_BOUNDS
         assert "MUL_MAT_ID" in why
         assert np.array_equal(before, after)
     # the executor is as good as before
-    status, why, out, _ = run_op(stack, x, np.ones((5, 2), np.int32), isa, threads)
+    status, why, out, _ = run_experts(stack, x, np.ones((5, 2), np.int32), isa, threads)
     assert status == 0, why
     assert np.isfinite(out).all()

@@ -8,18 +8,15 @@ few layers whatever the first difference was. So two backends are about twice as
 float32: the limit is 2.5 times the stock backend's distance from float32. And no farther from float32 than 1.1 times
 the stock backend, over all texts together: the rounding of the first few tokens is seen by all later ones, so that a
 single text is a single draw.
-
-    TILEBEAM_ACCURACY_JSON=build/accuracy.json pytest tests/plugin/test_gemma.py -s     prints and keeps the figures
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import pydoc_data.topics
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import accuracy
@@ -99,12 +96,6 @@ class Figured:
     def __getitem__(self, key: tuple[str, str, str]) -> Figures:
         return self.figures[key]
 
-    def rows(self) -> list[dict[str, object]]:
-        return [
-            {"model": "gemma-3-270m q4_k_m", "text": text, "what": what, "against": against, **asdict(f)}
-            for (text, what, against), f in self.figures.items()
-        ]
-
 
 @pytest.fixture(scope="session")
 def measured(source: Path, tokens: dict[str, tuple[int, ...]], tmp_path_factory: pytest.TempPathFactory) -> Figured:
@@ -142,16 +133,7 @@ def measured(source: Path, tokens: dict[str, tuple[int, ...]], tmp_path_factory:
                 out.same[text, name] = np.array_equal(result.logits, runs[text, "npu"].logits)
                 out.splits.add(result.splits)
                 out.failures += result.failures
-    _table(out)
-    if name := os.environ.get("TILEBEAM_ACCURACY_JSON"):
-        Path(name).write_text(json.dumps(out.rows(), indent=1) + "\n")
     return out
-
-
-def _table(out: Figured) -> None:
-    print(f"\n{'text':10} {'what':24} {'against':8} {'mean KL':>9} {'top-1':>7} {'NMSE':>9}")
-    for (text, what, against), f in out.figures.items():
-        print(f"{text:10} {what:24} {against:8} {f.kl:9.2e} {100 * f.top1:6.2f}% {f.nmse:9.2e}")
 
 
 def test_runs_on_the_device(measured: Figured) -> None:
