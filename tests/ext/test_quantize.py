@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ggml_kit import BLOCK_BYTES
+from gguf import GGMLQuantizationType as Q
+from gguf_kit import ggml_quantized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
@@ -169,29 +168,13 @@ def test_all_instruction_sets_find_the_same(type: Type, kt: int, n: int, seed: i
 # ---- llama.cpp's own
 
 
-def llama_quantize(type: Type, x: Array) -> Array:
-    """What the installed libggml makes of float rows: values, float32 (N, K)."""
-    import llama_cpp
-
-    lib = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
-    call = lib.ggml_quantize_chunk
-    call.restype = ctypes.c_size_t
-    call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
-    n, k = x.shape
-    number = {Type.Q4_0: 2, Type.Q8_0: 8, Type.IQ4_NL: 20}[type]
-    out = np.zeros(n * k // 32 * BLOCK_BYTES[number], np.uint8)
-    size = call(number, x.ctypes.data, out.ctypes.data, 0, n, k, None)
-    assert size == out.size
-    return ggml_ext.dequantize(type, out, k, n)
-
-
 @pytest.mark.parametrize("kind", ["gauss", "outliers", "one sided"])
 @pytest.mark.parametrize("plain", [Type.Q4_0, Type.Q8_0, Type.IQ4_NL])
 def test_column_groups_beat_llama_cpp(plain: Type, kind: str) -> None:
     n, k = 64, 256
     x = matrix(n, k, 5, kind)
     theirs, ours = ErrorSum(), ErrorSum()
-    theirs.add_values(x, llama_quantize(plain, x))
+    theirs.add_values(x, ggml_ext.dequantize(plain, ggml_quantized(Q(plain.ggml), x), k, n))
     column = ggml_ext.column_type(plain)
     assert column is not None
     quantize_rows(column, x, search=True, error=ours)

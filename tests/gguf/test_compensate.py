@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from tilebeam import _ext as ggml_ext
@@ -86,15 +85,6 @@ def test_errors_fall_from_sweep_to_sweep_and_are_below_those_of_rounding(tiled: 
     for search in (0, 1):
         rounded = ggml_ext.dequantize(tiled, ggml_ext.quantize(tiled, w, search=search), K, N)
         assert own < 0.8 * cost(w, rounded, damped(h))
-
-
-@pytest.mark.parametrize("tiled", COLUMN_TYPES, ids=lambda t: t.label)
-def test_the_gguf_package_reads_the_blocks_as_we_do(tiled: Type) -> None:
-    w = weights(N, K)
-    tiles = compensate(tiled, w, Inputs.of(moments(K), 32), sweeps=1, threads=1).tiles
-    blocks = ggml_ext.unpack(tiled, tiles, K, N).reshape(N, -1)
-    plain = gguf.GGMLQuantizationType(ggml_ext.source_type(tiled).ggml)
-    assert np.array_equal(gguf.dequantize(blocks, plain), ggml_ext.dequantize(tiled, tiles, K, N))
 
 
 @pytest.mark.parametrize("tiled", TYPES, ids=lambda t: t.label)

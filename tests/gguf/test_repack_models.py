@@ -7,7 +7,6 @@ it is that of 8-bit activations and, for `tile` grouping, of requantizing the we
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ import gguf
 import numpy as np
 import pytest
 from accuracy import Job, Result, WorkerError, compare, got
-from gguf_kit import write_raw
+from gguf_kit import ggml_quantized, write_raw
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import dequantize
-from tilebeam.gguf import Policy, ggml_values, weights
+from tilebeam.gguf import Policy, weights
 from tilebeam.gguf.contents import read_manifest
 from tilebeam.gguf.repack import unpacked_kv
 
@@ -78,23 +77,6 @@ CASES = {
 }
 
 
-def quantized(type: gguf.GGMLQuantizationType, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rows in any ggml type, by ggml's own quantizer."""
-    if type == Q.BF16:
-        return gguf.quants.quantize(x, type).reshape(-1)
-    call = ggml_values._library().ggml_quantize_chunk
-    call.restype, call.argtypes = (
-        ctypes.c_size_t,
-        [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p],
-    )
-    rows, k = x.shape
-    block, size = gguf.GGML_QUANT_SIZES[type]
-    out = np.empty(rows * k // int(block) * int(size), np.uint8)
-    source = np.ascontiguousarray(x, np.float32)
-    assert call(int(type), source.ctypes.data, out.ctypes.data, 0, rows, k, None) == out.size
-    return out
-
-
 def rewrite(source: Path, target: Path, types: dict[str, gguf.GGMLQuantizationType]) -> Path:
     """The source with its matrices in other types."""
     with gguf_tools.GGUFFile(source) as f:
@@ -103,7 +85,7 @@ def rewrite(source: Path, target: Path, types: dict[str, gguf.GGMLQuantizationTy
             raw = f.read(t.offset, t.nbytes)
             to = next((q for part, q in types.items() if part in t.name), t.type) if len(t.ne) == 2 else t.type
             if to != t.type:
-                raw = quantized(to, weights.to_float(t.type, raw, t.k, t.rows))
+                raw = ggml_quantized(to, weights.to_float(t.type, raw, t.k, t.rows))
             tensors.append((t.name, to, t.ne))
             data.append(raw)
         write_raw(target, [kv.raw for kv in f.kv.values()], tensors, data, f.alignment)

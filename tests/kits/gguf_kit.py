@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf.quants import quantize as gguf_quantize
-from tilebeam.gguf import GGUFFile, TensorInfo, cli
+from tilebeam.gguf import GGUFFile, TensorInfo, cli, ggml_values
 from tilebeam.gguf import gguf_write as w
 from typer.testing import CliRunner
 
@@ -32,6 +33,23 @@ def blocks(type: gguf.GGMLQuantizationType, n: int, k: int, seed: int) -> U8:
     b = rng.integers(0, 256, (n, k // 32, 18)).astype(np.uint8)
     b[..., :2] = rng.normal(0, 0.01, (n, k // 32, 1)).astype(np.float16).view(np.uint8)
     return b.reshape(n, -1)
+
+
+def ggml_quantized(type: gguf.GGMLQuantizationType, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rows in any ggml type, by ggml's own quantizer."""
+    if type == Q.BF16:
+        return gguf.quants.quantize(x, type).reshape(-1)
+    call = ggml_values._library().ggml_quantize_chunk
+    call.restype, call.argtypes = (
+        ctypes.c_size_t,
+        [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p],
+    )
+    rows, k = x.shape
+    block, size = gguf.GGML_QUANT_SIZES[type]
+    out = np.empty(rows * k // int(block) * int(size), np.uint8)
+    source = np.ascontiguousarray(x, np.float32)
+    assert call(int(type), source.ctypes.data, out.ctypes.data, 0, rows, k, None) == out.size
+    return out
 
 
 @contextmanager

@@ -13,11 +13,23 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from tilebeam.native import releases
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "HMX0"
+
+
+def script(folder: str) -> ModuleType:
+    """The module of tests/`folder`/run.py."""
+    spec = importlib.util.spec_from_file_location(f"{folder}_run", ROOT / "tests" / folder / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def wheel_libs() -> Path:

@@ -45,17 +45,6 @@ def test_add_id(
     assert np.array_equal(got, want)
 
 
-@pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1])
-def test_add_id_finds_indices_out_of_range(bad: int) -> None:
-    a = t.Arena()
-    x, biases = a.add(t.F32, (4, 2, 3), np.zeros(24, np.float32)), a.add(t.F32, (4, 3), np.zeros(12, np.float32))
-    ids = a.add(t.I32, (2, 3), np.array([0, 1, 2, 0, bad, 1], np.int32))
-    op = t.make_op("ADD_ID", a.add(t.F32, (4, 2, 3)), [x, biases, ids])
-    status, why = t.try_run(a, op, t.ISAS[0], 2)
-    assert status != 0
-    assert "ADD_ID" in why
-
-
 @runs
 @threads
 @few
@@ -156,16 +145,20 @@ def test_ssm_scan(
     assert np.isnan(states[tokens:]).all()  # states before the first token are not written
 
 
-@pytest.mark.parametrize("bad", [-1, 2, -(2**31)])
-def test_ssm_scan_finds_indices_out_of_range(bad: int) -> None:
+@pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("name", ["ADD_ID", "SSM_SCAN"])
+def test_indices_out_of_range_are_found(name: str, bad: int) -> None:
     a = t.Arena()
-    zeros = [(4, 3, 2, 2), (3, 2, 1, 2), (2, 1, 2), (1, 2), (4, 1, 1, 2), (4, 1, 1, 2)]
-    sources = [a.add(t.F32, ne, np.zeros(ne[::-1], np.float32)) for ne in zeros]
-    sources.append(a.add(t.I32, (2,), np.array([0, bad], np.int32)))
-    op = t.make_op("SSM_SCAN", a.add(t.F32, (12 + 48,)), sources, {0: 1})
-    status, why = t.try_run(a, op, t.ISAS[0], 2)
+    shapes = [(4, 2, 3), (4, 3)]
+    if name == "SSM_SCAN":
+        shapes = [(4, 3, 2, 3), (3, 2, 1, 2), (2, 1, 2), (1, 2), (4, 1, 1, 2), (4, 1, 1, 2)]
+    sources = [a.add(t.F32, ne, np.zeros(ne[::-1], np.float32)) for ne in shapes]
+    ids = [0, 1, 2, 0, bad, 1] if name == "ADD_ID" else [0, bad]
+    sources.append(a.add(t.I32, (2, len(ids) // 2) if name == "ADD_ID" else (2,), np.array(ids, np.int32)))
+    dst = a.add(t.F32, shapes[0] if name == "ADD_ID" else (12 + 48,))
+    status, why = t.try_run(a, t.make_op(name, dst, sources, {0: 1}), t.ISAS[0], 2)
     assert status != 0
-    assert "SSM_SCAN" in why
+    assert name in why
 
 
 def test_ssm_refuses_what_does_not_fit() -> None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import upstream
 
-_SCRIPT = Path(__file__).parents[1] / "backend_ops" / "run.py"
-_spec = importlib.util.spec_from_file_location("backend_ops_run", _SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-run = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = run
-_spec.loader.exec_module(run)
+run: Any = upstream.script("backend_ops")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import accuracy
 import numpy as np
-import process_kit
 import pytest
 from accuracy import Job, Result, WorkerError, compare, got
 from tilebeam import gguf
@@ -112,31 +111,3 @@ def test_repacked_files_and_the_process_give_the_same_logits(
         figures = compare(npu, other)
         assert figures.kl < KL_LIMIT, figures
     assert got(runs[name, how]).executor == ("process" if how == "process" else "thread")
-
-
-STOCK_LLAMA = """
-import sys, llama_cpp, numpy
-model, adapter, device = sys.argv[1:]
-if device == "npu":
-    import tilebeam
-    tilebeam.register()
-llm = llama_cpp.Llama(model, n_gpu_layers=-1 if device == "npu" else 0, flash_attn=True, n_ctx=256, n_threads=1,
-    n_threads_batch=1, lora_path=adapter or None, logits_all=True, verbose=False)
-llm.eval(list(range(5, 60)))
-print(numpy.array(llm.scores[:55]).tobytes().hex())
-llm.close()
-"""
-
-
-def test_stock_llama_takes_an_adapter(folder: Path) -> None:
-    model, lora = folder / "llama-q4_0.gguf", adapter(folder, "llama-q4_0", "f32")
-
-    def logits(lora: str | Path, device: str, executor: str = "thread") -> accuracy.F32:
-        done = process_kit.python(STOCK_LLAMA, model, lora, device, TILEBEAM_NPU=executor)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return np.frombuffer(bytes.fromhex(done.stdout), np.float32).reshape(55, -1)
-
-    stock, npu = logits(lora, "cpu"), logits(lora, "npu")
-    assert compare(stock, npu).kl < KL_LIMIT
-    assert compare(logits("", "npu"), npu).kl > MOVED
-    np.testing.assert_array_equal(logits(lora, "npu", "process"), npu)

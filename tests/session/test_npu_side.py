@@ -202,11 +202,24 @@ def test_malformed_requests(memory: SharedArray) -> None:
     assert p.code == 0
 
 
+@pytest.fixture(scope="module")
+def mutated() -> Iterator[tuple[Peer, SharedArray]]:
+    """One NPU for all examples: the middle pages of an array are its buffer 0."""
+    array = SharedArray(4096)
+    array.floats[:] = 1
+    page = os.sysconf("SC_PAGESIZE")
+    m = FFI.new("tb_map *", {"buffer": 0, "writable": 1, "offset": page, "size": array.size - 2 * page})
+    with Peer() as peer:
+        assert peer.send(REQUEST["TB_REQ_MAP"], bytes(FFI.buffer(m)), fd=array.fd).status == OK
+        yield peer, array
+    array.close()
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_mutated_messages(data: st.DataObject) -> None:
+@given(data=st.data())
+def test_mutated_messages(mutated: tuple[Peer, SharedArray], data: st.DataObject) -> None:
     """Valid graphs with random bytes changed (and the digest made right again): refused, or run inside the buffer."""
-    peer, array = mutated_peer()
+    peer, array = mutated
     n = data.draw(st.integers(1, 4))
     ops = graph([scale(Vec(0, 8), Vec(0, 8), 1.0)] * n)
     payload = bytearray(bytes(FFI.buffer(FFI.new("tb_graph *", {"n_ops": n, "serial": 1}))) + bytes(FFI.buffer(ops)))
@@ -219,28 +232,3 @@ def test_mutated_messages(data: st.DataObject) -> None:
     assert peer.send(REQUEST["TB_REQ_NOOP"]).status == OK
     assert np.all(array.floats[:512] == 1)
     assert np.all(array.floats[-512:] == 1)
-
-
-_mutated: list[Any] = []
-
-
-def mutated_peer() -> tuple[Peer, SharedArray]:
-    """One NPU for all examples: the middle pages of an array are its buffer 0."""
-    if not _mutated:
-        array = SharedArray(4096)
-        array.floats[:] = 1
-        peer = Peer()
-        page = os.sysconf("SC_PAGESIZE")
-        m = FFI.new("tb_map *", {"buffer": 0, "writable": 1, "offset": page, "size": array.size - 2 * page})
-        assert peer.send(REQUEST["TB_REQ_MAP"], bytes(FFI.buffer(m)), fd=array.fd).status == OK
-        _mutated.extend((peer, array))
-    return _mutated[0], _mutated[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def end_mutated_peer() -> Iterator[None]:
-    yield
-    if _mutated:
-        _mutated[0].__exit__()
-        _mutated[1].close()
-        _mutated.clear()
