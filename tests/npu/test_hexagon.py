@@ -340,14 +340,6 @@ os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
 
 
-def test_both_npu_programs_are_of_one_build() -> None:
-    def version(command: list[str]) -> str:
-        return subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
-
-    native = version([str(_paths.native("tilebeam-npud"))])
-    assert version(["qemu-hexagon", str(_paths.native("tilebeam-npud-hexagon"))]) == native
-
-
 def test_doctor_tries_it() -> None:
     report = doctor.DoctorReport()
     assert "kernel set hvx" in doctor._hexagon(report)
