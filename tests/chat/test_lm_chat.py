@@ -11,19 +11,9 @@ import pytest
 import tools_kit
 from tilebeam import LM, CompletionOutput, TilebeamError
 from tilebeam.outputs import Delta, ToolCall
+from tools_kit import NAMED, TOOLS, WEATHER
 
 HI: Any = [{"role": "user", "content": "weather?"}]
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["days"],
-    "additionalProperties": False,
-}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "weather", "description": "Forecast", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "now"}},
-]
-NAMED = {"type": "function", "function": {"name": "weather"}}
 HERMES = tools_kit.HERMES.replace("{{ m.role }}:", "{{ m.role }} {{ m.name }}:")
 TEMPLATES = {"json": "chatml", "hermes": HERMES, "mistral": tools_kit.MISTRAL, "llama": tools_kit.LLAMA}
 THOUGHT = {"grammar": 'root ::= "\\n<think>\\n" [a-c]{4} "\\n</think>\\n\\nok"', "max_tokens": 60, "seed": 1}

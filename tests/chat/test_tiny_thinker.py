@@ -1,4 +1,4 @@
-"""Budgets of thoughts on a model that thinks and is right, the thinker of bench/tiny: chats, streams, votes, forms."""
+"""Budgets of thoughts on a model that thinks and is right, the thinker of bench/tiny: chats, streams, votes."""
 
 from __future__ import annotations
 
@@ -55,26 +55,3 @@ def test_a_vote_of_cut_thoughts_is_the_same_again_and_beats_its_samples(lm: LM) 
     voted = share([r.best.text for r in first])
     assert voted >= single
     assert voted >= share([o.outputs[0].text for o in lm.chat(TALKS, **GREEDY | {"thinking_budget": 0})]) + 0.1
-
-
-@pytest.mark.parametrize("budget", [16, 120])
-def test_a_form_behind_thoughts_leaves_them_as_they_are(lm: LM, budget: int) -> None:
-    options = GREEDY | {"thinking_budget": budget}
-
-    def told(**form: Any) -> list[tuple[str | None, int]]:
-        return [(o.outputs[0].reasoning, int(o.text)) for o in lm.chat(TALKS, **options, **form)]
-
-    free = told()
-    assert told(regex="\n\n-?[0-9]{1,2}") == free  # the form that its answers have
-    assert told(json_schema={"type": "integer"}) == free  # behind line breaks, which it writes first
-    below = told(grammar='root ::= "-" [1-9] [0-9]?')
-    assert [thoughts for thoughts, _ in below] == [thoughts for thoughts, _ in free]
-    assert all(number < 0 for _, number in below)
-
-
-def test_a_least_length_has_it_go_on(lm: LM) -> None:
-    short = [{"role": "user", "content": "3+4"}]
-    assert lm.chat(short, **GREEDY).outputs[0].reasoning == "7"
-    longer = lm.chat(short, min_thinking=12, thinking_budget=20, **GREEDY).outputs[0]
-    assert len(lm.tokenize(longer.reasoning or "", add_special=False)) + 2 >= 12  # white space at the end is not told
-    assert longer.token_ids[:2] == lm.tokenize("7\n", add_special=False)

@@ -16,7 +16,6 @@ from pathlib import Path
 import process_kit
 import pytest
 from cli_kit import Ran, ok
-from rich.cells import cell_len
 from tilebeam.cli import bench as bench_cli
 from tilebeam.cli import console
 from tilebeam.cli.read_prompts import prompts
@@ -134,10 +133,6 @@ def test_bench_flags_that_make_no_sense(flags: list[str], words: list[str], mode
     Ran("bench", "-m", model, *flags).fails_with(*words)
 
 
-def test_repacked_file_on_the_cpu_is_refused(repacked: Path) -> None:
-    Ran("generate", "-m", repacked, "-p", "x", "--device", "cpu").fails_with("repacked")
-
-
 def test_base_model_has_no_chat_template(model: Path) -> None:
     ran = Ran("generate", "-m", model, "-p", "x", "--chat", "--device", "cpu")
     assert ran.code == 1
@@ -229,26 +224,14 @@ def test_generate_reads_json_lines(model: Path, tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As Windows' editors write it: before lines of JSON, a prompt, what is compressed, and on stdin."""
     lines, text, packed = tmp_path / "p.jsonl", tmp_path / "p.txt", tmp_path / "p.jsonl.gz"
-    lines.write_bytes('\ufeff{"prompt": "the cat"}\r\n"\ufeffthe dog"\r\n'.encode())
+    lines.write_bytes('\ufeff{"prompt": "the cat"}\r\n"\ufeffthe\u2028dog"\r\n'.encode())
     text.write_bytes("\ufeffthe cat\r\n".encode())
     packed.write_bytes(gzip.compress(lines.read_bytes()))
-    said = [UserQuestion("the cat", id=1), UserQuestion("\ufeffthe dog", id=2)]
+    said = [UserQuestion("the cat", id=1), UserQuestion("\ufeffthe\u2028dog", id=2)]
     assert prompts(None, lines, False) == prompts(None, packed, False) == said
     assert prompts(None, text, False) == [UserQuestion("the cat\n")]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffthe cat"))
     assert prompts("-", None, False) == [UserQuestion("the cat")]
-
-
-def test_tables_show_every_candidate(model: Path) -> None:
-    for command in ("best-of-n", "vote"):
-        flags = ["-p", "the cat", "-n", 3, "-N", 3, "-t", 1, "-s", 4, "--device", "cpu", "-v"]
-        flags += ["--extract", "text"] if command == "vote" else []
-        out = ok(command, "-m", model, *flags).err
-        rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
-        assert [row.removeprefix(">") for row in rows if row] == ["0", "1", "2"]
-        assert sum(row.startswith(">") for row in rows) == 1
-        table = [line for line in out.splitlines() if line[:1] in tuple("┏┃┡│└")]
-        assert max(map(cell_len, table)) <= 100
 
 
 # --- bench ------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from tilebeam.text_files import escaped, unescaped
 from typer.main import get_command
 from typer.testing import CliRunner
 
-SOURCES = Path(tilebeam.__file__).parent
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
 LOAD = {name: p.default for name, p in inspect.signature(tilebeam.load).parameters.items()}
 DEFAULTS = {

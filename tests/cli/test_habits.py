@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,28 +135,6 @@ def test_bash_is_told_how() -> None:
     told = subprocess.run([_script(), "--show-completion", "bash"], env=env, capture_output=True, text=True, check=True)
     assert "_TILEBEAM_COMPLETE=complete_bash" in told.stdout
     subprocess.run(["bash", "-n"], input=told.stdout, text=True, check=True)
-
-
-# An import that Ctrl-C falls into.
-SLOW = """
-import os, signal, sys
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background may ignore
-
-class Slow:
-    def find_spec(self, name, *_):
-        if name == "tilebeam.cli.main":
-            os.kill(os.getpid(), 2)
-
-sys.meta_path.insert(0, Slow())
-from tilebeam.__main__ import main
-main()
-"""
-
-
-def test_ctrl_c_while_modules_are_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "interrupted\n")
 
 
 @pytest.mark.parametrize(

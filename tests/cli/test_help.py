@@ -79,18 +79,6 @@ def test_every_flag_can_be_read_on_a_narrow_terminal(name: str, columns: int) ->
     assert max(map(len, text.splitlines())) <= max(columns, 70)
 
 
-def test_options_are_under_their_headings() -> None:
-    text = shown("tilebeam beam", 80)
-    headings = re.findall(r"^([A-Z][\w ]+):$", text, re.MULTILINE)
-    assert headings[0] == "Options"
-    assert {"Model", "Sampling", "Steps", "Reward model"} <= set(headings)
-    assert text.index("\nSteps:") < text.index("--max-step-tokens")
-    program = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).stdout
-    for name in ALL:
-        if name.startswith("tilebeam "):
-            assert re.search(rf"^  {name.split()[1]} +\S", program, re.MULTILINE)
-
-
 @pytest.mark.parametrize("name", [n for n in ALL if n != "tilebeam doctor"])
 def test_the_example_is_understood(name: str) -> None:
     (text,) = re.findall(r"Example: (.*?)(?:\n\n|$)", ALL[name].help.replace("\f", ""), re.DOTALL)

@@ -194,15 +194,6 @@ def test_a_file_without_room_is_named_and_not_left(model: Path, tmp_path: Path) 
     assert "/dev/full: No space left on device" in fails("tilebeam", "trace", *short, "-o", "/dev/full")
 
 
-@pytest.mark.parametrize("what", ["folder", "nowhere"])
-def test_targets_that_cannot_be_are_refused_before_the_model_is_loaded(what: str, model: Path, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    target = tmp_path / ("folder" if what == "folder" else "nowhere/file")
-    said = fails("tilebeam", "trace", "-m", model, "-p", "the", "-o", target)
-    assert ("Is a directory" if what == "folder" else "No such file or directory") in said
-    assert "threads" not in said  # what is printed of a model that was loaded
-
-
 def test_output_without_room_is_said(model: Path) -> None:
     with open("/dev/full", "w") as full:
         for args in (
@@ -241,39 +232,38 @@ with Log(Path({str(path)!r}), setting()) as log:
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
+WRITES = """
+from tilebeam.gguf.whole_file import whole_file
+def app():
+    with whole_file(sys.argv[1]) as partial:
+        partial.write_text("a part")
+        end()
+        time.sleep(100)
+"""
+CALLS = """
+import ctypes
+callback = ctypes.CFUNCTYPE(None)(end)
+app = lambda: (callback(), time.sleep(100))
+"""
+
+
+@pytest.mark.parametrize("app", [WRITES, CALLS], ids=["while it writes", "in a callback of C code"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -2), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_no_partial_file(tmp_path: Path, number: signal.Signals, status: int) -> None:
+def test_a_signal_ends_the_program_and_leaves_no_partial_file(
+    tmp_path: Path, number: signal.Signals, status: int, app: str
+) -> None:
     code = f"""
-import os, signal, time
-from pathlib import Path
+import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 from tilebeam.cli import main
-from tilebeam.gguf.whole_file import whole_file
-def writes():
-    with whole_file(Path({str(tmp_path / "f")!r})) as partial:
-        partial.write_text("a part")
-        os.kill(os.getpid(), {int(number)})
-        time.sleep(100)
-main.app = writes
+end = lambda: os.kill(os.getpid(), {int(number)})
+{app}
+main.app = app
 main.main()
 """
-    done = process_kit.python(code)
+    done = process_kit.python(code, tmp_path / "f")
     assert done.returncode == status, done.stderr
     assert listed(tmp_path) == []
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -2), (signal.SIGTERM, 143)])
-def test_a_signal_in_a_callback_of_c_code_ends_the_program(number: signal.Signals, status: int) -> None:
-    code = f"""
-import ctypes, os, signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
-from tilebeam.cli import main
-callback = ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), {int(number)}))
-main.app = lambda: (callback(), time.sleep(100))
-main.main()
-"""
-    done = process_kit.python(code)
-    assert done.returncode == status, done.stderr
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:

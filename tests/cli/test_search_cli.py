@@ -180,19 +180,6 @@ def test_other_scorers_and_weights(model: Path) -> None:
     assert sum(shares["votes"].values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("command", ["best-of-n", "dvts", "adaptive"])
-def test_seeds_repeat_and_several_prompts_are_lines(command: str, model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "the cat"}\n\n"the\u2028dog"\n', encoding="utf-8")
-    flags = [command, "-m", model, "-f", file, "-N", 4, *QUICK, "--json"]
-    if command == "dvts":
-        flags += ["--prm", model, *PRM, "--max-steps", 2]
-    first, again = ([json.loads(line) for line in ok(*flags).out.splitlines()] for _ in range(2))
-    assert [r["prompt"] for r in first] == ["the cat", "the\u2028dog"]
-    assert [r["candidates"] for r in first] == [r["candidates"] for r in again]
-    assert {r["seed"] for r in first} == {3}
-
-
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -207,15 +207,6 @@ def test_options_that_stand_in_the_way(options: dict[str, Any], reason: str) -> 
         tilebeam.load(TRAINED / "0.1m-q8_0.gguf", **(OPTIONS | options))
 
 
-def test_numerics_that_stand_in_the_way() -> None:
-    control().configure(numerics="fp16")
-    try:
-        with pytest.raises(TilebeamError, match="deterministic results are those of numerics int8"):
-            tilebeam.load(TRAINED / "0.1m-q8_0.gguf", **OPTIONS)
-    finally:
-        control().configure(numerics="int8")
-
-
 def test_matrices_on_the_cpu_stand_in_the_way(tmp_path: Path) -> None:
     whole = write_model(tmp_path / "whole.gguf", preset("tiny", type="q8_0"))
     path = retyped(whole, tmp_path / "m.gguf", {"ffn_down": gguf.GGMLQuantizationType.IQ3_S})

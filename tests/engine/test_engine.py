@@ -15,7 +15,7 @@ import pytest
 import tilebeam
 from engine_kit import EXACT, check_engine
 from sampler_kit import Witness, check
-from tilebeam import LM, CompletionOutput, NpuError, Progress, SamplingParams, TilebeamError
+from tilebeam import LM, CompletionOutput, Progress, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.native.llama import Context
 
@@ -188,13 +188,6 @@ def test_end_of_generation(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (on.token_ids, on.finish_reason) == (whole, "length")
 
 
-def test_a_full_context_ends_a_sample(small: LM) -> None:
-    result = small.generate(PROMPT, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))[0]
-    assert len(result.prompt_token_ids) + result.usage.completion_tokens == small.n_ctx
-    assert result.outputs[0].finish_reason == "length"
-    assert idle(small)
-
-
 # --- accounts ---------------------------------------------------------------------------------------------------------
 
 
@@ -351,55 +344,6 @@ def test_samples_that_nobody_wants_any_more_make_room(lm: LM, others: bool) -> N
     assert not lm._engine.busy
 
 
-def test_progress_is_told_and_can_cancel(lm: LM) -> None:
-    seen: list[Progress] = []
-
-    def watch(p: Progress) -> None:
-        seen.append(Progress(p.finished, p.total, p.running, p.tokens, p.prompt_tokens, p.seconds))
-
-    result = lm.generate(PROMPT, SamplingParams(n=6, max_tokens=5, seed=1), progress=watch)[0]
-    assert seen[-1].finished == seen[-1].total == 6
-    assert seen[-1].tokens == result.usage.completion_tokens
-    assert seen[-1].prompt_tokens == result.usage.prompt_tokens
-    assert max(p.running for p in seen) == 4
-    assert [p.tokens for p in seen] == sorted(p.tokens for p in seen)
-
-    params = SamplingParams(n=6, max_tokens=50, seed=1, ignore_eos=True)
-    cancelled = lm.generate(PROMPT, params, progress=lambda p: p.tokens < 20)[0]
-    assert [s.finish_reason for s in cancelled.outputs] == ["aborted"] * 6
-    assert sum(len(s.token_ids) for s in cancelled.outputs) == cancelled.usage.completion_tokens >= 20
-    assert cancelled.outputs[0].text == lm.detokenize(cancelled.outputs[0].token_ids) or cancelled.outputs[0].text
-    assert idle(lm)
-
-
-def test_an_exception_on_the_way_leaves_the_model_usable(lm: LM) -> None:
-    expected = texts(lm, PROMPT, GREEDY)
-
-    def fail(_: Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lm.generate(PROMPT, SamplingParams(n=9, max_tokens=5), progress=fail)
-    assert idle(lm)
-    assert texts(lm, PROMPT, GREEDY) == expected
-
-
-@pytest.mark.parametrize(("device", "kind"), [("cpu", TilebeamError), ("npu", NpuError)])
-def test_a_failed_decode_is_an_exception_now_and_later(
-    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, device: str, kind: type[TilebeamError]
-) -> None:
-    with tilebeam.load(paths["q8_0"], device, n_ctx=256, n_seq_max=2, threads=2) as model:
-        monkeypatch.setattr(model.engine.context, "decode", lambda _: -3)
-        with pytest.raises(kind, match="fail"):
-            model.generate(PROMPT, GREEDY)
-        monkeypatch.undo()
-        with pytest.raises(kind):
-            model.generate(PROMPT, GREEDY)
-    with pytest.raises(TilebeamError, match="closed"):
-        model.generate(PROMPT, GREEDY)
-    model.close()
-
-
 def test_weights_that_are_not_numbers_are_noticed(paths: dict[str, Path], tmp_path: Path) -> None:
     data = bytearray(paths["q8_0"].read_bytes())
     with gguf_tools.GGUFFile(paths["q8_0"]) as file:
@@ -411,18 +355,6 @@ def test_weights_that_are_not_numbers_are_noticed(paths: dict[str, Path], tmp_pa
             with pytest.raises(TilebeamError, match="not numbers"):
                 model.generate(PROMPT, params)
             assert idle(model)
-
-
-def test_facts(lm: LM) -> None:
-    assert lm.n_vocab == 1024
-    assert (lm.n_ctx, lm.n_seq_max) == (1024, 4)
-    assert lm.metadata["general.architecture"] == "llama"
-    assert "llama" in lm.description
-    assert lm.tokenize("a b", add_special=False) == lm.tokenize("a b")[1:]
-    assert lm.tokenize("x")[0] == lm.bos
-    assert lm.device in repr(lm)
-    with pytest.raises(TilebeamError, match="no chat template"):
-        lm.chat_prompt([{"role": "user", "content": "hi"}])
 
 
 def test_a_model_is_not_carried_elsewhere(lm: LM) -> None:

@@ -58,21 +58,6 @@ def test_decoding_goes_on_beside_long_prompts(lm: LM, monkeypatch: pytest.Monkey
     assert [len(d.token_ids) for d in waiting[0]] == [1, 1]
 
 
-def test_a_short_prompt_overtakes_long_ones(lm: LM) -> None:
-    params = SamplingParams(max_tokens=3, seed=1, ignore_eos=True)
-    order: list[str] = []
-    running = lm.stream("so", SamplingParams(max_tokens=60, seed=1, ignore_eos=True))
-    next(running)
-    streams = {
-        "first": lm.stream([9] * 700, params),
-        "second": lm.stream([8] * 700, params),
-        "short": lm.stream([7] * 20, params),
-    }
-    for _ in running:
-        order += [name for name, s in streams.items() if s.done and name not in order]
-    assert order == ["short", "first", "second"]
-
-
 def test_who_waits_for_a_prefix_keeps_nobody_waiting(lm: LM) -> None:
     """Ten samples of a long prompt, more than there are slots: it is kept for them, and a short one need not wait."""
     params = SamplingParams(n=10, max_tokens=3, seed=1, ignore_eos=True)

@@ -79,16 +79,6 @@ def test_sixteen_samples_fork_from_one_prompt(pair: tuple[LM, LM]) -> None:
     assert worst(stock, [PROMPT], outputs) < LIMIT
 
 
-def test_samples_go_on_from_kept_prefixes(pair: tuple[LM, LM]) -> None:
-    """What was kept may be longer than what is shared, which state cannot be cut to."""
-    lm, stock = pair
-    with lm.keep_prefixes():
-        (first,) = lm.generate(PROMPT, drawn(4))
-        longer = PROMPT + first.outputs[0].token_ids
-        for prompts in ([longer], [PROMPT], [longer[:-3], [*longer, 7]]):
-            assert worst(stock, prompts, lm.generate(prompts, drawn(4))) < LIMIT
-
-
 def test_likelihoods_of_texts_that_begin_alike(pair: tuple[LM, LM]) -> None:
     lm, stock = pair
     prompt, shared = PROMPT * 3, [9, 4, 31] * 7

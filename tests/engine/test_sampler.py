@@ -186,27 +186,6 @@ def test_logit_bias_bans_and_prefers(lm: LM) -> None:
         lm.generate(PROMPT, SamplingParams(logit_bias={99999: 1.0}))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize(
-    ("grammar", "pattern"),
-    [
-        ('root ::= "yes" | "no" | "maybe"', "yes|no|maybe"),
-        ('root ::= [0-9]+ " + " [0-9]+ " = " [a-c]{2,4}', r"[0-9]+ \+ [0-9]+ = [a-c]{2,4}"),
-        ('root ::= pair ("," pair)*\npair ::= "(" [xyz] ")"', r"\([xyz]\)(,\([xyz]\))*"),
-    ],
-)
-def test_texts_match_their_grammar(lm: LM, grammar: str, pattern: str, temperature: float) -> None:
-    params = SamplingParams(n=6, max_tokens=60, temperature=temperature, top_k=0, seed=1, grammar=grammar)
-    outputs = lm.generate([PROMPT, "so"], params)
-    ended = 0
-    for sample in (s for o in outputs for s in o.outputs):
-        if sample.finish_reason == "stop":
-            ended += 1
-            assert re.fullmatch(pattern, sample.text)
-            assert sample.token_ids[-1] == lm.eos
-    assert ended or temperature == 0
-
-
 def test_a_grammar_needs_no_luck_with_other_limits(lm: LM) -> None:
     """Penalties, stop strings and top-k beside a grammar; and the prompt is no part of the text."""
     params = SamplingParams(

@@ -70,20 +70,6 @@ def test_look_up_saves_steps_and_changes_no_text(chain: Path, device: Any, n: in
         assert sum(o.usage.drafted_tokens for o in off) == 0
 
 
-@pytest.mark.parametrize("n", [1, 4, 16])
-def test_sampled_texts_are_those_without_guesses(equal: Path, n: int) -> None:
-    params = replace(FEW, n=n, logit_bias=only(2))
-    with tilebeam.load(equal, "cpu", n_seq_max=4, lookup=False, **OPTIONS) as lm:
-        plain = lm.generate([[5, 6], [7]], params)
-        lm.speculate(lookup=True)
-        outputs = lm.generate([[5, 6], [7]], params)
-        assert texts(outputs) == texts(plain)
-        usage = [o.usage for o in outputs]
-        assert 0 < sum(u.accepted_tokens for u in usage) < sum(u.drafted_tokens for u in usage)
-        lm.speculate(lookup=False)
-        assert lm.generate([[5, 6]], params)[0].usage.drafted_tokens == 0
-
-
 def test_few_samples_are_looked_up_unasked(chain: Path) -> None:
     """With `lookup=None`: four samples are, five are not until one ends."""
     prompt = [*CHAIN[:80], 900, *CHAIN[:4]]
@@ -145,29 +131,6 @@ def test_greedy_texts_of_a_real_model() -> None:
                     assert abs(logits[got[at]] - logits[expected[at]]) < 0.3
     assert np.mean(off) < 0.05
     assert max(off) < 0.5
-
-
-def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:
-    params = replace(FEW, n=3, logit_bias=only(3), frequency_penalty=0.3, logprobs=True, top_logprobs=2)
-    params = replace(params, statistics=True)
-    with tilebeam.load(equal, "cpu", n_seq_max=4, lookup=False, **OPTIONS) as lm:
-        words = [lm.detokenize([100 + i]) for i in range(3)]
-        params = replace(params, stop=(words[0] + words[1] + words[0],))
-        plain = lm.generate([[5, 6]], params)
-        lm.speculate(lookup=True)
-        outputs = lm.generate([[5, 6]], params)
-        assert outputs[0].usage.drafted_tokens > 0
-        for got, expected in zip(outputs[0].outputs, plain[0].outputs, strict=True):
-            assert (got.text, got.token_ids, got.finish_reason) == (
-                expected.text,
-                expected.token_ids,
-                expected.finish_reason,
-            )
-            assert got.logprobs == pytest.approx(expected.logprobs)
-            assert got.top_logprobs == expected.top_logprobs
-            assert got.entropies == pytest.approx(expected.entropies)
-            assert got.certainties == pytest.approx(expected.certainties)
-            assert len(got.certainties or ()) == len(got.token_ids)
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])

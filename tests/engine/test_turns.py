@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from streaming_kit import DEADLINE, PROMPT, Together, add_up, idle, line, tokens, until
+from streaming_kit import DEADLINE, PROMPT, Together, idle, line, tokens, until
 from tilebeam import LM, SamplingParams, TilebeamError
-from tilebeam.engine import dispatcher, turns
+from tilebeam.engine import turns
 from tilebeam.engine.dispatcher import Dispatcher
 from tilebeam.engine.turns import STEPS, TOKENS
-from tilebeam.model import loader
 from tilebeam.native.llama import Context
 
 LONG = SamplingParams(max_tokens=1500, seed=5, ignore_eos=True)
@@ -329,19 +328,3 @@ def test_readings_that_were_pushed_out_are_read_again(small: LM, monkeypatch: py
         np.testing.assert_allclose(one.logprobs, want.logprobs, atol=1e-5)
     assert sum(one.decoded_tokens for one in found) > 2 * len(TEXT)
     assert idle(small)
-
-
-def test_readers_leave_sequences_for_samples_that_wait_for_a_prompt(
-    load: Callable[..., LM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four samples of a prompt that takes many steps, and texts read meanwhile that stay in the cache."""
-    monkeypatch.setattr(loader, "_KEPT", 1)
-    monkeypatch.setattr(turns, "TOKENS", 8)
-    monkeypatch.setattr(dispatcher, "STEPS", 1)
-    params = SamplingParams(n=4, max_tokens=5, seed=5, ignore_eos=True)
-    prompt = [3 + i % 500 for i in range(400)]
-    with load(n_seq_max=4, n_batch=32) as lm, lm.keep_prefixes():
-        assert lm.engine.kv.limits.n_ids == 9
-        stream = lm.stream(prompt, params)
-        lm.embed([[100 + i, 7, 8, 9] for i in range(12)])
-        assert [len(s["ids"]) for s in add_up(list(stream), 4)] == [5] * 4

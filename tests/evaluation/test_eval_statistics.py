@@ -110,15 +110,6 @@ def test_samples_that_were_cut_count_as_in_searches(
 
 @settings(deadline=None, max_examples=40)
 @given(SAMPLES)
-def test_majority_at_k_is_the_mean_over_draws(samples: tuple[list[str | None], list[float], int]) -> None:
-    answers, _, k = samples
-    correct = [float(a == "2") for a in answers]
-    expected = mean_over_draws(len(answers), k, lambda draw: voted(answers, [1.0] * 6, draw) == "2")
-    assert stats.majority_at_k(answers, correct, k) == pytest.approx(expected, abs=1e-12)
-
-
-@settings(deadline=None, max_examples=40)
-@given(SAMPLES)
 def test_weighted_at_k_is_the_mean_over_draws(samples: tuple[list[str | None], list[float], int]) -> None:
     answers, weights, k = samples
     correct = [float(a == "2") for a in answers]

@@ -88,15 +88,6 @@ def test_one_answer_per_item_whatever_seeds_and_budgets(tmp_path: Path) -> None:
     assert {c.first.budget for c in others} == {4}
 
 
-def test_greedy_alone_draws_nothing(tmp_path: Path) -> None:
-    job, task = job_of(tmp_path, "greedy")
-    report, done = evaluated(job, task, tmp_path / "out", latency_items=1)
-    assert all("greedy" in key for key in done)
-    assert {r.series for r in report.rows} == {m.series for m in report.latencies} == {"greedy"}
-    assert (tmp_path / "out" / "accuracy.svg").exists()
-    assert report.comparisons == []
-
-
 @pytest.mark.usefixtures("no_plots")
 def test_an_older_folder_goes_on_with_greedy(tmp_path: Path) -> None:
     """What is there stays byte for byte, and only what is missing is run."""

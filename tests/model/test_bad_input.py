@@ -157,47 +157,6 @@ def _python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"n_gpu_layers": 0}, ("tiled",)),
-        ({"n_gpu_layers": 1}, ("tiled",)),
-        ({"n_seq_max": 257}, ("n_seq_max", "256")),
-        ({"n_seq_max": 0}, ("n_seq_max",)),
-        ({"device": "cpu"}, ("repacked",)),
-    ],
-)
-def test_refused_options(repacked: Path, options: dict[str, Any], words: tuple[str, ...]) -> None:
-    code = """
-import json, sys, tilebeam
-try:
-    tilebeam.load(sys.argv[1], **json.loads(sys.argv[2]))
-except tilebeam.TilebeamError as error:
-    print("SAID", error)
-"""
-    done = _python(code, str(repacked), json.dumps(options))
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("SAID")
-    assert all(word in done.stdout for word in words), done.stdout
-
-
-def test_prompt_longer_than_the_context(ordinary: Path) -> None:
-    code = """
-import sys, tilebeam
-with tilebeam.load(sys.argv[1], n_ctx=256, n_seq_max=2, threads=1) as lm:
-    for text in ("a " * 1000, [5] * 257):
-        try:
-            lm.generate(text)
-        except tilebeam.TilebeamError as error:
-            print("SAID", error)
-    print(len(lm.generate("the", tilebeam.SamplingParams(max_tokens=3))[0].outputs))
-"""
-    done = _python(code, str(ordinary))
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("SAID") == 2
-    assert done.stdout.strip().endswith("1")
-
-
 def test_damaged_source_leaves_no_output(ordinary: Path, tmp_path: Path) -> None:
     data = ordinary.read_bytes()
     for i, damaged in enumerate((b"", data[:3000], data[: len(data) // 2], b"GGUF" + b"\xff" * 5000)):

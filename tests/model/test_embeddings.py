@@ -23,7 +23,6 @@ from bench.lib.synth import preset, write_model
 TEXTS = ["the cat sat on the mat", "two and three is five", "the old tree", "the sum of two and three is five " * 8]
 # Stock and device both round activations to int8, each its own way.
 SAME, NEAR = 1e-9, 2e-3
-F32 = npt.NDArray[np.float32]
 
 
 def far(want: npt.ArrayLike, got: npt.ArrayLike) -> float:

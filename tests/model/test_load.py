@@ -8,7 +8,6 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -209,46 +208,6 @@ def test_bad_options_are_named(ordinary: Path, device: str, options: dict[str, A
         tilebeam.load(ordinary, **{"device": device, **options})
 
 
-def cut(data: bytearray) -> bytes:
-    return bytes(data[: len(data) // 2])
-
-
-def empty(_: bytearray) -> bytes:
-    return b""
-
-
-def text(_: bytearray) -> bytes:
-    return b"This is no model.\n" * 99
-
-
-def flip_data(data: bytearray) -> bytes:
-    data[-5000] ^= 4
-    return bytes(data)
-
-
-def flip_metadata(data: bytearray) -> bytes:
-    at = data.index(b"tilebeam.architecture") + 40
-    data[at] ^= 1
-    return bytes(data)
-
-
-def other_layout(data: bytearray) -> bytes:
-    at = data.index(b"tilebeam.layout_version") + len("tilebeam.layout_version") + 4
-    data[at] = 2
-    return bytes(data)
-
-
-@pytest.mark.parametrize("device", ["cpu", "npu"])
-@pytest.mark.parametrize("damage", [cut, empty, text, flip_data, flip_metadata, other_layout])
-def test_damaged_files_are_refused(
-    repacked: Path, tmp_path: Path, damage: Callable[[bytearray], bytes], device: str
-) -> None:
-    bad = tmp_path / "bad.gguf"
-    bad.write_bytes(damage(bytearray(repacked.read_bytes())))
-    with pytest.raises(TilebeamError, match=r"bad\.gguf cannot be loaded"):
-        tilebeam.load(bad, device, **SMALL, verify=True)
-
-
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(TilebeamError, match="does not exist"):
         tilebeam.load(tmp_path / "none.gguf")
@@ -318,11 +277,6 @@ def test_a_killed_npu_is_an_npu_error_and_the_next_load_works(repacked: Path) ->
 # --- the package ------------------------------------------------------------------------------------------------------
 
 
-def test_importing_is_light() -> None:
-    code = "import sys, tilebeam; print([m for m in ('llama_cpp', 'numpy', 'cffi', 'typer') if m in sys.modules])"
-    assert process_kit.python(code).stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "riscv64")])
 def test_other_platforms_get_one_sentence(system: str, machine: str) -> None:
     code = f"""
@@ -339,6 +293,9 @@ except ImportError as error:
     assert machine in said
 
 
+HEAVY = ("numpy", "gguf", "llama_cpp", "cffi", "typer")
+
+
 @pytest.mark.parametrize("package", [tilebeam, gguf_tools, search])
 def test_public_names_are_those_of_the_stub(package: ModuleType) -> None:
     """What type checkers and editors see is what can be imported, and nothing is imported before it is asked for."""
@@ -350,7 +307,7 @@ def test_public_names_are_those_of_the_stub(package: ModuleType) -> None:
         assert getattr(package, name) is getattr(tilebeam, name, getattr(package, name))
     with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'nonsense'"):
         _ = package.nonsense
-    code = f"import sys, {package.__name__}; print(*{{'numpy', 'gguf', 'llama_cpp'}} & {{*sys.modules}})"
+    code = f"import sys, {package.__name__}; print(*{{{', '.join(map(repr, HEAVY))}}} & {{*sys.modules}})"
     assert process_kit.python(code).stdout.strip() == ""
 
 

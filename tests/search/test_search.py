@@ -162,17 +162,6 @@ def test_loops_win_only_where_all_loop() -> None:
     assert SelfConsistency().infer(lm, "p", budget=3).votes == {"8": 1}
 
 
-def test_sampling_options_are_kept_and_n_is_the_budget() -> None:
-    lm = Scripted({"p": [("1", 0)] * 3})
-    BestOfN().infer(lm, "p", budget=3, sampling=SamplingParams(n=1, temperature=0.3, stop="x", seed=4))
-    assert lm.calls[0][1] == SamplingParams(n=3, temperature=0.3, stop="x", seed=4)
-    for budget in (0, -1, True, 2.0):
-        with pytest.raises(TilebeamError, match="budget"):
-            BestOfN().infer(lm, "p", budget=budget)  # type: ignore[call-overload]
-    with pytest.raises(TilebeamError, match="cancelled"):
-        BestOfN().infer(lm, "p", budget=3, progress=lambda _: False)
-
-
 def test_a_prompt_is_handed_on_as_it_is() -> None:
     """Its tokens to the model, its question to the scorer; results are for people."""
     asked: list[Prompt] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,33 +143,6 @@ def test_read_gives_the_logits_of_the_model(lm: LM) -> None:
     assert lm.read([ids], [[]], [1])[0].logits.shape == (0, 1)
 
 
-def test_kept_prefixes_are_continued_not_decoded_again(lm: LM) -> None:
-    params = SamplingParams(n=2, temperature=0, max_tokens=6)
-    with lm.keep_prefixes():
-        first = lm.generate(TEXT, params)[0]
-        longer = first.prompt_token_ids + first.outputs[0].token_ids
-        second = lm.generate(longer, params)[0]
-        assert second.usage.cached_tokens == len(longer) - 1  # all but the token drawn last
-        brief = SamplingParams(temperature=0, max_tokens=2)
-        many = lm.generate([[*longer, 7 + i] for i in range(30)], brief)
-    alone = lm.generate(longer, params)[0]
-    assert alone.usage.cached_tokens == 0
-    assert [o.token_ids for o in second.outputs] == [o.token_ids for o in alone.outputs]
-    assert many[29].outputs[0].token_ids == lm.generate([*longer, 36], brief)[0].outputs[0].token_ids
-    assert not lm.engine.kv.live
-
-
-def test_kept_prefixes_give_way_when_cells_are_needed(lm: LM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    prompts = [lm.tokenize(f"{i} {TEXT * 9}") for i in range(9)]
-    assert sum(len(p) + 40 for p in prompts) > lm.n_ctx
-    with lm.keep_prefixes():
-        kept = [lm.generate(p, params)[0].outputs[0].token_ids for p in prompts]
-        again = lm.generate(prompts, params)
-    assert kept == [lm.generate(p, params)[0].outputs[0].token_ids for p in prompts]
-    assert kept == [r.outputs[0].token_ids for r in again]
-
-
 def test_read_refuses_what_it_cannot(lm: LM) -> None:
     with pytest.raises(TilebeamError, match="Position 3"):
         lm.read([[1, 2, 3]], [[3]])
@@ -226,14 +198,3 @@ def test_searches_of_several_threads_share_a_model_and_a_reward_model(lm: LM) ->
         for mine, again in zip(result.trajectories, fresh, strict=True):
             np.testing.assert_allclose(mine.scores, again, atol=1e-4)
     assert not lm.engine.kv.live
-
-
-def test_step_search_on_the_npu_in_both_executors(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", preset("tiny", arch="llama", type="q8_0"))
-    texts = []
-    for executor in ("thread", "process"):
-        with tilebeam.load(path, "npu", n_ctx=512, n_seq_max=8, threads=1, executor=executor) as model:
-            search = DVTS(TokenReward(model, tag="?", good="1", bad="2"), 2, max_steps=3, step_stop="e")
-            result = search.infer(model, TEXT, budget=6, sampling=SamplingParams(seed=2))
-            texts.append([c.token_ids for c in result.candidates])
-    assert texts[0] == texts[1]

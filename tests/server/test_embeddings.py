@@ -138,32 +138,6 @@ def test_scores_by_the_reward_model(server: Running, reward: TokenReward) -> Non
         assert told["usage"]["scored_tokens"] > 0
 
 
-@pytest.mark.parametrize(
-    ("to", "body", "code", "said"),
-    [
-        ("/v1/embeddings", {"input": []}, "invalid_value", "input"),
-        ("/v1/embeddings", {"input": [[]]}, "invalid_value", "no tokens"),
-        ("/v1/embeddings", {"input": [1, "a"]}, "invalid_value", "input"),
-        ("/v1/embeddings", {"input": [99999]}, None, "99999"),
-        ("/v1/embeddings", {"input": "two " * 2000}, "context_length_exceeded", "at most 1023"),
-        ("/v1/embeddings", {"input": "a", "dimensions": 64}, "invalid_value", "256 elements"),
-        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "invalid_value", "encoding_format"),
-        ("/v1/embeddings", {"input": "a", "truncate": True}, "unknown_parameter", "truncate"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "no_rerank_model", "no rerank model"),
-        ("/v1/rerank", {"query": "a", "documents": []}, "invalid_value", "documents"),
-        ("/v1/rerank", {"query": "a"}, "missing_required_parameter", "documents"),
-        ("/v1/score", {"prompt": "a", "texts": []}, "invalid_value", "texts"),
-        ("/v1/score", {"prompt": "a"}, "missing_required_parameter", "texts"),
-        ("/v1/score", {"prompt": "a", "texts": "two " * 2000}, "invalid_value", "context has 1024"),
-    ],
-)
-def test_what_is_wrong_is_said(server: Running, to: str, body: Any, code: str | None, said: str) -> None:
-    answer = server.post(to, body)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["code"] == code
-    assert said in answer.json()["error"]["message"]
-
-
 def test_other_models_names_and_missing_models(server: Running, embedder: Running, ranker: Running) -> None:
     body: dict[str, Any]
     for path, body in (

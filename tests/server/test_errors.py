@@ -15,8 +15,11 @@ BANNED = {str(t): -100 for t in range(1024)}  # every token
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 ODD = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}]
-UNNAMED = {"type": "function", "function": {"name": "a b"}}
 CHOSEN = {"type": "function", "function": {"name": "g"}}
+UNNAMED = [{"type": "function", "function": {"name": "a b"}}]
+PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+NOTHING = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
+NARROW = {"method": "beam", "beam_width": 3, "budget": 4}
 BROKEN = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
 
 
@@ -53,6 +56,20 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     ("/v1/score", {"prompt": "a", "texts": ["a"] * 257}, 400, "invalid_value", "at most 256"),
     ("/v1/embeddings", {"input": {}}, 400, "invalid_value", "input: must be a text or a list"),
     ("/v1/score", {"prompt": "a", "texts": [5]}, 400, "invalid_value", "texts: must be a text or a list of texts"),
+    ("/v1/embeddings", {"input": []}, 400, "invalid_value", "input"),
+    ("/v1/embeddings", {"input": [[]]}, 400, "invalid_value", "no tokens"),
+    ("/v1/embeddings", {"input": [1, "a"]}, 400, "invalid_value", "input"),
+    ("/v1/embeddings", {"input": [99999]}, 400, None, "99999"),
+    ("/v1/embeddings", {"input": "two " * 2000}, 400, "context_length_exceeded", "at most 1023"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 64}, 400, "invalid_value", "256 elements"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, 400, "invalid_value", "encoding_format"),
+    ("/v1/embeddings", {"input": "a", "truncate": True}, 400, "unknown_parameter", "truncate"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}, 400, "no_rerank_model", "no rerank model"),
+    ("/v1/rerank", {"query": "a", "documents": []}, 400, "invalid_value", "documents"),
+    ("/v1/rerank", {"query": "a"}, 400, "missing_required_parameter", "documents"),
+    ("/v1/score", {"prompt": "a", "texts": []}, 400, "invalid_value", "texts"),
+    ("/v1/score", {"prompt": "a"}, 400, "missing_required_parameter", "texts"),
+    ("/v1/score", {"prompt": "a", "texts": "two " * 2000}, 400, "invalid_value", "context has 1024"),
     (TEXT, {"prompt": "a", "temperature": -1}, 400, "invalid_value", "temperature"),
     (TEXT, {"prompt": "a", "structured_outputs": {"choice": []}}, 400, "invalid_value", "choice"),
     (TEXT, {"prompt": "a", "structured_outputs": {"choice": ["a\0"]}}, 400, "invalid_value", "NUL"),
@@ -89,10 +106,10 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "invalid_value", "json_schema"),
     (
         TEXT,
-        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+        {"prompt": "a", "response_format": NOTHING},
         400,
         "unsupported_schema",
-        "cannot be turned into a grammar: #: type: 'nothing' is none of null",
+        "#: type: 'nothing' is none of null",
     ),
     (TEXT, {"prompt": "a", "grammar": 'root ::= "\\U0001F600"', "logit_bias": BANNED}, 400, "nothing_allowed", "allow"),
     (CHAT, {"messages": []}, 400, "invalid_value", "messages"),
@@ -105,22 +122,10 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "missing_required_parameter", "tools[0].function"),
     (CHAT, {"messages": HI, "tools": [{"type": "web_search"}]}, 400, "invalid_value", "tools[0].type"),
     (CHAT, {"messages": HI, "tools": TOOLS * 2}, 400, "invalid_value", "two functions are named 'f'"),
-    (
-        CHAT,
-        {"messages": HI, "tools": [{"type": "function", "function": {"name": "a b"}}]},
-        400,
-        "invalid_value",
-        "name",
-    ),
+    (CHAT, {"messages": HI, "tools": UNNAMED}, 400, "invalid_value", "name"),
     (CHAT, {"messages": HI, "tools": [tool({"a": DEEP})]}, 400, "invalid_value", "nested deeper"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [DEEP_CALL]}]}, 400, "invalid_value", "nested no"),
-    (
-        CHAT,
-        {"messages": HI, "logprobs": True, "top_logprobs": 20, "n": 128},
-        400,
-        "too_many_logprobs",
-        "at most 524288",
-    ),
+    (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 20, "n": 128}, 400, "too_many_logprobs", "most 524288"),
     (TEXT, LISTED, 400, "too_many_logprobs", "at most 524288"),
     (CHAT, {"messages": HI, "tool_choice": "required"}, 400, None, "goes with tools"),
     (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": "some"}, 400, "invalid_value", "tool_choice"),
@@ -132,7 +137,7 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
         {"messages": HI, "tools": [tool({"type": "array"})]},
         400,
         "invalid_value",
-        "the arguments of 'f' are an object",
+        "arguments of 'f' are an object",
     ),
     (CHAT, {"messages": HI, "tools": ODD, "tool_choice": "required"}, 400, "unsupported_schema", "tools[0].function"),
     (CHAT, {"messages": [*HI, {"role": "assistant"}]}, 400, "invalid_value", "content is required"),
@@ -142,22 +147,10 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, 400, "invalid_value", "role tool"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, 400, None, "logprobs: true"),
     (CHAT, {"messages": HI, "max_tokens": 1, "max_completion_tokens": 2}, 400, None, "differ"),
-    (
-        CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        400,
-        "invalid_value",
-        "content",
-    ),
+    (CHAT, {"messages": PICTURE}, 400, "invalid_value", "content"),
     (CHAT, {"messages": HI, "search": {"method": "magic"}}, 400, "invalid_search", "magic"),
     (CHAT, {"messages": HI, "search": {"method": "beam", "beam_with": 4}}, 400, "invalid_search", "beam_with"),
-    (
-        CHAT,
-        {"messages": HI, "search": {"method": "beam", "beam_width": 3, "budget": 4}},
-        400,
-        "search_failed",
-        "multiple",
-    ),
+    (CHAT, {"messages": HI, "search": NARROW}, 400, "search_failed", "multiple"),
     (CHAT, {"messages": HI, "search": {"method": "vote", "extract": "(a+)+$"}}, 400, None, "last-number"),
     (CHAT, {"messages": HI, "search": {"method": "vote", "equal": "x"}}, 400, None, "equal"),
     (CHAT, {"messages": HI, "search": {"method": "best-of-n", "scorer": "oracle"}}, 400, "invalid_search", "oracle"),

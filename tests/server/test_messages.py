@@ -212,35 +212,25 @@ def test_thoughts(lm: LM) -> None:
 LONG: Any = [{"role": "user", "content": "very " * 2000}]
 RESULT: Any = {"type": "tool_result", "tool_use_id": "a\0", "content": "x"}
 DEEP: Any = {"type": "tool_use", "id": "a", "name": "f", "input": json.loads('{"a":' * 80 + "1" + "}" * 80)}
-NESTED: Any = RESULT | {"tool_use_id": "a", "content": [RESULT]}
+NESTED: Any = [{"role": "user", "content": [RESULT | {"tool_use_id": "a", "content": [RESULT]}]}]
+PICTURE: Any = [{"role": "user", "content": [{"type": "image"}]}]
+FORM: Any = {"format": {"type": "json_schema", "schema": {"not": {}}}}
 WRONG: list[tuple[Any, int, str]] = [
     ({"messages": USER}, 400, "max_tokens"),
     (BODY | {"messages": LONG}, 400, "context holds"),
     (BODY | {"model": "opal-9"}, 404, "'opal-9' is not served here; this server serves 'tiny'"),
     (BODY | {"temprature": 1}, 400, "temprature"),
-    (
-        BODY | {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-        400,
-        "messages[0].content[0].type: Input should be 'text', 'thinking'",
-    ),
+    (BODY | {"messages": PICTURE}, 400, "messages[0].content[0].type: Input should be 'text', 'thinking'"),
     (BODY | {"messages": [*USER, {"role": "user", "content": [RESULT]}]}, 400, "messages[1].content[0].tool_use_id"),
     (BODY | {"tools": [TOOL | {"input_schema": {"type": "array"}}]}, 400, "tools[0].input_schema"),
     (BODY | {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]}, 400, "has id, input, name"),
-    (
-        BODY | {"messages": [{"role": "user", "content": [NESTED]}]},
-        400,
-        "messages[0].content[0].content: must be a text",
-    ),
+    (BODY | {"messages": NESTED}, 400, "messages[0].content[0].content: must be a text"),
     (BODY | {"messages": [*USER, {"role": "assistant", "content": [DEEP]}]}, 400, "content[0].input: is nested deeper"),
     (BODY | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "messages[9].x"}}, 400, "'messages[9].x'"),
     (BODY | {"stop_sequences": ["x"] * 17}, 400, "stop_sequences: at most 16"),
     (BODY | {"tools": [TOOL, TOOL]}, 400, "two functions are named"),
     (BODY | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, 400, "no function 'f'"),
-    (
-        BODY | {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
-        400,
-        "output_config.format.schema",
-    ),
+    (BODY | {"output_config": FORM}, 400, "output_config.format.schema"),
 ]
 
 

@@ -134,18 +134,6 @@ def test_prompts_that_begin_alike_go_to_one_replica(fleet: Fleet) -> None:
     assert all(count > 100 for count in cached[1:]), cached
 
 
-def test_other_prompts_and_load_go_to_all(fleet: Fleet) -> None:
-    names = {fleet.post({"prompt": f"{i} {SYSTEM}", "max_tokens": 1}).headers[NAME] for i in range(4)}
-    assert names == fleet.replicas()
-    assert len(names) == 2
-    # One replica has all that it decodes together; its client takes none of it, so that it lasts. Then the same prompt
-    # is read again elsewhere.
-    endless = {"prompt": SYSTEM, "max_tokens": 1500, "n": 4, "ignore_eos": True, "logprobs": 5}
-    with fleet.stream(endless) as busy:
-        answers = [fleet.post({"prompt": SYSTEM + str(i), "max_tokens": 1, "n": 4}) for i in range(2)]
-        assert {busy.headers[NAME], *(answer.headers[NAME] for answer in answers)} == names
-
-
 def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
     with fleet.stream({"prompt": "how many", "max_tokens": 1500, "ignore_eos": True, "n": 4}) as answer:
         next(answer.iter_lines())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import pytest
 from tilebeam.server.replicas import routing as module
@@ -139,8 +138,3 @@ def test_functions_are_read_before_messages() -> None:
 )
 def test_samples_of_a_request(body: bytes, samples: int) -> None:
     assert ticket_for(body).samples == samples
-
-
-def test_a_ticket_travels_light() -> None:
-    ticket = Ticket(blocks_of(LONG))
-    assert len(pickle.dumps(ticket)) < 100

@@ -8,9 +8,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-import tilebeam
 from server_kit import CHAT, HI, running
-from tilebeam import LM, SamplingParams
+from tilebeam import LM
 from tools_kit import HERMES, TOOLS, WEATHER
 
 ASKED: Any = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "seed": 3, "max_tokens": 120}
@@ -65,29 +64,3 @@ def test_json_votes(lm: LM, method: str) -> None:
         choice = server.post(CHAT, body).json()["choices"][0]
         jsonschema.validate(json.loads(choice["message"]["content"]), schema)
         assert json.loads(choice["search"]["answer"]) == json.loads(choice["message"]["content"])
-
-
-def test_the_library_searches_among_calls(lm: LM) -> None:
-    chat = lm.prepare_chat(
-        HI, SamplingParams(seed=3, max_tokens=120), tools=TOOLS, tool_choice="required", template="chatml"
-    )
-    texts: list[str] = []
-    vote = tilebeam.SelfConsistency("calls")
-    found = vote.infer(lm, chat, 6, events=lambda event: texts.append(event.text))
-    best = found.best
-    assert best.finish_reason == "tool_calls"
-    assert found.answer is not None
-    calls = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in best.tool_calls]
-    assert json.loads(found.answer) == calls
-    assert found.answer in texts
-    assert best.message["content"] == ""
-    assert best.written is not None
-    assert best.tool_calls[0].name in best.written
-    samples = lm.chat(HI, tools=TOOLS, tool_choice="required", template="chatml", seed=3, max_tokens=120, n=6).outputs
-    assert [s.text for s in samples] == [c.text for c in found.candidates]
-    assert [[c.arguments for c in s.tool_calls] for s in samples] == [
-        [c.arguments for c in candidate.tool_calls] for candidate in found.candidates
-    ]
-    one, two = vote.infer(lm, [chat, "plain"], 2, max_tokens=8)  # fields by name hold for both
-    assert len(one.candidates[0].token_ids) <= 8
-    assert two.candidates[0].tool_calls == []

@@ -45,16 +45,6 @@ def test_a_named_function_is_called(caller: Any) -> None:
     jsonschema.validate(json.loads(call.function.arguments), WEATHER)
 
 
-def test_some_function_is_called(caller: Any) -> None:
-    one = ask(caller, tool_choice="required", parallel_tool_calls=False, n=3).choices
-    assert [len(choice.message.tool_calls) for choice in one] == [1, 1, 1]
-    for choice in [*one, *ask(caller, tool_choice="required", temperature=0.1).choices]:
-        assert 1 <= len(choice.message.tool_calls) <= 16
-        for call in choice.message.tool_calls:
-            arguments = json.loads(call.function.arguments)
-            jsonschema.validate(arguments, WEATHER if call.function.name == "weather" else {"maxProperties": 0})
-
-
 def test_calls_are_streamed_in_pieces(caller: Any) -> None:
     options = {"tool_choice": "required", "n": 4, "logprobs": True}
     whole = ask(caller, **options)
@@ -80,11 +70,6 @@ def test_calls_are_streamed_in_pieces(caller: Any) -> None:
     assert max(pieces for calls in found.values() for _, _, pieces in calls) > 3
 
 
-def test_a_call_that_is_cut_says_so(caller: Any) -> None:
-    choice = ask(caller, tool_choice=NAMED, max_tokens=30).choices[0]
-    assert choice.finish_reason == "length"
-
-
 def test_half_a_call_is_no_text(caller: Any) -> None:
     for most in (1, 5, 20, 70, 110, 170):
         options = {"tool_choice": "required", "max_tokens": most}
@@ -100,16 +85,6 @@ def test_the_example_of_the_manual(client: Any, capsys: pytest.CaptureFixture[st
     (code,) = [e for e in re.findall(r"```python\n(.*?)```", manual, re.DOTALL) if "tools=" in e]
     exec(code.replace('model="model",', 'model="model", max_tokens=200,'), {"client": client})
     assert capsys.readouterr().out.startswith("forecast {")
-
-
-def test_what_is_no_call_is_text(client: Any) -> None:
-    free = ask(client, max_tokens=16).choices[0]
-    assert free.message.tool_calls is None
-    assert free.message.content
-    text = "".join(c.choices[0].delta.content or "" for c in ask(client, max_tokens=16, stream=True))
-    assert text == free.message.content
-    # Without calls the model is not told of the functions.
-    assert ask(client, tool_choice="none", max_tokens=1).usage == ask(client, tools=None, max_tokens=1).usage
 
 
 # --- answers of a model that calls by itself --------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import gc
 from typing import Any
 
 import pytest
-from streaming_kit import DEADLINE, LONG, PROMPT, Gate, Together, add_up, idle, line, tokens, under_way, until
+from streaming_kit import DEADLINE, LONG, PROMPT, Gate, add_up, idle, line, tokens, under_way, until
 from tilebeam import LM, Progress, SamplingParams
 
 
@@ -90,35 +90,4 @@ def test_streams_that_nobody_reads_any_more_end(lm: LM) -> None:
         assert not task.done()
 
     asyncio.run(leaves())  # asyncio.run cancels what is left
-    until(lambda: idle(lm))
-
-
-def test_the_event_loop_goes_on_meanwhile(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch, batches=2)
-
-    async def main() -> None:
-        task = asyncio.create_task(lm.agenerate(PROMPT, LONG))
-        while not gate.reached.is_set():
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
-        assert not task.done()
-        gate.open()
-        await asyncio.wait_for(task, DEADLINE)
-
-    asyncio.run(main())
-
-
-def test_threads_and_tasks_side_by_side(lm: LM) -> None:
-    params = [SamplingParams(n=2, max_tokens=15, seed=s, ignore_eos=True) for s in range(4)]
-    expected = [tokens(lm, PROMPT, p) for p in params]
-
-    async def main() -> list[list[list[int]]]:
-        results = await asyncio.gather(*[lm.agenerate(PROMPT, p) for p in params])
-        return [[s.token_ids for s in r[0].outputs] for r in results]
-
-    def plain() -> list[list[list[int]]]:
-        return [tokens(lm, PROMPT, p) for p in params]
-
-    for result in Together(plain, lambda: asyncio.run(main()), plain, lambda: asyncio.run(main())).wait():
-        assert result == expected
     until(lambda: idle(lm))

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 from streaming_kit import LONG, PROMPT, add_up, idle, tokens
-from tilebeam import LM, Delta, SamplingParams, Stream, TilebeamError
+from tilebeam import LM, SamplingParams, Stream, TilebeamError
 from tilebeam.engine.detokenizer import Detokenizer
 
 
@@ -28,15 +28,6 @@ def test_deltas_make_up_the_samples(lm: LM, n: int) -> None:
     assert stream.output.usage.completion_tokens == expected.usage.completion_tokens
     assert list(stream) == []
     assert idle(lm)
-
-
-def test_no_delta_shows_what_a_stop_string_cuts(lm: LM) -> None:
-    whole = lm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30))[0].outputs[0].text
-    for at in (len(whole) // 3, len(whole) // 2):
-        stop = whole[at : at + 7]
-        deltas = list(lm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=30, stop=stop)))
-        assert "".join(d.text for d in deltas) == whole[: whole.index(stop)]
-        assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
 
 
 def test_text_is_held_back_only_where_it_may_be_cut() -> None:
@@ -94,19 +85,3 @@ def test_a_stream_given_up_frees_its_cells(lm: LM, how: str) -> None:
         gc.collect()
     assert idle(lm)
     assert tokens(lm, PROMPT, LONG) == expected
-
-
-def test_streams_side_by_side_in_one_thread(lm: LM) -> None:
-    params = [SamplingParams(n=2, max_tokens=20, seed=s, ignore_eos=True) for s in range(5)]
-    expected = [tokens(lm, PROMPT, p) for p in params]
-    streams = [lm.stream(PROMPT, p) for p in params]
-    deltas: list[list[Delta]] = [[] for _ in streams]
-    alive = set(range(len(streams)))
-    while alive:
-        for i in sorted(alive):
-            try:
-                deltas[i].append(next(streams[i]))
-            except StopIteration:
-                alive.remove(i)
-    assert [[s["ids"] for s in add_up(d, 2)] for d in deltas] == expected
-    assert idle(lm)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from streaming_kit import DEADLINE, LONG, PROMPT, Gate, Together, add_up, idle, line, tokens, under_way, until
+from streaming_kit import DEADLINE, LONG, PROMPT, Gate, Together, idle, line, tokens, under_way, until
 from tilebeam import LM, NpuError, Progress, SamplingParams, TilebeamError
 from tilebeam.native.llama import Context
 
@@ -126,17 +126,22 @@ def test_closing_ends_every_call_with_an_error(path: Path, monkeypatch: pytest.M
     lm.close()
 
 
-def test_an_interrupted_leader_ends_only_what_it_decoded(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch, batches=3)
+def interrupted(monkeypatch: pytest.MonkeyPatch, gate: Gate, batches: int) -> None:
+    """Let Ctrl-C fall into the last of so many batches."""
     passing = Context.decode
 
-    def interrupted(context: Context, n: int) -> int:
+    def decode(context: Context, n: int) -> int:
         code = passing(context, n)
-        if len(gate.sizes) == 4:
+        if len(gate.sizes) == batches:
             raise KeyboardInterrupt
         return code
 
-    monkeypatch.setattr(Context, "decode", interrupted)
+    monkeypatch.setattr(Context, "decode", decode)
+
+
+def test_an_interrupted_leader_ends_only_what_it_decoded(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, batches=3)
+    interrupted(monkeypatch, gate, 4)
     first = Together(lambda: lm.generate(PROMPT, LONG))
     assert gate.reached.wait(DEADLINE)
     second = Together(lambda: lm.generate(PROMPT, LONG))
@@ -151,15 +156,7 @@ def test_an_interrupted_leader_ends_only_what_it_decoded(lm: LM, monkeypatch: py
 
 def test_followers_of_an_interrupted_leader_are_told(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    passing = Context.decode
-
-    def interrupted(context: Context, n: int) -> int:
-        code = passing(context, n)
-        if len(gate.sizes) == 6:
-            raise KeyboardInterrupt
-        return code
-
-    monkeypatch.setattr(Context, "decode", interrupted)
+    interrupted(monkeypatch, gate, 6)
     calls = Together(*[lambda: lm.generate(PROMPT, LONG)] * 3)
     until(lambda: under_way(lm) == 3)
     gate.open()
@@ -229,42 +226,6 @@ def test_hooks_may_use_the_model(lm: LM) -> None:
 
 
 # --- the context for oneself ------------------------------------------------------------------------------------------
-
-
-def test_readers_and_generators_take_turns(lm: LM) -> None:
-    expected = tokens(lm, PROMPT, LONG)
-    [reading] = lm.read([PROMPT], [[-1, 0]])
-    rows = lm.logits([5, 6, 7])
-
-    def read() -> list[float]:
-        return [float(np.abs(lm.read([PROMPT], [[-1, 0]])[0].logits - reading.logits).max()) for _ in range(5)]
-
-    def logits() -> list[float]:
-        return [float(np.abs(lm.logits([5, 6, 7]) - rows).max()) for _ in range(5)]
-
-    def generate() -> list[list[list[int]]]:
-        return [tokens(lm, PROMPT, LONG) for _ in range(3)]
-
-    def keep() -> list[list[list[int]]]:
-        with lm.keep_prefixes():
-            return generate()
-
-    results = Together(read, generate, logits, generate, read, keep).wait()
-    assert max(results[0] + results[2] + results[4]) < 1e-4
-    assert results[1] == results[3] == results[5] == [expected] * 3
-    assert idle(lm)
-
-
-def test_reading_beside_a_stream_of_the_same_thread(lm: LM) -> None:
-    expected, rows = tokens(lm, PROMPT, LONG), lm.logits([5, 6, 7])
-    [reading] = lm.read([PROMPT], [[-1, 0]])
-    stream = lm.stream(PROMPT, LONG)
-    deltas = [next(stream) for _ in range(4)]
-    for _ in range(2):
-        np.testing.assert_allclose(lm.logits([5, 6, 7]), rows, atol=1e-4)
-        np.testing.assert_allclose(lm.read([PROMPT], [[-1, 0]])[0].logits, reading.logits, atol=1e-4)
-    assert not stream.done
-    assert [s["ids"] for s in add_up(deltas + list(stream), 2)] == expected
 
 
 def test_what_cannot_end_while_the_context_is_held_is_refused(lm: LM) -> None:
