@@ -52,7 +52,7 @@ def test_binary_broadcast(
     rng = np.random.default_rng(seed)
     small = tuple(1 if o else n for n, o in zip(ne, one, strict=True))
     large = tuple(n * r for n, r in zip(small, repeats, strict=True))
-    arena = t.Arena(1 << 23)
+    arena = t.Arena((1 << 20) + 12 * math.prod(n + 3 for n in large))
     a = arena.add(kinds[0], large, values(rng, large), orders[0], pads[0])
     divisors = np.abs(values(rng, small)) + np.float32(0.5) if name == "DIV" else values(rng, small)
     b = arena.add(kinds[1], small, divisors, orders[1], pads[1])
