@@ -55,7 +55,7 @@ def on_call(number, kind, call):
     return counted
 
 want, real = said(), (C.llama_progress_callback, C.llama_model_load_from_file, C.llama_init_from_model)
-control().configure(deadline_ms=600)
+control().configure(deadline_ms=1500)
 for kind, point in points:
     if isinstance(point, int):
         C.llama_progress_callback = lambda call: real[0](on_call(point, kind, call))
@@ -113,7 +113,7 @@ with tilebeam.load(path, **options):
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("kill", r"killed by signal 9|was lost while .*tiny\.gguf was loaded"), ("stop", "the deadline of 600 ms")],
+    [("kill", r"killed by signal 9|was lost while .*tiny\.gguf was loaded"), ("stop", "the deadline of 1500 ms")],
 )
 def test_the_npu_is_lost(path: Path, kind: str, why: str) -> None:
     points = [(kind, at) for at in (1, 2, 9, "before context")]
@@ -166,7 +166,7 @@ def test_the_npu_is_lost_before_it_says_a_word(path: Path, tmp_path: Path, end: 
 import sys, tilebeam
 from tilebeam.native.control import control
 options, before = control()._options(), control()._options()
-options.npud_path, options.deadline_ms = sys.argv[2].encode(), 600
+options.npud_path, options.deadline_ms = sys.argv[2].encode(), 1500
 assert control()._call.configure(options) == 0
 try:
     tilebeam.load(sys.argv[1], n_ctx=256, executor="process", threads=1)
