@@ -11,7 +11,6 @@ short ones would come first, and which votes count would depend on what else the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import comb
@@ -25,7 +24,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.contract import Algorithm, Generator, SearchCall, SearchProgress, StepGenerator, VoteResult
 from tilebeam.search.events import RunningVote
-from tilebeam.search.limits import ENDED, standings, voters
+from tilebeam.search.limits import ENDED, leaders, standings, voters
 from tilebeam.search.sampled import SelfConsistency, Teller
 from tilebeam.search.search_defaults import BUDGET, CONFIDENCE, WAVE, Weighting
 from tilebeam.search.steps import PromptTask
@@ -215,7 +214,7 @@ def stays_ahead(leader: int, second: int, left: int) -> float:
 def _confidence_of(answers: Sequence[str | None], candidates: Sequence[CompletionOutput], left: int) -> float:
     """Return how sure a vote is; see `AdaptiveResult`."""
     ends = standings(candidates)
-    voting = [(a, e) for a, e in zip(voters(answers, ends), ends, strict=True) if a is not None]
-    leader, second = ([n for _, n in Counter(a for a, _ in voting).most_common(2)] + [0, 0])[:2]
-    final = all(end == ENDED for _, end in voting)
+    voting = voters(answers, ends)
+    leader, second = leaders(voting)
+    final = all(end == ENDED for answer, end in zip(voting, ends, strict=True) if answer is not None)
     return stays_ahead(leader, second, left) if left and final else majority_confidence(leader, second)

@@ -7,7 +7,6 @@ that is complete. Of a vote, "candidate" and "score" tell the votes so far.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from tilebeam.answers.extract import Extractor
 from tilebeam.answers.normalize import Equal, checked_answer
 from tilebeam.outputs import CompletionOutput
-from tilebeam.search.limits import standing, voters
+from tilebeam.search.limits import leaders, standing, voters
 
 Fate = Literal["kept", "dropped", "ended", "cut"]
 
@@ -117,10 +116,8 @@ class RunningVote:
         return voters(answers, [end for _, end, _ in known]), [weight for _, _, weight in known]
 
     def leaders(self) -> tuple[int, int]:
-        """Return how many candidates vote for each of the two answers that most vote for, whatever they weigh."""
-        counts = Counter(answer for answer in self._voters()[0] if answer is not None)
-        first, second = ([n for _, n in counts.most_common(2)] + [0, 0])[:2]
-        return first, second
+        """Return how many candidates vote for each of the two leading answers; see `tilebeam.search.limits.leaders`."""
+        return leaders(self._voters()[0])
 
     def votes(self) -> dict[str, float]:
         """Return the total weight per answer of the candidates whose weight is known, as `tally` has them."""

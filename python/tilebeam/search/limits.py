@@ -3,6 +3,7 @@ the evaluation and the command line."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tilebeam.answers.repetition import repeats_itself
@@ -49,3 +50,10 @@ def voters(answers: Sequence[str | None], standings: Sequence[int]) -> list[str 
     stand highest vote. So where all were cut, all vote."""
     highest = max((s for a, s in zip(answers, standings, strict=True) if a is not None), default=0)
     return [a if s == highest else None for a, s in zip(answers, standings, strict=True)]
+
+
+def leaders(answers: Sequence[str | None]) -> tuple[int, int]:
+    """Return how many candidates vote for each of the two answers that most vote for, whatever they weigh."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    first, second = ([n for _, n in counts.most_common(2)] + [0, 0])[:2]
+    return first, second
