@@ -11,7 +11,6 @@
 #include "cpus.h"
 #include "executor.h"
 #include "kernels/kernels.h"
-#include "peaks.h"
 #include "usable_memory.h"
 
 struct tb_npu {
@@ -135,12 +134,4 @@ int tb_usable_cpus(const char * root, int * cpus, int * cores, double * quota) {
         return TB_OK;
     });
     return threads;
-}
-
-double tb_npu_limit_int8(double seconds) { return tb::npu::limit_int8(seconds); }
-
-double tb_npu_limit_fma(double seconds) { return tb::npu::limit_fma(seconds); }
-
-double tb_npu_limit_read(const void * data, uint64_t size, int way) {
-    return way < 0 || way >= TB_NPU_READ_WAYS ? 0 : tb::npu::limit_read(static_cast<const uint8_t *>(data), size, way);
 }

@@ -54,14 +54,6 @@ void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available,
 // control groups leave it, 0 for no limit (base/cpus.h). Returns how many threads are started where nobody says how
 // many: one per core within the quota. `root` as above.
 int tb_usable_cpus(const char * root, int * cpus, int * cores, double * quota);
-
-// What this CPU can do at most, on the calling thread, in 10^9 a second: operations of 8-bit dot products, of float32
-// FMAs (multiply and add counted apart; 0 without such an instruction), bytes read once, in one of several ways (`way`
-// from 0, see peaks.h) of which the fastest is the limit.
-enum { TB_NPU_READ_WAYS = 4 };
-double tb_npu_limit_int8(double seconds);
-double tb_npu_limit_fma(double seconds);
-double tb_npu_limit_read(const void * data, uint64_t size, int way);
 // cffi: end
 
 #ifdef __cplusplus
