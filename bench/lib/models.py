@@ -19,7 +19,6 @@ def synthetic(
     tied: bool | None = None,
     layers: int | None = None,
     arch: str = "qwen2",
-    labels: tuple[str, ...] = (),
 ) -> Path:
     """Return a model.
 
@@ -30,21 +29,17 @@ def synthetic(
         tied: whether the output matrix is the embedding table; None: as the preset has it.
         layers: instead of the preset's.
         arch: architecture.
-        labels: of a classifier, which qwen3 may have.
     """
     roles = dict(types or {})
     parts = [preset, type, *(f"{role}.{kind}" for role, kind in sorted(roles.items()))]
     parts += ["untied"] if tied is False else ["tied"] if tied else []
     parts += [f"{layers}layers"] if layers else []
     parts += [arch] if arch != "qwen2" else []
-    parts += ["classifier"] if labels else []
     path = CACHE / f"{'-'.join(parts)}.gguf"
     if not path.is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
         changes = ({} if tied is None else {"tied": tied}) | ({"n_layer": layers} if layers else {})
-        synth.write_model(
-            path, synth.preset(preset, arch=arch, type=type, types=roles, labels=labels, **changes), progress=True
-        )
+        synth.write_model(path, synth.preset(preset, arch=arch, type=type, types=roles, **changes), progress=True)
     return path
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tilebeam
 from gguf_kit import with_metadata
+from lora_kit import write_adapter
 from tilebeam import TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.cli.main import app
@@ -17,7 +18,6 @@ from tilebeam.gguf import gguf_write as w
 from tilebeam.measure import doctor
 from typer.testing import CliRunner
 
-from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 
