@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "numa.h"
+
 namespace tb {
 
 constexpr size_t huge_page = size_t{2} << 20;
@@ -49,8 +51,14 @@ inline void use_huge_pages(void * base, size_t size) {
 #    endif
     uint8_t * start = static_cast<uint8_t *>(base);
     size_t at = (huge_page - reinterpret_cast<uintptr_t>(base) % huge_page) % huge_page;
-    for (; at + huge_page <= size; at += huge_page) {
-        static_cast<volatile uint8_t *>(start)[at] = 0; // a range without any page is refused
+    // A huge page is put on the node of the page that is there before, and pages go around the nodes by their number in
+    // the file: the first one of every huge page would often be on the same node.
+    const size_t nodes = nodes_to_spread().size(), page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const auto first_on_next = [&](size_t i) {
+        return nodes < 2 ? 0 : i * (nodes + 1 - huge_page / page % nodes) % nodes;
+    };
+    for (size_t i = 0; at + huge_page <= size; at += huge_page, ++i) {
+        static_cast<volatile uint8_t *>(start)[at + first_on_next(i) * page] = 0; // a range without any page is refused
         if (madvise(start + at, huge_page, collapse) != 0) return;
     }
 #endif

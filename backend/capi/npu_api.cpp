@@ -123,15 +123,15 @@ void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available,
     });
 }
 
-int tb_usable_cpus(const char * root, int * cpus, int * cores, double * quota) {
-    int threads = 1;
+void tb_usable_cpus(const char * root, tb_cpus * found) {
     guarded([&] {
         const tb::cpu_limits limits = tb::limits_of_cpus(root ? root : "");
-        *cpus = limits.cpus;
-        *cores = limits.cores;
-        *quota = limits.quota;
-        threads = limits.usable_cores();
+        *found = {limits.cpus,
+                  limits.cores,
+                  limits.performance_cores,
+                  static_cast<int32_t>(limits.nodes.size()),
+                  limits.default_threads(),
+                  limits.quota};
         return TB_OK;
     });
-    return threads;
 }

@@ -76,7 +76,7 @@ bool for_panels(const tiled_tensor & t, size_t offset, size_t size,
         for (uint64_t i; (i = next++) < range.count();)
             if (!work(range.at(i), plain)) ok = false;
     };
-    const size_t wanted = std::min<size_t>({1 + size / bytes_per_thread, static_cast<size_t>(usable_cores()), 16});
+    const size_t wanted = std::min<size_t>({1 + size / bytes_per_thread, static_cast<size_t>(default_threads()), 16});
     std::vector<std::thread> helpers;
     try {
         while (helpers.size() + 1 < wanted)

@@ -129,7 +129,7 @@ def backends(text: str, option: str = "--device") -> tuple[Backend, ...]:
 
 
 def default_threads() -> int:
-    """Return the threads where none are asked for: TILEBEAM_THREADS, or one per core that this process may use.
+    """Return the threads where none are asked for: TILEBEAM_THREADS, or one per usable performance core.
 
     Raises:
         TilebeamError: the variable is no number of threads.

@@ -84,8 +84,8 @@ def load(
             An option that only Tilebeam has asks for it too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
-        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per core that this
-            process may use, within its CPU quota.
+        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per performance core that
+            this process may use, within its CPU quota.
         n_batch: most tokens per llama_decode; at least n_seq_max.
         n_ubatch: most tokens per graph; None: n_batch.
         executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
