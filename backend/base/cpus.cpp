@@ -22,6 +22,7 @@ namespace {
 using cpu_list = std::vector<int>; // in order
 
 constexpr int most_cpus = 65536;
+constexpr uint64_t most_speed = 100000000; // kHz; what is more is no such number
 
 // "0-3,8"; none of what is no such list.
 cpu_list parse_list(const std::string & text) {
@@ -146,10 +147,11 @@ struct machine {
             std::map<int, uint64_t> speeds;
             uint64_t fastest = 0;
             for (const int cpu : list_in(folder + "/present")) {
-                if (read_number(folder + "/cpu" + std::to_string(cpu) + file, speeds[cpu])) {
-                    fastest = std::max(fastest, speeds[cpu]);
-                } else {
-                    speeds.erase(cpu);
+                uint64_t speed = 0;
+                if (read_number(folder + "/cpu" + std::to_string(cpu) + file, speed) && speed != 0 &&
+                    speed <= most_speed) {
+                    speeds[cpu] = speed;
+                    fastest = std::max(fastest, speed);
                 }
             }
             for (const auto & [cpu, speed] : speeds) {

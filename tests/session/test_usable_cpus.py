@@ -194,7 +194,7 @@ def test_efficiency_cores_get_no_threads(tree: Tree) -> None:
         ("1024 850 850 850 446 446 446 446", 4),  # a phone: one, three and four; the middle ones work with the largest
         ("1024 1024 1024 1024 512 512 512 512", 8),
         ("5100 5100 3300 3300 3300 3300 - -", 8),  # the same cores with lower clocks; nothing is known of two
-        ("some 1000 400 -5 0 1000 1000 1000", 5),
+        ("some 1000 400 -5 0 1000 1000 1000", 7),
         ("1 1 1 1 1 1 1 1", 8),
     ],
 )
