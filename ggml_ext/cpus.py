@@ -33,7 +33,7 @@ class Cpus:
     quota: float | None
 
 
-class _Found(ctypes.Structure):  # tb_cpus of backend/capi/npu_api.h
+class _TbCpus(ctypes.Structure):  # tb_cpus of backend/capi/npu_api.h
     _fields_: ClassVar = [
         *((name, ctypes.c_int32) for name in ("cpus", "cores", "performance_cores", "nodes", "threads")),
         ("quota", ctypes.c_double),
@@ -47,7 +47,7 @@ def _function() -> Any:
         function = ctypes.CDLL(str(path)).tb_usable_cpus
     except (OSError, AttributeError) as e:
         raise ImportError(f"tilebeam: {path} cannot be used: {e}. Build or install it again.") from e
-    function.argtypes, function.restype = (ctypes.c_char_p, ctypes.POINTER(_Found)), None
+    function.argtypes, function.restype = (ctypes.c_char_p, ctypes.POINTER(_TbCpus)), None
     return function
 
 
@@ -60,7 +60,7 @@ def usable_cpus(root: str = "") -> Cpus:
     Raises:
         ImportError: the native library is missing or of another version.
     """
-    found = _Found()
+    found = _TbCpus()
     _function()(root.encode(), ctypes.byref(found))
     return Cpus(found.cpus, found.cores, found.performance_cores, found.nodes, found.threads, found.quota or None)
 
