@@ -44,7 +44,7 @@ class _TbCpus(ctypes.Structure):  # tb_cpus of backend/capi/npu_api.h
 def _function() -> Any:
     path = native_file(_NAME)
     try:
-        function = ctypes.CDLL(str(path)).tb_usable_cpus
+        function = ctypes.CDLL(str(path)).tb_process_cpus
     except (OSError, AttributeError) as e:
         raise ImportError(f"tilebeam: {path} cannot be used: {e}. Build or install it again.") from e
     function.argtypes, function.restype = (ctypes.c_char_p, ctypes.POINTER(_TbCpus)), None

@@ -123,7 +123,7 @@ void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available,
     });
 }
 
-void tb_usable_cpus(const char * root, tb_cpus * found) {
+void tb_process_cpus(const char * root, tb_cpus * found) {
     guarded([&] {
         const tb::cpu_limits limits = tb::limits_of_cpus(root ? root : "");
         *found = {limits.cpus,

@@ -56,7 +56,7 @@ typedef struct {
     int32_t cpus, cores, performance_cores, nodes, threads;
     double quota;
 } tb_cpus;
-void tb_usable_cpus(const char * root, tb_cpus * found);
+void tb_process_cpus(const char * root, tb_cpus * found);
 // cffi: end
 
 #ifdef __cplusplus
