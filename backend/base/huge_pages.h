@@ -38,9 +38,9 @@ inline void * map_shared(int fd, uint64_t offset, size_t size, int protection) {
     return mmap(nullptr, size, protection, MAP_SHARED, fd, static_cast<off_t>(offset));
 }
 
-// Back new memory, all zero, that will be filled soon with huge pages now, whatever the system does by itself for
-// shared memory (most leave that off). Refused by kernels before 6.1 and where memory is short.
-inline void use_huge_pages(void * base, size_t size) {
+// Back shared memory that will be filled soon with huge pages now, whatever the system does by itself (most leave that
+// off); what is there already stays. Refused by kernels before 6.1 and where memory is short: false then.
+inline bool use_huge_pages(void * base, size_t size) {
 #if defined(__linux__) && UINTPTR_MAX > UINT32_MAX
 #    ifdef MADV_COLLAPSE
     constexpr int collapse = MADV_COLLAPSE;
@@ -50,9 +50,13 @@ inline void use_huge_pages(void * base, size_t size) {
     uint8_t * start = static_cast<uint8_t *>(base);
     size_t at = (huge_page - reinterpret_cast<uintptr_t>(base) % huge_page) % huge_page;
     for (; at + huge_page <= size; at += huge_page) {
-        static_cast<volatile uint8_t *>(start)[at] = 0; // a range without any page is refused
-        if (madvise(start + at, huge_page, collapse) != 0) return;
+        static_cast<void>(static_cast<volatile uint8_t *>(start)[at]); // a range without any page is refused
+        if (madvise(start + at, huge_page, collapse) != 0) return false;
     }
+    return true;
+#else
+    static_cast<void>(base), static_cast<void>(size);
+    return false;
 #endif
 }
 
