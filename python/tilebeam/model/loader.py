@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
 from tilebeam.model import device_choice, hub, memory_check
+from tilebeam.model import packed_cache as packed_files
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions
@@ -42,6 +43,8 @@ _LOGITS_BYTES = 256 << 20
 # Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
 # prompts; those that were forgotten meanwhile are decoded again.
 _KEPT = 7
+# Share of a load that packing into the cache is.
+_PACKING = 0.9
 # ggml's types of the KV cache.
 _KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 
@@ -64,12 +67,14 @@ def load(
     memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,
     lora: Lora | Sequence[Lora] = (),
     cache_ram: int | str = LoadOptions.cache_ram,
+    packed_cache: int | str | None = LoadOptions.packed_cache,
     hidden_layer: int | None = LoadOptions.hidden_layer,
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
     deterministic: bool = LoadOptions.deterministic,
     verify: bool = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
+    progress: Callable[[float], object] | None = None,
 ) -> LM:
     """Load a model.
 
@@ -103,6 +108,9 @@ def load(
         cache_ram: MiB, or a size such as "2GiB", of memory for states of texts at earlier tokens, so that prompts can
             go on from them: of models with recurrent layers, whose state cannot go back. 0: none. `tilebeam doctor -m`
             tells how much one has.
+        packed_cache: bytes, or a size such as "20GiB", for packed files that are kept in ~/.cache/tilebeam, so that the
+            next load of an ordinary file maps it, and processes share it; those used longest ago go (docs/repack.md).
+            0: none. None: TILEBEAM_PACKED_CACHE, or none.
         hidden_layer: the samples' hidden states (``SamplingParams(hidden=True)``, for `OwnReward`) are those behind
             this layer, from 0, not those behind the final norm: what its reward head was trained for (``Head.layer``).
             Prompts share batches with the samples then. None: the final norm.
@@ -117,11 +125,13 @@ def load(
         verify: read a repacked file through and compare its digests, as ``gguf-repack verify`` does. The structure of
             any file is always checked.
         verbose: show llama.cpp's log.
+        progress: called with the share that is done, from 0 to 1. What it raises ends the load, and is raised here.
 
     Raises:
         TilebeamError: with a sentence that says why not; nothing stays loaded.
 
     Warns:
+        CacheWarning: no packed file is kept, or it is made anew, and why.
         PlacementWarning: matrices run on the CPU that were not asked to: their share, why, and what to do.
     """
     arguments = locals()
@@ -148,10 +158,34 @@ def load(
     from tilebeam.native.plugin import ggml
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
-    with _loading, ExitStack() as stack, Interrupts() as interrupts:
-        lm = _Loader(file, options, backend, stack, interrupts).run()
+    begun = 0.0
+
+    def tell(share: float) -> None:
+        if progress is not None:
+            progress(begun + (1 - begun) * share)
+
+    if options.packed_cache and backend == "npu" and file.repacked is None and options.n_gpu_layers < 0:
+
+        def packing(share: float) -> None:
+            nonlocal begun
+            begun = _PACKING * share
+            tell(0.0)
+
+        file.packed = packed_files.find(file, options.packed_cache, verify=options.verify, progress=packing)
+    kept, unusable = file.packed, None
+    with _loading:
+        try:
+            lm, interrupts = _run(file, options, backend, tell)
+        except TilebeamError as error:
+            if kept is None or isinstance(error, NpuError):
+                raise
+            file.packed, unusable = None, str(error)  # another process may have deleted it meanwhile
+            lm, interrupts = _run(file, options, backend, tell)
     try:
         interrupts.check()
+        if kept is not None and unusable is not None:
+            packed_files.discard(kept, unusable)
+        tell(1.0)
         if draft is not None or lookup is not False:
             lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
     except BaseException:
@@ -175,16 +209,31 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
         executor=o.executor,
         flash_attn=o.flash_attn,
         lookup=False,
+        packed_cache=o.packed_cache,
         verify=o.verify,
         verbose=o.verbose,
     )
+
+
+def _run(
+    file: CheckedFile, options: CheckedOptions, backend: Backend, tell: Callable[[float], None]
+) -> tuple[LM, Interrupts]:
+    """Load a file; what interrupted that meanwhile is still to be looked at."""
+    with ExitStack() as stack, Interrupts() as interrupts:
+        return _Loader(file, options, backend, stack, interrupts, tell).run(), interrupts
 
 
 class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
     def __init__(
-        self, file: CheckedFile, options: CheckedOptions, backend: Backend, stack: ExitStack, interrupts: Interrupts
+        self,
+        file: CheckedFile,
+        options: CheckedOptions,
+        backend: Backend,
+        stack: ExitStack,
+        interrupts: Interrupts,
+        tell: Callable[[float], None],
     ) -> None:
         import llama_cpp.llama_cpp as capi
 
@@ -198,6 +247,8 @@ class _Loader:
         self._matrices = device_choice.groups_of(file, backend, options.n_gpu_layers)
         self._stack = stack
         self._interrupts = interrupts
+        self._tell = tell  # of the share that is loaded
+        self._told: BaseException | None = None  # what it raised, within llama.cpp
         self._control: Control | None = None
         self._placement = Placement(())
         self._loaded = LoadResult(0, 0, 0, "")
@@ -372,15 +423,24 @@ class _Loader:
         if len(devices) > 1:
             # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
             params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
-        releases.map_files(params, self._file.aligned)
-        if self._file.repacked is not None:
-            self._file.repacked.override(params)
-        params.progress_callback = c.llama_progress_callback(lambda *_: not self._interrupts.ends)
+        tiles = self._file.tiles
+        releases.map_files(params, self._file.aligned or tiles is not None)
+        if tiles is not None:
+            tiles.override(params)
+        params.progress_callback = c.llama_progress_callback(self._goes_on)
         with self._announcement():
-            pointer = own_load()(os.fsencode(self._file.path), params)
+            pointer = own_load()(os.fsencode(self._file.path if tiles is None else tiles.path), params)
             if self._control is not None:
                 self._loaded = self._control.loaded()
         return self._llama.Model(pointer) if pointer else None
+
+    def _goes_on(self, share: float, _: Any) -> bool:
+        """Tell how far llama.cpp has come; whether it is to go on."""
+        try:
+            self._tell(share)
+        except BaseException as error:  # which ctypes would drop
+            self._told = error
+        return self._told is None and not self._interrupts.ends
 
     def _adapter(self, model: Any, path: str) -> Any:
         adapter = self._logged(f"apply the LoRA adapter {path} to", lambda: model.adapter(path))
@@ -390,7 +450,7 @@ class _Loader:
     def _announcement(self) -> Any:
         if self._control is None:
             return nullcontext()
-        file = self._file.repacked
+        file = self._file.tiles
         return self._control.announced() if file is None else self._control.announced(file.path, file.tensors)
 
     @contextmanager
@@ -422,7 +482,7 @@ class _Loader:
 
     def _check_loaded(self) -> int:
         """Count the tensors that this load tiled; refuse a repacked file unless they are all it lists."""
-        made, wanted = self._loaded, len(self._file.repacked.tensors) if self._file.repacked else 0
+        made, wanted = self._loaded, len(self._file.tiles.tensors) if self._file.tiles else 0
         if made.bad_buffers:
             raise TilebeamError(f"{self._file.path} cannot be loaded: {made.reason}")
         if made.announced_tensors != wanted:
@@ -504,6 +564,8 @@ class _Loader:
         if self._o.verbose:
             sys.stderr.write("".join(text for _, text in log))
         if result is None:
+            if self._told is not None:
+                raise self._told
             reasons = [self._llama.errors_in(log)]
             if self._control is not None:
                 reasons.append(self._control.take_error())

@@ -74,7 +74,7 @@ def _unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:
     """Return the bytes of weights that must be in memory: adapters, what becomes tiles; all if the file cannot be
     mapped."""
     adapters = sum(p.a.nbytes + p.b.nbytes for adapter in file.adapters for p in adapter.pairs)
-    if file.repacked is not None:
+    if file.tiles is not None:
         return adapters
     if not file.aligned:
         return adapters + sum(g.bytes for g in groups)
