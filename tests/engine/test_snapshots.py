@@ -21,7 +21,7 @@ from tilebeam.outputs import Progress, RequestOutput
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
 import run as archs
 
-STATES = ("qwen35-dense", "lfm2-dense", "nemotron_h-dense", "mamba2-dense")
+STATES = ("qwen35-dense", "lfm2-dense", "granitehybrid-dense", "nemotron_h-dense", "mamba2-dense")
 WINDOWS = ("gemma3-dense", "gpt-oss-moe")
 LIMIT = 1e-3  # as in test_recurrent_models.py
 TEXT = np.random.default_rng(0).integers(3, 100, 2000).tolist()

@@ -42,6 +42,8 @@ _LOGITS_BYTES = 256 << 20
 # Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
 # prompts; those that were forgotten meanwhile are decoded again.
 _KEPT = 7
+# Of `cache_ram`, what states may take that a batch's guesses are taken back with, and for how many guesses at most.
+_TAKEN_BACK, _MOST_TAKEN_BACK = 1 / 4, 8
 # ggml's types of the KV cache.
 _KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 
@@ -108,9 +110,8 @@ def load(
             Prompts share batches with the samples then. None: the final norm.
         draft: a small model with the same vocabulary that guesses tokens ahead (speculative decoding), a GGUF file.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
-            most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
-            token. Texts are drawn as without guesses, from logits that a larger batch changes a little (docs/seeds.md);
-            docs/speculation.md says when which pays.
+            most four samples decode together and no draft model is given. Texts are drawn as without guesses, from
+            logits that a larger batch changes a little (docs/seeds.md); docs/speculation.md says when which pays.
         deterministic: a prompt's tokens and log-probabilities are the same bits whatever runs beside it, however many
             samples there are, in whatever pieces the prompt is read, and on any number of threads (docs/seeds.md).
             Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
@@ -149,7 +150,8 @@ def load(
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     with _loading, ExitStack() as stack, Interrupts() as interrupts:
-        lm = _Loader(file, options, backend, stack, interrupts).run()
+        guesses = not options.deterministic and (draft is not None or lookup is not False)
+        lm = _Loader(file, options, backend, stack, interrupts, guesses).run()
     try:
         interrupts.check()
         if draft is not None or lookup is not False:
@@ -184,7 +186,13 @@ class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
     def __init__(
-        self, file: CheckedFile, options: CheckedOptions, backend: Backend, stack: ExitStack, interrupts: Interrupts
+        self,
+        file: CheckedFile,
+        options: CheckedOptions,
+        backend: Backend,
+        stack: ExitStack,
+        interrupts: Interrupts,
+        guesses: bool,
     ) -> None:
         import llama_cpp.llama_cpp as capi
 
@@ -198,6 +206,7 @@ class _Loader:
         self._matrices = device_choice.groups_of(file, backend, options.n_gpu_layers)
         self._stack = stack
         self._interrupts = interrupts
+        self._guesses = guesses  # tokens may be guessed
         self._control: Control | None = None
         self._placement = Placement(())
         self._loaded = LoadResult(0, 0, 0, "")
@@ -452,9 +461,18 @@ class _Loader:
 
         return LayerTap(layer, model.n_embd, self._o.n_batch)
 
+    def _taken_back(self) -> int:
+        """Return for how many guesses llama.cpp keeps the states between. It pays for short convolutions: their states
+        are small, and steps without guesses take no longer."""
+        size = self._file.cache.convolutions * self._n_ids()
+        if not self._guesses or not size:
+            return 0
+        return max(0, min(int(self._o.cache_ram * _TAKEN_BACK) // size, _MOST_TAKEN_BACK, self._o.n_ubatch - 2))
+
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o
         params = c.llama_context_default_params()
+        params.n_rs_seq = self._taken_back()
         params.n_ctx = o.n_ctx
         params.n_batch = max(o.n_batch, self._n_ids())
         params.n_ubatch = o.n_ubatch
