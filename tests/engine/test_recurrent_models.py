@@ -149,7 +149,7 @@ def test_guesses_are_taken_back(pair: tuple[LM, LM], n: int) -> None:
                 assert [s.token_ids for s in outputs[0].outputs] == [s.token_ids for s in plain[0].outputs]
                 assert worst(stock, [PROMPT], outputs) < LIMIT
                 usage = outputs[0].usage
-                assert usage.drafted_tokens > 20 * n
+                assert usage.drafted_tokens > 10 * n  # full caches leave little room for more
                 assert (usage.accepted_tokens > 0) == (mode != "wrong")
                 assert (usage.recomputed_tokens > 0) == (mode != "right" and not (kept and n == 1))
                 lm.use_drafter(None)

@@ -54,6 +54,7 @@ _OPTIONS = {
     "device": "--device",
     "memory_limit": "--memory-limit",
     "cache_ram": "--cache-ram",
+    "swa_full": "--swa-full",
     "type_k": "-ctk",
     "type_v": "-ctv",
     "overwrite": "--force",

@@ -115,6 +115,11 @@ class RunOptions:
         help="MiB, or a size such as 2GiB, for states that prompts of models with recurrent layers go on from; 0: "
         "none.",
     )
+    swa_full: bool | None = model_option(
+        LoadOptions.swa_full,
+        "--swa-full/--no-swa-full",
+        help="KV cells of sliding windows: as many as other layers have, or for the windows; by memory if not given.",
+    )
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:

@@ -25,6 +25,7 @@ class Cache:
         k, v: elements in the KV cache, of all layers together.
         recurrent: layers may keep states of whole texts as well, or instead.
         entries: tokens and merges of the vocabulary.
+        window: tokens of the sliding window that some layers have, 0 if none.
         convolutions: bytes of the states of one text that short convolutions keep (LFM2), of all layers together.
     """
 
@@ -33,6 +34,7 @@ class Cache:
     recurrent: bool = False
     entries: int = 0
     convolutions: int = 0
+    window: int = 0
 
 
 def cache_of(gguf: Source, architecture: str) -> Cache:
@@ -70,4 +72,5 @@ def cache_of(gguf: Source, architecture: str) -> Cache:
     entries = sum(entry.array[1] for entry in lists if entry is not None and entry.array is not None)
     short = [tensor for name, tensor in gguf.tensors.items() if name.endswith(".shortconv.conv.weight")]
     convolutions = sum(4 * (tensor.ne[0] - 1) * math.prod(tensor.ne[1:]) for tensor in short)  # float32
-    return Cache(kv_heads * k, kv_heads * v, recurrent, entries, convolutions)
+    window = max(values("attention.sliding_window"))
+    return Cache(kv_heads * k, kv_heads * v, recurrent, entries, convolutions, window)

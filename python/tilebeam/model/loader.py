@@ -26,6 +26,7 @@ from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.same_bits import reads_alike
 from tilebeam.native import releases
 from tilebeam.native.control import Control, LoadResult, control
+from tilebeam.native.executor import usable_memory
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
 from tilebeam.native.npu_options import Executor
@@ -42,6 +43,8 @@ _LOGITS_BYTES = 256 << 20
 # Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
 # prompts; those that were forgotten meanwhile are decoded again.
 _KEPT = 7
+# Of the memory that this process can have, what a KV cache of full size may take where windows could do with less.
+_FULL = 1 / 2
 # Of `cache_ram`, what states may take that a batch's guesses are taken back with, and for how many guesses at most.
 _TAKEN_BACK, _MOST_TAKEN_BACK = 1 / 4, 8
 # ggml's types of the KV cache.
@@ -66,6 +69,7 @@ def load(
     memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,
     lora: Lora | Sequence[Lora] = (),
     cache_ram: int | str = LoadOptions.cache_ram,
+    swa_full: bool | None = LoadOptions.swa_full,
     hidden_layer: int | None = LoadOptions.hidden_layer,
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
@@ -105,6 +109,10 @@ def load(
         cache_ram: MiB, or a size such as "2GiB", of memory for states of texts at earlier tokens, so that prompts can
             go on from them: of models with recurrent layers, whose state cannot go back. 0: none. `tilebeam doctor -m`
             tells how much one has.
+        swa_full: layers with a sliding window (Gemma, gpt-oss) get as many KV cells as others, so that prompts can go
+            on from any token that was read before; False: cells for their windows, which takes less memory with a large
+            n_ctx. None: full, unless the whole cache then takes more than half of the memory that this process can
+            have. `tilebeam doctor -m` tells which.
         hidden_layer: the samples' hidden states (``SamplingParams(hidden=True)``, for `OwnReward`) are those behind
             this layer, from 0, not those behind the final norm: what its reward head was trained for (``Head.layer``).
             Prompts share batches with the samples then. None: the final norm.
@@ -213,6 +221,7 @@ class _Loader:
         self._sessions: dict[int, int] = {}  # that devices had started when they had the weights
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
         self._kept = _KEPT
+        self._window_cells: int | None = None  # that layers with a sliding window get; None: as many as others
 
     def run(self) -> LM:
         from tilebeam.model.core import LoadInfo
@@ -228,7 +237,8 @@ class _Loader:
             self._control = control()
             self._placement = self._place(self._control)
         texts = self._n_ids(1 if self._file.cache.recurrent else _KEPT)
-        memory_check.check(self._file, self._o, self._matrices, texts)
+        self._window_cells = self._of_windows(texts)
+        memory_check.check(self._file, self._o, self._matrices, texts, cells=self._window_cells)
         with self._session_options():
             model, context, tiled = self._start()
         if self._control is not None and self._npu_lost():
@@ -253,6 +263,8 @@ class _Loader:
             generates=self._file.generates,
             pooling=self._file.pooling,
             cache_ram=self._o.cache_ram,
+            window=model.n_swa if model.n_swa < context.n_ctx else 0,
+            window_cells=context.n_ctx if self._window_cells is None else self._window_cells,
             hidden_layer=self._o.hidden_layer,
             deterministic=self._o.deterministic,
             kernels=self._control.device_status(0)["isa"] if self._control else "",
@@ -283,7 +295,7 @@ class _Loader:
             self._kept = 1
         adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
-        memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True)
+        memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True, cells=self._window_cells)
         tap = self._tap(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
@@ -469,6 +481,16 @@ class _Loader:
             return 0
         return max(0, min(int(self._o.cache_ram * _TAKEN_BACK) // size, _MOST_TAKEN_BACK, self._o.n_ubatch - 2))
 
+    def _of_windows(self, texts: int) -> int | None:
+        """Return the KV cells that layers with a sliding window get: as many as llama.cpp gives them for so many texts;
+        None: as many as others."""
+        cache, o = self._file.cache, self._o
+        cells = (min(o.n_ctx, cache.window * texts + o.n_ubatch) + 255) // 256 * 256
+        if not cache.window or not self._file.generates or o.swa_full or cells >= o.n_ctx:
+            return None
+        size = o.n_ctx * (cache.k * KV_BYTES[o.type_k] + cache.v * KV_BYTES[o.type_v])
+        return cells if o.swa_full is False or size > _FULL * usable_memory().with_swap else None
+
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o
         params = c.llama_context_default_params()
@@ -486,8 +508,7 @@ class _Loader:
         ranks = self._file.pooling == "rank" and not self._file.generates
         params.pooling_type = c.LLAMA_POOLING_TYPE_RANK if ranks else c.LLAMA_POOLING_TYPE_NONE
         params.kv_unified = True
-        # A sliding-window cache of full size: forks share cells, which a small ring could not keep for all of them.
-        params.swa_full = True
+        params.swa_full = self._window_cells is None
         params.no_perf = True
         if tap is not None:
             params.cb_eval, params.cb_eval_user_data = tap.callback, tap.address
