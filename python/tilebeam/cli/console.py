@@ -55,6 +55,7 @@ _OPTIONS = {
     "memory_limit": "--memory-limit",
     "cache_ram": "--cache-ram",
     "packed_cache": "--packed-cache",
+    "swa_full": "--swa-full",
     "type_k": "-ctk",
     "type_v": "-ctv",
     "overwrite": "--force",

@@ -121,6 +121,11 @@ class RunOptions:
         metavar="SIZE",
         help="Keep packed files for the next load, up to this size in all, such as 20GiB; 0: none.",
     )
+    swa_full: bool | None = model_option(
+        LoadOptions.swa_full,
+        "--swa-full/--no-swa-full",
+        help="KV cells of sliding windows: as many as other layers have, or for the windows; by memory if not given.",
+    )
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:

@@ -403,9 +403,14 @@ def _model(report: DoctorReport, path: str | os.PathLike[str]) -> str:
         "matrices": [asdict(group) for group in info.matrices],
         "warning": said,
         "snapshot_bytes": snapshot,
+        "window": info.window,
+        "window_cells": info.window_cells,
     }
     about = f"{info.architecture}, runs on {info.device}, {device_choice.summary(info.matrices)}"
     if snapshot:
         room = f"{info.cache_ram // snapshot} in a cache_ram of {info.cache_ram / 2**20:.0f} MiB"
         about += f", {snapshot / 2**20:.1f} MiB for a snapshot of a text's state ({room})"
+    if info.window:
+        full = "" if info.window_cells < info.n_ctx else ", as many as other layers"
+        about += f", windows of {info.window} tokens in {info.window_cells} KV cells{full}"
     return about

@@ -47,6 +47,7 @@ class LoadOptions:
     memory_limit: int | str | Sequence[int | str] | None = None
     cache_ram: int | str = 1024
     packed_cache: int | str | None = None
+    swa_full: bool | None = None
     hidden_layer: int | None = None
     lookup: bool | None = None
     deterministic: bool = False
@@ -81,6 +82,8 @@ class LoadOptions:
         _within("hidden_layer", self.hidden_layer, 0, 2**31 - 1, none=True)
         if not isinstance(self.verify, bool):
             raise TilebeamError(f"verify must be True or False, not {self.verify!r}.")
+        if self.swa_full not in (None, True, False):
+            raise TilebeamError(f"swa_full must be True, False or None, not {self.swa_full!r}.")
         complete = {
             "device": "npu" if self.device == "tilebeam" else self.device,
             "n_ctx": (self.n_ctx + 255) // 256 * 256,

@@ -26,13 +26,20 @@ _ENTRY_BYTES = 100
 
 
 def check(
-    file: CheckedFile, options: CheckedOptions, groups: Sequence[MatrixGroup], texts: int, *, loaded: bool = False
+    file: CheckedFile,
+    options: CheckedOptions,
+    groups: Sequence[MatrixGroup],
+    texts: int,
+    *,
+    loaded: bool = False,
+    cells: int | None = None,
 ) -> None:
     """Refuse what the memory cannot hold.
 
     Args:
         groups: the file's matrices as they will run.
         texts: rows of logits that a context has room for at least.
+        cells: of the KV cache, in all layers at least; None: for all tokens.
         loaded: weights and vocabulary are in the memory already.
 
     Raises:
@@ -42,7 +49,7 @@ def check(
     cached = rest = 0
     if file.generates:
         token = file.cache.k * KV_BYTES[options.type_k] + file.cache.v * KV_BYTES[options.type_v]
-        cached = int(options.n_ctx * token)
+        cached = int((options.n_ctx if cells is None else cells) * token)
         rest = texts * file.weights.n_vocab * 4 + (0 if loaded else file.cache.entries * _ENTRY_BYTES)
         # Of a layer's feed-forward network, for a prompt as long as most batches are.
         rows = min(options.n_ubatch, options.n_ctx, LoadOptions.n_batch)
