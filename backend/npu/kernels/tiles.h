@@ -46,6 +46,28 @@ constexpr int8_t iq4nl_values[16] = {TB_IQ4_NL_VALUES(0)};
 constexpr int8_t mxfp4_values[16] = {TB_MXFP4_VALUES(0)};
 constexpr int mxfp4_offset = 12; // of unsigned values
 
+// Code books of block panels: the greatest value, and how many a unit of the block's scale counts.
+struct iq4_book {
+    static constexpr int most = 127, unit = 1;
+    static constexpr int8_t at[16] = {TB_IQ4_NL_VALUES(0)};
+};
+struct iq2_book {
+    static constexpr int most = 43, unit = TB_IQ2_UNIT;
+    static constexpr int8_t at[16] = {TB_IQ2_VALUES};
+};
+struct iq1_book {
+    static constexpr int most = 9, unit = TB_IQ1_UNIT;
+    static constexpr int8_t at[16] = {TB_IQ1_VALUES};
+};
+struct iq3_xxs_book {
+    static constexpr int most = 62, unit = TB_IQ3_XXS_UNIT;
+    static constexpr int8_t at[16] = {TB_IQ3_XXS_VALUES};
+};
+struct iq3_s_book {
+    static constexpr int most = 15, unit = TB_IQ3_S_UNIT;
+    static constexpr int8_t at[16] = {TB_IQ3_S_VALUES};
+};
+
 } // namespace
 } // namespace tb::npu
 
