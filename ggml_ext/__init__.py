@@ -170,8 +170,8 @@ def tile_bytes(tiled: Type) -> int:
 def has_file_form(tiled: Type) -> bool:
     """Return whether tiles have the bytes of their blocks, as a repacked file needs it; those of IQ1 to IQ3 have more,
     and are made while a model loads."""
-    k = int(lib.tb_tile_k(tiled))
-    return tile_bytes(tiled) * k == TILE * TILE * row_bytes(source_type(tiled), k)
+    plain = TILE * row_bytes(source_type(tiled), int(lib.tb_tile_k(tiled)))
+    return packed_bytes(source_type(tiled), plain) == plain
 
 
 def layout_version(tiled: Type) -> int:

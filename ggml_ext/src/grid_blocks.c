@@ -125,7 +125,7 @@ typedef struct {
                        // bit that lowers the eight
     field scales;
     field d; // in four parts of four bits
-    uint8_t n_scales, grid, unit;
+    uint8_t n_scales, grid, parts;
     const int8_t * values;
 } grid_type;
 
@@ -135,18 +135,18 @@ static const int8_t IQ3_XXS[16] = {TB_IQ3_XXS_VALUES}, IQ3_S[16] = {TB_IQ3_S_VAL
 // clang-format off
 #define WHOLE {0, 16, 4, 4}
 static const grid_type TYPES[] = {
-    [TB_IQ2_XXS] = {{16, 64, 8, 8}, {0}, {48, 64, 7, 7}, {76, 256, 64, 4}, WHOLE, 8, GRID_256, TB_IQ2_UNIT, IQ2},
-    [TB_IQ2_XS] = {{16, 64, 16, 9}, {0}, {25, 64, 16, 7}, {528, 16, 4, 4}, WHOLE, 16, GRID_512, TB_IQ2_UNIT, IQ2},
+    [TB_IQ2_XXS] = {{16, 64, 8, 8}, {0}, {48, 64, 7, 7}, {76, 256, 64, 4}, WHOLE, 8, GRID_256, TB_IQ2_PARTS, IQ2},
+    [TB_IQ2_XS] = {{16, 64, 16, 9}, {0}, {25, 64, 16, 7}, {528, 16, 4, 4}, WHOLE, 16, GRID_512, TB_IQ2_PARTS, IQ2},
     [TB_IQ2_S] = {{16, 32, 8, 8}, {528, 8, 2, 2}, {272, 32, 8, 8}, {592, 16, 4, 4}, WHOLE,
-                  16, GRID_1024, TB_IQ2_UNIT, IQ2},
+                  16, GRID_1024, TB_IQ2_PARTS, IQ2},
     [TB_IQ3_XXS] = {{16, 32, 8, 8}, {0}, {528, 32, 7, 7}, {556, 128, 32, 4}, WHOLE,
-                    8, GRID_256_OF_4, TB_IQ3_XXS_UNIT, IQ3_XXS},
+                    8, GRID_256_OF_4, TB_IQ3_XXS_PARTS, IQ3_XXS},
     [TB_IQ3_S] = {{16, 32, 8, 8}, {528, 4, 1, 1}, {592, 32, 8, 8}, {848, 16, 4, 4}, WHOLE,
-                  8, GRID_512_OF_4, TB_IQ3_S_UNIT, IQ3_S},
+                  8, GRID_512_OF_4, TB_IQ3_S_PARTS, IQ3_S},
     [TB_IQ1_S] = {{16, 32, 8, 8}, {272, 16, 3, 3}, {287, 16, 0, 1}, {284, 64, 16, 3}, WHOLE,
-                  8, GRID_2048, TB_IQ1_UNIT, IQ1},
+                  8, GRID_2048, TB_IQ1_PARTS, IQ1},
     [TB_IQ1_M] = {{0, 32, 8, 8}, {256, 16, 4, 3}, {259, 16, 4, 1}, {384, 16, 3, 3}, {396, 64, 16, 4},
-                  16, GRID_2048, TB_IQ1_UNIT, IQ1},
+                  16, GRID_2048, TB_IQ1_PARTS, IQ1},
 };
 // clang-format on
 
@@ -169,15 +169,12 @@ static void put(uint8_t * b, field f, uint32_t x, uint32_t value) {
     store32(b + at / 8, load32(b + at / 8) | (value & ((1u << f.width) - 1)) << at % 8);
 }
 
-// Bits, pairs and nibbles of a number to a byte each, the lowest first, and back.
+// Bits, pairs or nibbles of a number to a byte each, the lowest first, and back: four of eight move, two of four, one.
 static uint64_t spread(uint64_t x, int width) {
-    if (width == 4) x = (x | x << 16) & 0x0000ffff0000ffffu;
-    if (width == 2) x = (x | x << 24) & 0x000000ff000000ffu;
-    if (width == 1) x = (x | x << 28) & 0x0000000f0000000fu;
-    if (width == 4) x = (x | x << 8) & 0x00ff00ff00ff00ffu;
-    if (width == 2) x = (x | x << 12) & 0x000f000f000f000fu;
-    if (width == 1) x = (x | x << 14) & 0x0003000300030003u;
-    return (x | x << (8 - width)) & 0x0101010101010101u * ((1u << width) - 1);
+    static const uint64_t every[] = {0x0101010101010101u, 0x0001000100010001u, 0x0000000100000001u};
+    for (int i = 2; i >= 0; i--)
+        x = (x | x << ((8 - width) << i)) & every[i] * ((1u << (width << i)) - 1);
+    return x;
 }
 
 static uint32_t gather(uint64_t x, int width) {
@@ -255,7 +252,7 @@ int grid_to_block(uint32_t type, const column * c, uint8_t * block) {
 int grid_values(uint32_t type, const column * c, float * out) {
     const grid_type * t = grid_type_of(type);
     if (t == NULL) return 0;
-    const float d = tb_half_to_float(c->d) / (float)t->unit;
+    const float d = tb_half_to_float(c->d) / (float)t->parts;
     for (uint32_t i = 0, half = t->n_scales / 2u, n = TB_K_BLOCK / t->n_scales; i < t->n_scales; i++) {
         const uint32_t nibble = c->scales[i % half] >> i / half * 4 & 15u;
         const uint32_t lower = with_scales(t) ? nibble >> 3 << 2 : 0, s = is_iq1(t) ? nibble & 7 : nibble;

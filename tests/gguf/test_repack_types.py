@@ -131,6 +131,7 @@ def test_types_whose_tiles_are_larger_stay_blocks(tmp_path: Path, type: Type) ->
     gguf_tools.pack(model, packed)
     assert layouts(packed) == {"blk.0.attn_q.weight": type.label, "blk.0.ffn_up.weight": "q4_0_col"}
     assert {t["device"] for t in gguf_tools.inspect(packed)["tensors"]} == {"NPU"}
+    assert " MiB of memory" in repack("inspect", packed).stdout
     assert np.array_equal(stored(packed, "blk.0.attn_q.weight"), data.reshape(-1))
     tiled = column_type(type)
     assert tiled is not None

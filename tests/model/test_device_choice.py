@@ -20,6 +20,7 @@ from tilebeam.cli.main import app
 from tilebeam.gguf.matrices import Matrix, grouped
 from tilebeam.model import device_choice
 from tilebeam.model.device_choice import LEAST_SHARE, MANY
+from tilebeam.native.executor import UsableMemory
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
@@ -73,6 +74,20 @@ def test_products_run_where_the_list_of_tensors_says(
             groups = [g for g in lm.info.matrices if g.device == place]
             assert sum(g.matrices for g in groups) == len(on_it)
             assert sum(g.bytes for g in groups) == sum(m.bytes for m in on_it)
+
+
+def test_a_type_that_grows_stays_on_the_cpu_where_memory_is_short(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tiles are larger than the file; what the CPU backend reads is mapped."""
+    path = retyped(models["whole"], tmp_path / "grid.gguf", {rf"{LAYERS}|output\.weight": Q.IQ2_XXS})
+    (group,) = grouped(matrices(path))
+    assert group.packed_bytes == pytest.approx(group.bytes * 3264 / (32 * 66))
+    for available, device in ((group.packed_bytes, "npu"), (group.packed_bytes - 1, "cpu")):
+        memory = UsableMemory(1 << 40, available, 1 << 40)
+        monkeypatch.setattr(device_choice, "usable_memory", lambda of=memory: of)
+        with tilebeam.load(path, **SMALL) as lm:
+            assert lm.info.device == device
 
 
 def test_load_warns_once_with_the_share_the_reason_and_what_to_do(models: dict[str, Path]) -> None:

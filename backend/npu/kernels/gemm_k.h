@@ -191,12 +191,7 @@ template <class unit> struct format_q3_k : k_format {
 // A code book's values by quant: as they are for a set whose dot product takes signed weights, of others `offset` more.
 template <class unit, class Book, int offset> struct k_book {
     static typename unit::ints look_up(typename unit::ints quants) {
-        constexpr auto & v = Book::at;
-        return unit::look_up(unit::table(offset + v[0], offset + v[1], offset + v[2], offset + v[3], offset + v[4],
-                                         offset + v[5], offset + v[6], offset + v[7], offset + v[8], offset + v[9],
-                                         offset + v[10], offset + v[11], offset + v[12], offset + v[13], offset + v[14],
-                                         offset + v[15]),
-                             quants);
+        return unit::look_up(Book::template table<unit, offset>(), quants);
     }
 };
 
@@ -219,7 +214,7 @@ template <class unit> struct format_iq4_xs : k_format {
 // IQ1 to IQ3: code books, and scales that are odd numbers, 2s + 1, of which a nibble has s.
 template <class unit, class Book, int of_tile> struct k_odd_scales {
     static constexpr bool plain = false, minima = false, one_d = false;
-    static constexpr int scales = of_tile, parts = Book::unit;
+    static constexpr int scales = of_tile, parts = Book::parts;
     static constexpr int offset = unit::signed_weights ? 0 : 64, most = Book::most + offset;
     static k_factors unpack(const uint8_t * from, uint8_t * out) {
         constexpr int half = TB_K_FOUR(8) * of_tile;
@@ -252,17 +247,12 @@ template <class unit, class Book> struct format_four_bits : k_odd_scales<unit, B
 };
 
 // A weight is 8 (q - 1) plus or minus 1, and as many times 2s + 1: a scale times q, less a minimum.
-struct iq1_scales {
-    static constexpr int8_t at[16] = {8, 24, 40, 56, 72, 88, 104, 120, 8, 24, 40, 56, 72, 88, 104, 120};
-};
-struct iq1_minima { // minus 128
-    static constexpr int8_t at[16] = {7 - 128, 21 - 128, 35 - 128, 49 - 128, 63 - 128, 77 - 128, 91 - 128,  105 - 128,
-                                      9 - 128, 27 - 128, 45 - 128, 63 - 128, 81 - 128, 99 - 128, 117 - 128, 135 - 128};
-};
+using iq1_scales = code_book<120, 1, 8, 24, 40, 56, 72, 88, 104, 120, 8, 24, 40, 56, 72, 88, 104, 120>;
+using iq1_minima = code_book<135, 1, 7, 21, 35, 49, 63, 77, 91, 105, 9, 27, 45, 63, 81, 99, 117, 135>;
 
 template <class unit> struct format_iq1_s {
     static constexpr bool plain = true, minima = true, one_d = true;
-    static constexpr int scales = 1, offset = 0, most = 2, parts = TB_IQ1_UNIT;
+    static constexpr int scales = 1, offset = 0, most = 2, parts = TB_IQ1_PARTS;
     static constexpr size_t bytes = TB_IQ1_S_PANEL, fields = TB_IQ1_S_FIELDS, halves = TB_IQ1_S_HALVES;
     static k_factors unpack(const uint8_t * from, uint8_t * out) {
         constexpr int half = TB_K_FOUR(8);
@@ -271,7 +261,7 @@ template <class unit> struct format_iq1_s {
             const typename unit::ints nibbles[2] = {unit::low_nibbles(v), unit::high_nibbles(v)};
             for (int i = 0; i < 2; i++) {
                 unit::store(out + half * i + at, k_book<unit, iq1_scales, 0>::look_up(nibbles[i]));
-                unit::store(out + half * (2 + i) + at, k_book<unit, iq1_minima, 128>::look_up(nibbles[i]));
+                unit::store(out + half * (2 + i) + at, k_book<unit, iq1_minima, 0>::look_up(nibbles[i]));
             }
         }
         return {out, out + 2 * half};

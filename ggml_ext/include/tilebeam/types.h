@@ -225,15 +225,15 @@ const char * tb_status_name(int status);
         (offset) - 0, (offset) - 1, (offset) - 2, (offset) - 3, (offset) - 4, (offset) - 6, (offset) - 8,              \
         (offset) - 12
 
-// Code books of grid types' panels (k_panels.h), by quant; how many a unit of the super-block's scale counts.
-#define TB_IQ2_VALUES 8, 25, 43, 0, -8, -25, -43, 0
-#define TB_IQ1_VALUES -7, 1, 9, 0, -9, -1, 7, 0 // 8 times -1, 0 or 1, plus or minus 1
+// Code books of grid types' panels (k_panels.h), by quant, and what part of the super-block's scale is 1 of them.
+#define TB_IQ1_PARTS 8 // of 8 (-1, 0 or 1), plus or minus 1
+#define TB_IQ1_VALUES -7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0
+#define TB_IQ2_PARTS 8
+#define TB_IQ2_VALUES 8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0
+#define TB_IQ3_XXS_PARTS 4
 #define TB_IQ3_XXS_VALUES 4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62
+#define TB_IQ3_S_PARTS 1
 #define TB_IQ3_S_VALUES 1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15
-#define TB_IQ2_UNIT 8
-#define TB_IQ1_UNIT 8
-#define TB_IQ3_XXS_UNIT 4
-#define TB_IQ3_S_UNIT 1
 
 #ifdef __cplusplus
 }

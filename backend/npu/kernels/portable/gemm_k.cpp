@@ -106,7 +106,7 @@ struct tq1_0 : without_scales {
 
 // IQ1 to IQ3: a code book, and scale 2s + 1.
 template <class Book, int of_tile> struct three_bits : without_minima {
-    static constexpr int parts = Book::unit;
+    static constexpr int parts = Book::parts;
     static constexpr size_t fields = TB_IQ2_FIELDS, halves = fields + TB_K_FOUR(8) * of_tile;
     static constexpr size_t bytes = halves + TB_K_HALVES;
     static int quant(const uint8_t * p, int t, int j, int at) {
@@ -116,14 +116,14 @@ template <class Book, int of_tile> struct three_bits : without_minima {
 };
 
 template <class Book> struct book_of_nibbles : without_minima {
-    static constexpr int parts = Book::unit;
+    static constexpr int parts = Book::parts;
     static constexpr size_t bytes = TB_IQ3_PANEL, fields = TB_IQ3_FIELDS, halves = TB_IQ3_HALVES;
     static int quant(const uint8_t * p, int t, int j, int at) { return Book::at[nibble(p, t, j, at)]; }
     static int scale(const uint8_t * f, int i, int n) { return 2 * four_bits<1>(f, i, n) + 1; }
 };
 
 struct iq1_s : k_format {
-    static constexpr int parts = TB_IQ1_UNIT;
+    static constexpr int parts = TB_IQ1_PARTS;
     static constexpr bool minima = true, one_d = true;
     static constexpr size_t bytes = TB_IQ1_S_PANEL, fields = TB_IQ1_S_FIELDS, halves = TB_IQ1_S_HALVES;
     static int quant(const uint8_t * p, int t, int j, int at) { return pair(p, t, j, at); }
