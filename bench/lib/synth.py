@@ -53,6 +53,7 @@ TYPES = {
     "q4_1": Q.Q4_1,
     "q5_1": Q.Q5_1,
     "mxfp4": Q.MXFP4,
+    **{q.name.lower(): q for q in k_quants.GRID_TYPES},
 }
 BY_GGUF = (Q.Q5_0, Q.Q4_1, Q.Q5_1, Q.MXFP4)  # quantized by gguf's own code
 QUANTIZED = (Q.Q8_0, Q.Q4_0, Q.IQ4_NL)

@@ -2,6 +2,7 @@
 // has the panels' layout.
 #include "k_panels.h"
 
+#include "grid_blocks.h"
 #include "half.h"
 #include "tile.h"
 #include "tilebeam/k_panels.h"
@@ -27,14 +28,11 @@ static const shape Q6_K = {0, 64, 128, NONE, NONE, 192, 16, 208, NONE};
 static const shape IQ4_XS = {8, 16, NONE, NONE, NONE, 2, 6, 0, NONE};
 static const shape TQ2_0 = {NONE, 0, 0, NONE, NONE, 0, 0, 64, NONE};
 static const shape TQ1_0 = {NONE, 0, NONE, NONE, 0, 0, 0, 52, NONE};
-
-// One column's 256 quants, in k order (bytes of five stay as they are), and what scales them: bytes as a panel has
-// them, one below the other.
-typedef struct {
-    uint8_t q[TB_K_BLOCK];
-    uint8_t scales[16];
-    uint16_t d, dmin;
-} column;
+// Of grid types (grid_blocks.h) only which parts a panel has.
+static const shape IQ2_XXS = {NONE, 0, 0, 0, NONE, 0, 4, 0, NONE};
+static const shape IQ2_XS = {NONE, 0, 0, 0, NONE, 0, 8, 0, NONE};
+static const shape IQ3 = {0, 0, NONE, NONE, NONE, 0, 4, 0, NONE};
+static const shape IQ1_S = {NONE, 0, 0, NONE, NONE, 0, 4, 0, NONE};
 
 static size_t block_bytes(uint32_t type) { return tb_type_size(tb_tiled_source(type)); }
 
@@ -56,6 +54,17 @@ static const shape * shape_of(uint32_t type) {
         return &TQ2_0;
     case TB_TQ1_0_COL:
         return &TQ1_0;
+    case TB_IQ2_XXS_COL:
+        return &IQ2_XXS;
+    case TB_IQ2_XS_COL:
+    case TB_IQ2_S_COL:
+    case TB_IQ1_M_COL:
+        return &IQ2_XS;
+    case TB_IQ3_XXS_COL:
+    case TB_IQ3_S_COL:
+        return &IQ3;
+    case TB_IQ1_S_COL:
+        return &IQ1_S;
     default:
         return &Q6_K;
     }
@@ -157,6 +166,7 @@ static void write_quants(const shape * s, const column * c, uint8_t * b) {
 }
 
 static void from_block(uint32_t type, const uint8_t * block, column * c) {
+    if (grid_from_block(type, block, c)) return;
     const shape * s = shape_of(type);
     c->d = tb_load16(block + s->d);
     c->dmin = s->dmin == NONE ? 0 : tb_load16(block + s->dmin);
@@ -165,6 +175,7 @@ static void from_block(uint32_t type, const uint8_t * block, column * c) {
 }
 
 static void to_block(uint32_t type, const column * c, uint8_t * block) {
+    if (grid_to_block(type, c, block)) return;
     const shape * s = shape_of(type);
     memset(block, 0, block_bytes(type));
     tb_store16(block + s->d, c->d);
@@ -338,6 +349,7 @@ static uint8_t digit(const uint8_t * bytes, int k) {
 
 // In the order in which ggml multiplies: d * scale first, then by the quant.
 static void column_values(uint32_t type, const column * c, float * out) {
+    if (grid_values(type, c, out)) return;
     const int minima = shape_of(type)->dmin != NONE;
     const float d = tb_half_to_float(c->d), dmin = tb_half_to_float(c->dmin);
     for (int i = 0; i < TB_K_BLOCK / 16; i++, out += 16) {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.model.load_options import Backend, CheckedOptions
+from tilebeam.native.executor import usable_memory
 
 if TYPE_CHECKING:
     from tilebeam.gguf import MatrixGroup
@@ -34,8 +35,13 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Backend:
     asked = (options.executor, options.devices, options.memory_limit, options.deterministic or None)
     if file.repacked is not None or options.n_gpu_layers >= 0 or any(option is not None for option in asked):
         return "npu"
+    groups = grouped(file.matrices)
+    packed = sum(g.packed_bytes for g in groups)
+    # IQ1 to IQ3 take more memory on the device than in the file, which the CPU backend maps.
+    if packed > sum(g.bytes for g in groups) and packed > usable_memory().available:
+        return "cpu"
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
-    return "npu" if device_share(grouped(file.matrices)) >= least else "cpu"
+    return "npu" if device_share(groups) >= least else "cpu"
 
 
 def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:

@@ -81,11 +81,11 @@ def _unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:
     """Return the bytes of weights that must be in memory: adapters, what becomes tiles; all if the file cannot be
     mapped."""
     adapters = sum(p.a.nbytes + p.b.nbytes for adapter in file.adapters for p in adapter.pairs)
-    if file.tiles is not None:
-        return adapters
+    if file.tiles is not None:  # types that only a loaded model has in tiles
+        return adapters + sum(g.packed_bytes for g in groups if g.packed_bytes > g.bytes)
     if not file.aligned:
-        return adapters + sum(g.bytes for g in groups)
-    return adapters + sum(g.bytes for g in groups if g.device == "npu" and Type[g.type.upper()].is_in_tiles)
+        return adapters + sum(g.packed_bytes for g in groups)
+    return adapters + sum(g.packed_bytes for g in groups if g.device == "npu" and Type[g.type.upper()].is_in_tiles)
 
 
 def _size(n: int) -> str:
