@@ -32,6 +32,7 @@ class LoadInfo:
     Attributes:
         path: the file.
         device: "npu" or "cpu".
+        choice: why it is that.
         repacked: whether the file holds tiles.
         tiled_tensors: tensors that the device holds as tiles.
         n_ctx, n_batch, n_ubatch, n_seq_max, threads: as in force.
@@ -71,6 +72,7 @@ class LoadInfo:
     deterministic: bool = False
     kernels: str = ""
     cache_ram: int = 0
+    choice: str = ""
 
     @property
     def device_share(self) -> float:
