@@ -171,15 +171,15 @@ def test_the_share_decides(models: dict[str, Path]) -> None:
         options = LoadOptions(n_seq_max=sequences).checked()
         for share, backend in ((0, "cpu"), (least - 1, "cpu"), (least, "npu"), (100, "npu")):
             both = (Matrix("a.weight", "q4_0", share, 0, ""), Matrix("b.weight", "q1_0", 100 - share, 0, "type"))
-            assert device_choice.choose(replace(file, matrices=both), options) == backend
-        assert device_choice.choose(replace(file, matrices=()), options) == "npu"
+            assert device_choice.choose(replace(file, matrices=both), options).backend == backend
+        assert device_choice.choose(replace(file, matrices=()), options).backend == "npu"
 
 
 def test_an_output_matrix_that_stays_with_the_embeddings_is_named() -> None:
     groups = grouped(
         [Matrix("token_embd.weight", "f16", 10, 4, "embeddings"), Matrix("blk.0.x.weight", "q4_0", 30, 0, "")]
     )
-    said = device_choice.warning("m.gguf", groups, "npu")
+    said = device_choice.warning("m.gguf", groups, device_choice.Choice("npu", ""))
     assert said == (
         "m.gguf: 25 % of the bytes of its weight matrices run on the CPU, because llama.cpp multiplies by the "
         "embedding table where that is."

@@ -32,6 +32,7 @@ class LoadInfo:
     Attributes:
         path: the file.
         device: "npu" or "cpu".
+        choice: why it is that.
         repacked: whether the file holds tiles.
         tiled_tensors: tensors that the device holds as tiles.
         n_ctx, n_batch, n_ubatch, n_seq_max, threads: as in force.
@@ -75,6 +76,7 @@ class LoadInfo:
     cache_ram: int = 0
     window: int = 0
     window_cells: int = 0
+    choice: str = ""
 
     @property
     def device_share(self) -> float:

@@ -20,8 +20,9 @@ from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
 from tilebeam.model import device_choice, hub, memory_check
 from tilebeam.model import packed_cache as packed_files
 from tilebeam.model.cache_size import KV_BYTES
+from tilebeam.model.device_choice import Choice
 from tilebeam.model.file_check import CheckedFile, inspect
-from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions
+from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, Device, KvType, LoadOptions
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.same_bits import reads_alike
@@ -91,8 +92,9 @@ def load(
         model: a GGUF file, ordinary or written by ``gguf-repack``; of a split model any part. Or a model of Hugging
             Face's hub, "hf://owner/repo:Q4_K_M" (hub.py), which is downloaded if need be.
         device: "tilebeam" (or "npu"); "cpu" for llama.cpp's stock CPU backend (ordinary files only); or "auto":
-            tilebeam, unless it multiplies by so few of the file's weight matrices that the CPU backend alone is faster.
-            An option that only Tilebeam has asks for it too.
+            tilebeam, unless the CPU backend alone is faster. Where that is in doubt, both are tried on the file's first
+            layers, once for files of these shapes (docs/architecture.md). An option that only Tilebeam has asks for it
+            too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
         threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per performance core that
@@ -158,8 +160,10 @@ def load(
             raise TilebeamError(f"{file.path} is an embedding model, which gives no next token: nothing to guess.")
         n_ctx = min(options.n_ctx, (file.n_ctx_train + 255) // 256 * 256 or options.n_ctx)
         options, lookup = replace(options, n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx), False  # one graph for a text
-    backend = device_choice.choose(file, options)
-    if backend == "cpu" and file.repacked:
+    choice = device_choice.choose(file, options)
+    if verbose:
+        sys.stderr.write(f"{file.path} runs on {choice.backend}: {choice.why}\n")
+    if choice.backend == "cpu" and file.repacked:
         raise TilebeamError(
             f'{file.path} is repacked for Tilebeam, the CPU backend cannot read it: use device="tilebeam", or '
             f"`gguf-repack unpack` it first."
@@ -173,7 +177,7 @@ def load(
         if progress is not None:
             progress(begun + (1 - begun) * share)
 
-    if options.packed_cache and backend == "npu" and file.repacked is None and options.n_gpu_layers < 0:
+    if options.packed_cache and choice.backend == "npu" and file.repacked is None and options.n_gpu_layers < 0:
 
         def packing(share: float) -> None:
             nonlocal begun
@@ -185,12 +189,12 @@ def load(
     kept, unusable = file.packed, None
     with _loading:
         try:
-            lm, interrupts = _run(file, options, backend, tell, guesses)
+            lm, interrupts = _run(file, options, choice, tell, guesses)
         except TilebeamError as error:
             if kept is None or isinstance(error, NpuError):
                 raise
             file.packed, unusable = None, str(error)  # another process may have deleted it meanwhile
-            lm, interrupts = _run(file, options, backend, tell, guesses)
+            lm, interrupts = _run(file, options, choice, tell, guesses)
     try:
         interrupts.check()
         if kept is not None and unusable is not None:
@@ -201,7 +205,7 @@ def load(
     except BaseException:
         lm.close()
         raise
-    said = device_choice.warning(file.path, lm.info.matrices, backend, repacked=lm.info.repacked)
+    said = device_choice.warning(file.path, lm.info.matrices, choice, repacked=lm.info.repacked)
     if said is not None and device != "cpu":
         warnings.warn(said, PlacementWarning, stacklevel=2)
     return lm
@@ -226,11 +230,11 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
 
 
 def _run(
-    file: CheckedFile, options: CheckedOptions, backend: Backend, tell: Callable[[float], None], guesses: bool
+    file: CheckedFile, options: CheckedOptions, choice: Choice, tell: Callable[[float], None], guesses: bool
 ) -> tuple[LM, Interrupts]:
     """Load a file; what interrupted that meanwhile is still to be looked at."""
     with ExitStack() as stack, Interrupts() as interrupts:
-        return _Loader(file, options, backend, stack, interrupts, tell, guesses).run(), interrupts
+        return _Loader(file, options, choice, stack, interrupts, tell, guesses).run(), interrupts
 
 
 class _Loader:
@@ -240,7 +244,7 @@ class _Loader:
         self,
         file: CheckedFile,
         options: CheckedOptions,
-        backend: Backend,
+        choice: Choice,
         stack: ExitStack,
         interrupts: Interrupts,
         tell: Callable[[float], None],
@@ -254,8 +258,8 @@ class _Loader:
         self._llama = llama
         self._file = file
         self._o = options
-        self._backend = backend
-        self._matrices = device_choice.groups_of(file, backend, options.n_gpu_layers)
+        self._choice, self._backend = choice, choice.backend
+        self._matrices = device_choice.groups_of(file, choice.backend, options.n_gpu_layers)
         self._stack = stack
         self._interrupts = interrupts
         self._tell = tell  # of the share that is loaded
@@ -293,6 +297,7 @@ class _Loader:
         info = LoadInfo(
             path=self._file.path,
             device=self._backend,
+            choice=self._choice.why,
             repacked=self._file.repacked is not None,
             tiled_tensors=tiled,
             n_ctx=context.n_ctx,
