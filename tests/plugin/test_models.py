@@ -45,6 +45,7 @@ FLOOR = 1e-7
 MEDIAN_RATIO = 1.2  # a median of 256 positions is known to 8 %
 SMALL = SynthConfig(n_layer=3)
 EXPERTS = SynthConfig(n_layer=2, n_expert=4, n_expert_used=2)
+STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 # Shapes, types and options beyond the plain grid: one model each.
 VARIANTS: dict[str, SynthConfig] = {
@@ -79,6 +80,7 @@ VARIANTS: dict[str, SynthConfig] = {
     "experts-all-used": replace(EXPERTS, type="q4_0", n_expert=3, n_expert_used=3),
     "qwen3moe-q8_0": replace(EXPERTS, arch="qwen3moe", type="q8_0", n_expert=8, n_ff=256),
     "qwen3moe-all-used": replace(EXPERTS, arch="qwen3moe", type="iq4_nl", n_expert=3, n_expert_used=3),
+    "gpt-oss": replace(EXPERTS, arch="gpt-oss", type="q8_0", types=dict.fromkeys(STACKS, "mxfp4"), n_expert=8),
 }
 
 # Ways to run a model that is otherwise plain: changes to the job, on both devices.
