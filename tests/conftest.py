@@ -3,6 +3,7 @@ tests are quick (`make test-quick`)."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("tilebeam", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tilebeam")
+
+# What a model runs on must not depend on how busy the machine is; tests/model/test_trial.py lets trials decide.
+os.environ["TILEBEAM_TRIAL"] = "0"
 
 # Rooms and files marked "quick", but for what runs in an emulator: they load no model, and all of them together take
 # less than two minutes on two cores.

@@ -40,9 +40,9 @@ inline void * map_shared(int fd, uint64_t offset, size_t size, int protection) {
     return mmap(nullptr, size, protection, MAP_SHARED, fd, static_cast<off_t>(offset));
 }
 
-// Back new memory, all zero, that will be filled soon with huge pages now, whatever the system does by itself for
-// shared memory (most leave that off). Refused by kernels before 6.1 and where memory is short.
-inline void use_huge_pages(void * base, size_t size) {
+// Back shared memory that will be filled soon with huge pages now, whatever the system does by itself (most leave that
+// off); what is there already stays. Refused by kernels before 6.1 and where memory is short: false then.
+inline bool use_huge_pages(void * base, size_t size) {
 #if defined(__linux__) && UINTPTR_MAX > UINT32_MAX
 #    ifdef MADV_COLLAPSE
     constexpr int collapse = MADV_COLLAPSE;
@@ -58,9 +58,14 @@ inline void use_huge_pages(void * base, size_t size) {
         return nodes < 2 ? 0 : i * (nodes + 1 - huge_page / page % nodes) % nodes;
     };
     for (size_t i = 0; at + huge_page <= size; at += huge_page, ++i) {
-        static_cast<volatile uint8_t *>(start)[at + first_on_next(i) * page] = 0; // a range without any page is refused
-        if (madvise(start + at, huge_page, collapse) != 0) return;
+        // A range without any page is refused.
+        static_cast<void>(static_cast<volatile uint8_t *>(start)[at + first_on_next(i) * page]);
+        if (madvise(start + at, huge_page, collapse) != 0) return false;
     }
+    return true;
+#else
+    static_cast<void>(base), static_cast<void>(size);
+    return false;
 #endif
 }
 

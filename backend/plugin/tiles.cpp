@@ -97,6 +97,12 @@ size_t tiled_tensor::row_bytes() const {
     return k / tb_type_block(source) * tb_type_size(source);
 }
 
+size_t tiled_tensor::panel_bytes() const { return TB_TILE_N * row_bytes(); }
+
+size_t tiled_tensor::tiles_until(size_t plain) const {
+    return plain == 0 ? 0 : panel_range(*this, 0, plain).count() * tb_tiled_bytes(type, k, TB_TILE_N);
+}
+
 bool write_tiled(const tiled_tensor & t, const void * src, size_t offset, size_t size) {
     const auto * bytes = static_cast<const uint8_t *>(src);
     return for_panels(t, offset, size, [&](const piece & p, std::vector<uint8_t> & plain) {

@@ -388,24 +388,30 @@ def _model(report: DoctorReport, path: str | os.PathLike[str]) -> str:
     from tilebeam.model import device_choice
     from tilebeam.model.loader import load
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlacementWarning)  # told below
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", PlacementWarning)
         with load(path, lookup=False) as lm:
             info = lm.info
             snapshot = lm.snapshot_bytes() if info.generates else 0
-    said = device_choice.warning(info.path, info.matrices, info.device, repacked=info.repacked)
+    said = next((str(w.message) for w in told if issubclass(w.category, PlacementWarning)), None)
     report.facts["model"] = {
         "path": info.path,
         "architecture": info.architecture,
         "repacked": info.repacked,
         "device": info.device,
+        "choice": info.choice,
         "device_share": device_share(info.matrices),
         "matrices": [asdict(group) for group in info.matrices],
         "warning": said,
         "snapshot_bytes": snapshot,
+        "window": info.window,
+        "window_cells": info.window_cells,
     }
-    about = f"{info.architecture}, runs on {info.device}, {device_choice.summary(info.matrices)}"
+    about = f"{info.architecture}, runs on {info.device} ({info.choice}), {device_choice.summary(info.matrices)}"
     if snapshot:
         room = f"{info.cache_ram // snapshot} in a cache_ram of {info.cache_ram / 2**20:.0f} MiB"
         about += f", {snapshot / 2**20:.1f} MiB for a snapshot of a text's state ({room})"
+    if info.window:
+        full = "" if info.window_cells < info.n_ctx else ", as many as other layers"
+        about += f", windows of {info.window} tokens in {info.window_cells} KV cells{full}"
     return about

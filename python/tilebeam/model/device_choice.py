@@ -2,40 +2,91 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.model.load_options import Backend, CheckedOptions
+from tilebeam.model.trial import Trial, try_both
+from tilebeam.native.executor import usable_memory
 
 if TYPE_CHECKING:
     from tilebeam.gguf import MatrixGroup
     from tilebeam.model.file_check import CheckedFile
 
-# With device="auto", a model runs on the device if that multiplies by at least this part of its matrices' bytes; below
-# MANY sequences by the second. Every matrix that stays on the CPU cuts the graph of a token: the two thread pools take
-# turns, and each turn costs a wake-up whatever the matrix has to do. With many sequences a matrix has more to do, and
-# the device gains more on it. Two threads, 24 layers, 37 % on the device: 0.7 times as fast as the stock backend with
-# one sequence, 1.2 with 8, 1.4 with 16; with nothing on the device 0.8 with one and with 16, with everything 1.2 with
-# one. The lines between these points cross 1 at 0.75 for one sequence, at 0.2 for 8, at 0.1 for 16.
+# The rule, where no trial decides: a model runs on the device if that multiplies by at least this part of its matrices'
+# bytes; below MANY sequences by the second. Every matrix that stays on the CPU cuts the graph of a token: the two
+# thread pools take turns, and each turn costs a wake-up whatever the matrix has to do. With many sequences a matrix has
+# more to do, and the device gains more on it. Two threads, 24 layers, 37 % on the device: 0.7 times as fast as the
+# stock backend with one sequence, 1.2 with 8, 1.4 with 16; with nothing on the device 0.8 with one and with 16, with
+# everything 1.2 with one. The lines between these points cross 1 at 0.75 for one sequence, at 0.2 for 8, at 0.1 for 16.
 MANY = 8
 LEAST_SHARE, LEAST_SHARE_OF_FEW = 0.25, 0.75
+# A trial chooses the device unless that was slower than this times the CPU backend in something. Trials of the same
+# model differ by a few percent.
+LEAST_RATIO = 0.95
+# Bytes of float matrices, of which routers and other small ones are always a few, that make the rule doubtful.
+_FLOATS = 0.05
 
 
-def choose(file: CheckedFile, options: CheckedOptions) -> Backend:
-    """Choose the backend that a model runs on: "npu" or "cpu".
+@dataclass(frozen=True)
+class Choice:
+    """A backend, and in a few words why it is that; `tried`: a trial decided."""
 
-    An option that only the device has, or a file that only the device can read, asks for the device.
+    backend: Backend
+    why: str
+    tried: bool = False
+
+
+def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
+    """Choose the backend that a model runs on.
+
+    An option that only the device has, or a file that only the device can read, asks for the device. Of the others,
+    models of quantized matrices that all run on the device were never slower there; where the rule may be wrong (some
+    matrices on the CPU, float ones, recurrent layers) both are tried on the model's first layers, unless
+    TILEBEAM_TRIAL=0 (trial.py).
     """
     from tilebeam.gguf import device_share, grouped
 
     if options.device != "auto":
-        return options.device
+        return Choice(options.device, "asked for")
     asked = (options.executor, options.devices, options.memory_limit, options.deterministic or None)
     if file.repacked is not None or options.n_gpu_layers >= 0 or any(option is not None for option in asked):
-        return "npu"
+        return Choice("npu", "the file or an option asks for it")
+    groups = grouped(file.matrices)
+    share, packed = device_share(groups), sum(g.packed_bytes for g in groups)
+    # IQ1 to IQ3 take more memory on the device than in the file, which the CPU backend maps.
+    if packed > sum(g.bytes for g in groups) and packed > usable_memory().available:
+        return Choice("cpu", "packed for the device, the matrices take more memory than there is")
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
-    return "npu" if device_share(grouped(file.matrices)) >= least else "cpu"
+    rule = Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
+    if not _in_doubt(file, share):
+        return rule
+    if os.environ.get("TILEBEAM_TRIAL") == "0":
+        return Choice(rule.backend, f"{rule.why}; TILEBEAM_TRIAL=0 tries nothing")
+    trial = try_both(file, options)
+    if trial.failure:
+        return Choice(rule.backend, f"{rule.why}; no trial, because {trial.failure}")
+    return Choice("npu" if min(trial.ratios.values()) >= LEAST_RATIO else "cpu", _told(trial), tried=True)
+
+
+def _in_doubt(file: CheckedFile, share: float) -> bool:
+    """Tell whether both backends may be faster."""
+    if share == 0 or not file.generates or not file.matrices:
+        return False
+    floats = sum(m.bytes for m in file.matrices if m.type in ("f32", "f16", "bf16"))
+    return share < 1 or file.cache.recurrent or floats > _FLOATS * sum(m.bytes for m in file.matrices)
+
+
+def _told(trial: Trial) -> str:
+    """Say how a trial ended."""
+    said = [f"{trial.ratios['prompt']:.2f} with a prompt"]
+    for n in sorted(int(name) for name in trial.ratios if name != "prompt"):
+        said.append(f"{trial.ratios[str(n)]:.2f} with {n} sequence{'s' if n > 1 else ''}")
+    when = "in an earlier trial" if trial.remembered else "in a trial"
+    return f"{when} of its first layers the device was {listed(said)} times as fast as the CPU backend"
 
 
 def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:
@@ -68,20 +119,23 @@ def groups_of(file: CheckedFile, backend: Backend, n_gpu_layers: int) -> tuple[M
     return grouped(file.matrices, first_layer=first, on_device=backend == "npu")
 
 
-def warning(path: str, groups: Sequence[MatrixGroup], backend: Backend, *, repacked: bool = False) -> str | None:
+def warning(path: str, groups: Sequence[MatrixGroup], choice: Choice, *, repacked: bool = False) -> str | None:
     """Return one sentence where matrices run on the CPU that nobody asked to; None where all run on the device.
 
     Args:
         path: the file.
         groups: its matrices as it runs.
-        backend: that `choose` chose.
+        choice: what `choose` chose.
         repacked: it is a repacked file.
     """
     name, left_out = Path(path).name, [g for g in groups if g.why in ("type", "embeddings")]
+    if choice.tried and choice.backend == "cpu":
+        advice = _advice(name, left_out, repacked)
+        return f'{name} runs on the CPU backend: {choice.why}{advice}; device="tilebeam" forces the device.'
     if not left_out:
         return None
     why, advice = _reasons(left_out), _advice(name, left_out, repacked)
-    if backend == "npu":
+    if choice.backend == "npu":
         part = _percent(_bytes(left_out) / _bytes(groups))
         return f"{name}: {part} of the bytes of its weight matrices run on the CPU, because {why}{advice}."
     left = _percent(_bytes([g for g in groups if g.why == "model"]) / _bytes(groups))
