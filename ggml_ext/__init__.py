@@ -30,9 +30,7 @@ __all__ = [
     "native_file",
     "pack",
     "packed_bytes",
-    "place_codes",
     "quantize",
-    "quantize_feedback",
     "row_bytes",
     "source_type",
     "tile_bytes",
@@ -315,54 +313,4 @@ def quantize(
     if status == lib.TB_E_UNSUPPORTED:
         raise ValueError("a weight is not finite, or too large for an FP16 scale")
     _check(status)
-    return out
-
-
-def quantize_feedback(tiled: Type, x: Floats, u: Floats, scales: Floats, codes: Floats, *, again: bool = False) -> None:
-    """Quantize columns that share a scale, each one's error made up for by those after it; quantize.h has the rule.
-
-    Args:
-        x: what the rows should be given all other columns, (n, 32) of ``column`` grouping, (n, 2) of ``tile``.
-        u: upper triangular, (32, 32) or (2, 2), float32.
-        scales: (n,) or (ceil(n / 16),), written.
-        codes: (n, 32) or (n, 2), written; values of the code book.
-        again: scales and codes are those of before, kept where nothing better is found.
-
-    Raises:
-        ValueError: sizes do not fit, a value is not finite, or the diagonal of ``u`` is not positive.
-    """
-    n, width = x.shape
-    column = tiled == column_type(source_type(tiled))
-    if width != (TILE if column else 2):
-        raise ValueError(f"{width} columns do not share a scale of {tiled.label}")
-    floats = [
-        ffi.cast("float *", _flat(a, np.float32, size, what))
-        for a, size, what in (
-            (x, n * width, "x"),
-            (u, width * width, "u"),
-            (_output_floats(scales), n if column else -(-n // 16), "scales"),
-            (_output_floats(codes), n * width, "codes"),
-        )
-    ]
-    status = lib.tb_quantize_feedback(tiled, n, floats[0], floats[1], int(again), floats[2], floats[3])
-    if status == lib.TB_E_UNSUPPORTED:
-        raise ValueError("a weight is not finite, or the second moments are not positive definite")
-    _check(status)
-
-
-def _output_floats(a: Floats) -> Floats:
-    if not a.flags.writeable:
-        raise ValueError("the output is read-only")
-    return a
-
-
-def place_codes(tiled: Type, codes: Floats, scales: Floats) -> Bytes:
-    """Make tiles of code book values (N, K) and scales, (N, K / 32) or, of ``tile`` grouping, (N / 16, K / 2)."""
-    n, k = codes.shape
-    out = np.empty(tiled_bytes(tiled, k, n), np.uint8)
-    column = tiled == column_type(source_type(tiled))
-    groups = n * (k // TILE) if column else -(-n // 16) * (k // 2)
-    c = ffi.cast("float *", _flat(codes, np.float32, n * k, "codes"))
-    s = ffi.cast("float *", _flat(scales, np.float32, groups, "scales"))
-    _check(lib.tb_place_codes(tiled, k, n, c, s, _flat(out, np.uint8, out.size, "out")))
     return out

@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from .byte_bar import Shown, byte_bars
-from .calibration import Calibration
 from .contents import fidelity
 from .errors import GGUFError
 from .help_text import App
@@ -30,9 +29,6 @@ from .stream import Progress
 from .verification import verify as verify_file
 from .whole_file import end_output, os_error
 
-WINDOW = 512  # tokens
-CHUNKS = 64
-MEMORY = 1024
 MIB = 1 << 20
 
 app = App(help="Rewrite GGUF files into the tile layout of Tilebeam, and back.", no_args_is_help=True)
@@ -127,45 +123,6 @@ class PolicyOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationOptions:
-    """A text by which errors are weighed."""
-
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Run the model on this text and quantize for the smallest error of the matrices' results (GPTQ). What "
-            "is done is kept in OUT.calibration: the same command resumes a run that was stopped.",
-        ),
-    ] = None
-    calibrate_chunks: Annotated[
-        int,
-        typer.Option("--calibrate-chunks", min=-1, help=f"Windows of {WINDOW} tokens of the text to read; -1: all."),
-    ] = CHUNKS
-    calibrate_memory: Annotated[
-        int,
-        typer.Option(
-            "--calibrate-memory",
-            metavar="MIB",
-            min=1,
-            help="Memory for what one pass over the text collects; less memory means more passes.",
-        ),
-    ] = MEMORY
-
-    def run(self, context: typer.Context, source: Path, threads: int | None, show: Shown | None) -> Calibration | None:
-        """Collect what the text says of a model's matrices; None without a text."""
-        if self.calibrate is None:
-            return None
-        if context.obj is None:
-            raise typer.BadParameter("--calibrate runs the model: start gguf-repack, or python -m tilebeam.cli.repack")
-        if self.calibrate_chunks == 0:
-            raise typer.BadParameter("--calibrate-chunks: at least 1 window is needed, or -1 for all")
-        memory = self.calibrate_memory * MIB
-        made: Calibration = context.obj(source, self.calibrate, WINDOW, self.calibrate_chunks, threads, memory, show)
-        return made
-
-
-@dataclass(frozen=True, kw_only=True)
 class ResultOptions:
     """Options of writing a file and of reporting it."""
 
@@ -204,15 +161,13 @@ def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
 @app.command()
 @grouped
 def pack(
-    context: typer.Context,
     source: Source,
     out: OutputOptions,
     policy: PolicyOptions,
     search: Search = False,
-    *,
-    calibration: CalibrationOptions,
     threads: Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
+    *,
     result: ResultOptions,
 ) -> None:
     """Rewrite an ordinary GGUF (of a split model: any part) into the tile layout.
@@ -229,7 +184,6 @@ def pack(
             path,
             policy=chosen,
             search=search,
-            calibration=calibration.run(context, source, threads, show),
             threads=threads,
             progress=_part("pack", show),
             dry_run=dry_run,
@@ -314,15 +268,10 @@ def run(call: Callable[[], object], program: str = "gguf-repack") -> int:
     return 1
 
 
-def main(calibration: Callable[..., Calibration] | None = None) -> None:
-    """Run the command line.
-
-    Args:
-        calibration: makes a `Calibration` of (model, text file, tokens per window, windows, threads, bytes of memory,
-            progress), for `--calibrate`.
-    """
+def main() -> None:
+    """Run the command line."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an exception: no partial output stays
-    sys.exit(run(lambda: app(obj=calibration)))
+    sys.exit(run(app))
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ class Manifest:
     ``lossless``: unpacking gives the source's very bytes. ``same_contents``: it gives the source's metadata and
     tensors bit for bit, though perhaps not its padding. ``added``: tensors that the source does not have (an output
     matrix of its own for a model with tied embeddings). ``scales``: how quantized tensors got theirs: "nearest"
-    (round to nearest), "search" (for the smallest error), or "calibrate" (errors compensated by the second moments
-    of the inputs). ``layers``: the model's, None where the file has their number under its ordinary key
+    (round to nearest), "search" (for the smallest error), or "calibrate" (by what comes into a matrix, which files
+    written before have). ``layers``: the model's, None where the file has their number under its ordinary key
     (:func:`layers_key`).
     """
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +16,6 @@ from tilebeam._ext import layout_version
 
 from . import contents as m
 from . import gguf_write as w
-from .calibration import Calibration, Prepared, calibrated
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .model_check import require_model
@@ -26,7 +24,7 @@ from .quantize import ErrorSum
 from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Progress, RowBlock, TensorJob, run, write_at
-from .weights import FLOAT_TYPES, Rounding, fits_tiles, has_values, is_weight, make_rows, to_float, unpack_rows
+from .weights import FLOAT_TYPES, Rounding, fits_tiles, has_values, is_weight, make_rows, unpack_rows
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
@@ -71,17 +69,10 @@ class Report:
 class Maker:
     """Makes a target's bytes, piece by piece, and sums up the error."""
 
-    def __init__(self, target: Target, *, search: bool = False, prepared: Prepared | None = None) -> None:
-        """Take a target, and its tiles if they were made before."""
+    def __init__(self, target: Target, *, search: bool = False) -> None:
         self.target = target
-        self._prepared = prepared
         self.error = ErrorSum()
         self._rounding = Rounding(search, self.error if target.quantizes else None)
-
-    @property
-    def is_prepared(self) -> bool:
-        """Are its tiles there?"""
-        return self._prepared is not None
 
     @property
     def job(self) -> TensorJob:
@@ -94,16 +85,7 @@ class Maker:
 
     def _make(self, p: RowBlock) -> Bytes:
         t = self.target
-        if self._prepared is not None:
-            return self._take(self._prepared, p)
         return make_rows(t.source.type, p.data, p.k, p.rows, t.type, t.tiled, self._rounding, p.out)
-
-    def _take(self, prepared: Prepared, p: RowBlock) -> Bytes:
-        """Return tiles that were made before, as they are or as plain rows."""
-        tiles = prepared.rows(p.first, p.rows)
-        values = ggml_ext.dequantize(prepared.tiled, tiles, p.k, p.rows)
-        self.error.add_values(to_float(self.target.source.type, p.data, p.k, p.rows), values)
-        return tiles if self.target.tiled is not None else unpack_rows(prepared.tiled, tiles, p.k, p.rows)
 
     @property
     def report(self) -> TensorReport:
@@ -142,12 +124,6 @@ def added_error(makers: Sequence[Maker]) -> str:
         e = maker.error
         total.add(e.squared, e.energy, e.count)
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
-
-
-def uncalibrated(makers: Sequence[Maker]) -> list[str]:
-    """Note what a calibration left out."""
-    n = sum(x.target.quantizes and not x.is_prepared and x.target.type not in FLOAT_TYPES for x in makers)
-    return [f"{n} of the quantized tensors are not calibrated: their scales are searched."] if n else []
 
 
 def report_of(
@@ -221,7 +197,6 @@ def pack(
     type: str = KEEP,
     grouping: str = "column",
     search: bool = False,
-    calibration: Calibration | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
@@ -234,8 +209,6 @@ def pack(
             to quantize the weight matrices first; "column" (ggml's own grouping, lossless if types are kept) or
             "tile" (one scale per 2 x 16 block; quantizes again).
         search: choose scales for the smallest error instead of rounding to nearest.
-        calibration: compensate errors by the second moments of the inputs in a text; implies ``search`` for tensors
-            that the text says nothing of.
         threads: worker threads; one per performance core if None.
         progress: called with (bytes read, bytes in all).
         dry_run: only plan, write nothing.
@@ -248,19 +221,14 @@ def pack(
     """
     policy = policy or Policy(type, grouping)
     dst = Path(dst)
-    with open_gguf(src) as f, ExitStack() as stack:
+    with open_gguf(src) as f:
         require_ordinary(f)
         require_model(f)
         targets = plan(f, policy)
         if not any(t.tiled is not None for t in targets):
             raise GGUFError(_nothing_to_tile(f, policy))
-        prepared: Mapping[str, Prepared] = {}
-        if calibration is not None and not dry_run:
-            w.check_output(dst, f.paths, overwrite)
-            prepared = stack.enter_context(calibrated(f, dst, targets, calibration, threads))
-        scales = "calibrate" if calibration is not None else "search" if search else "nearest"
-        makers = [Maker(t, search=scales != "nearest", prepared=prepared.get(t.name)) for t in targets]
-        write = _Writer(f, targets, scales)
+        makers = [Maker(t, search=search) for t in targets]
+        write = _Writer(f, targets, "search" if search else "nearest")
         blank, offsets, size = write.head(None)
         if not dry_run:
             with w.complete_file(dst, size, sources=f.paths, overwrite=overwrite) as out:
@@ -269,8 +237,6 @@ def pack(
                 out.seek(0)
                 out.write(write.head(digests)[0])
     notes = _notes(makers, write.difference)
-    if prepared:
-        notes += uncalibrated(makers)
     return report_of(dst, size, makers, notes, write.lossless, write.same_contents, written=not dry_run)
 
 

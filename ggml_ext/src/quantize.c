@@ -198,29 +198,3 @@ int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, int se
     }
     return TB_OK;
 }
-
-int tb_place_codes(uint32_t type, uint64_t k, uint64_t n, const float * codes, const float * scales, void * tiles) {
-    const size_t tile_bytes = tb_tile_bytes(type);
-    if (tile_bytes == 0 || !tb_has_quantizer(type)) return TB_E_UNSUPPORTED;
-    if (tb_tiled_bytes(type, k, n) == 0) return TB_E_SHAPE;
-    const enum code code = code_of(type);
-    const int column = is_column(type);
-    const uint64_t groups = column ? k / GROUP : k / 2; // scales of a row of groups
-    uint8_t * tile = (uint8_t *)tiles;
-    for (uint64_t row = 0; row < n; row += TILE) {
-        for (uint64_t at = 0; at < k; at += TILE, tile += tile_bytes) {
-            memset(tile, 0, tile_bytes);
-            for (uint32_t g = 0; g < TILE; g++) {
-                const uint64_t first = row + group_n(column, g, 0), from = at + group_k(column, g, 0);
-                if (first >= n) continue;
-                const uint64_t scale = column ? first * groups + from / GROUP : first / LANES * groups + from / 2;
-                tb_store16(tile + tile_bytes - SCALES + 2 * g, tb_float_to_half(scales[scale]));
-                for (uint32_t i = 0; i < GROUP; i++) {
-                    const uint32_t kk = group_k(column, g, i), nn = group_n(column, g, i);
-                    if (row + nn < n) put_quant(code, tile, kk, nn, stored(code, codes[(row + nn) * k + at + kk]));
-                }
-            }
-        }
-    }
-    return TB_OK;
-}

@@ -6,8 +6,37 @@
 // grid point that promises the smallest error. Then refine on FP16: correct, round, take the nearest codes again, and
 // look at the FP16 neighbours of the best.
 
-#include "lanes.h"
+// Vectors of V lanes.
+typedef float NAME(vf) __attribute__((vector_size(4 * V)));
+typedef int NAME(vi) __attribute__((vector_size(4 * V)));
+#define VF NAME(vf)
+#define VI NAME(vi)
 
+// Lanes of a where the mask m is set, of b elsewhere. Macros: vectors as arguments would need one ABI for all sets.
+#define SELECT(m, a, b) ((VF)(((m) & (VI)(a)) | (~(m) & (VI)(b))))
+#define ABS(a) ((VF)((VI)(a) & 0x7fffffff))
+
+// v to the nearest value of the code book, in place.
+#define NEAREST(code, v)                                                                                               \
+    do {                                                                                                               \
+        if ((code) == CODE_NONLINEAR) {                                                                                \
+            VF value_ = zero - 127.0f;                                                                                 \
+            for (int n_ = 0; n_ < 15; n_++) {                                                                          \
+                const float one_ = IQ4_NL_VALUES[n_], next_ = IQ4_NL_VALUES[n_ + 1];                                   \
+                const VI above_ = v > zero + 0.5f * (one_ + next_);                                                    \
+                value_ += (VF)(above_ & (VI)(zero + (next_ - one_)));                                                  \
+            }                                                                                                          \
+            v = value_;                                                                                                \
+        } else {                                                                                                       \
+            const VF low_ = zero + ((code) == CODE_8BIT ? -127.0f : -8.0f);                                            \
+            const VF high_ = zero + ((code) == CODE_8BIT ? 127.0f : 7.0f);                                             \
+            const VI below_ = v < low_;                                                                                \
+            v = SELECT(below_, low_, v);                                                                               \
+            const VI over_ = v > high_;                                                                                \
+            v = SELECT(over_, high_, v);                                                                               \
+            v = (v + 12582912.0f) - 12582912.0f; /* 1.5 * 2^23: rounds to nearest even */                              \
+        }                                                                                                              \
+    } while (0)
 #define AT(array, i, l) (*(const VF *)&(array)[i][l])
 
 // The float nearest to a that FP16 can hold; beyond FP16's range a power of two.
@@ -49,8 +78,8 @@
         d += a_ / SELECT(free_, s_, zero + 1.0f);                                                                      \
     } while (0)
 
-TARGET static inline __attribute__((always_inline)) void NAME(search)(enum code code, const struct grid * grid,
-                                                                      struct batch * b) {
+TARGET static inline
+    __attribute__((always_inline)) void NAME(search)(enum code code, const struct grid * grid, struct batch * b) {
     for (int at = 0; at < LANES; at += V) {
         const VF zero = {0.0f};
         VF best_d = *(const VF *)&b->d[at], best_e = zero + INFINITY;
@@ -113,4 +142,9 @@ TARGET static void NAME(search_any)(enum code code, struct batch * b) {
 #undef ROUND_TO_HALF
 #undef SUMS
 #undef TRY
-#include "lanes_end.h"
+#undef VF
+#undef VI
+#undef SELECT
+#undef ABS
+#undef AT
+#undef NEAREST

@@ -332,7 +332,7 @@ _WEIGHTS: dict[str, str] = {}
 def _recorder() -> Any:
     """What the scheduler asks before every node of a graph; it is told not to stop there."""
     import llama_cpp as lc
-    from tilebeam.measure.graph_watch import Tensor, operation
+    from graph_watch import Tensor, operation
 
     ops = {operation("MUL_MAT"), operation("MUL_MAT_ID")}
     base = ctypes.CDLL("libggml-base.so.0")

@@ -10,13 +10,13 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 import pytest
+from graph_watch import Watch, array, name_of
 from tilebeam import LM, RequestOutput
 from tilebeam import gguf as gguf_tools
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.kv_cache import KvCache, PrefixCache
 from tilebeam.engine.request import Sample
-from tilebeam.measure.graph_watch import Watch, array, name_of
 from tilebeam.native.llama import Context, log_router
 
 from bench.lib.synth import SynthConfig, preset, write_model

@@ -20,7 +20,7 @@ def command(program: str, *args: str | Path) -> list[str]:
     """How to run `tilebeam` or `gguf-repack` with the Python of the tests."""
     modules = {
         "tilebeam": "tilebeam.cli.main",
-        "gguf-repack": "tilebeam.cli.repack",
+        "gguf-repack": "tilebeam.gguf.cli",
     }
     return [sys.executable, "-m", modules[program], *map(str, args)]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import graph_watch
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from gguf_kit import with_metadata
 from tilebeam import LM, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import gguf_write as w
-from tilebeam.measure import graph_watch, perplexity
+from tilebeam.measure import perplexity
 
 from bench.lib.synth import preset, write_model
 

@@ -33,22 +33,6 @@ int tb_has_quantizer(uint32_t type);
 // type is no such one, the vectors are too long, or a value is not finite or needs a scale beyond FP16.
 int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, int search, void * tiles,
                 struct tb_quantize_error * error);
-
-// Quantize n rows of the columns that share a scale, each column's error made up for by those after it: 32 columns of
-// `column` grouping, a scale for each row; 2 of `tile` grouping, a scale for each 16 rows. `x` [n][width] is what the
-// rows should be, given all other columns. `u` [width][width], upper triangular with a positive diagonal, says what an
-// error costs and how it is passed on: u^T u is the inverse of the part of x's second moments that is between these
-// columns (GPTQ's "Hessian"). Column j becomes the code nearest to x[j] / scale, and x[i] -= e * u[j][i] for later i,
-// where e = (x[j] - scale * code) / u[j][j]; the scale (FP16) is the one of about 34 with the smallest sum of e^2.
-// `scales` and `codes` [n][width], values of the code book, are the result; with `again` they also come in, and stay
-// where no scale gives less. A missing row of the last 16 counts as zeros. TB_E_UNSUPPORTED as for tb_quantize, and if
-// the diagonal is not positive.
-int tb_quantize_feedback(uint32_t type, uint32_t n, const float * x, const float * u, int again, float * scales,
-                         float * codes);
-
-// The matrix of a tiled type that has a quantizer from its codes, [n][K] values of the code book, and scales: [n][K/32]
-// of `column` grouping, [ceil(n/16)][K/2] of `tile` grouping.
-int tb_place_codes(uint32_t type, uint64_t k, uint64_t n, const float * codes, const float * scales, void * tiles);
 // cffi: end
 
 #ifdef __cplusplus

@@ -1,1 +1,1 @@
-"""Measurements: throughput, perplexity, traces, second moments, and what the machine can do."""
+"""Measurements: throughput, perplexity, traces, and what the machine can do."""

@@ -10,7 +10,6 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
-
 from tilebeam.errors import TilebeamError
 from tilebeam.measure.perplexity import Windows
 from tilebeam.model.lm import LM

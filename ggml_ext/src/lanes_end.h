@@ -1,7 +1,0 @@
-// See lanes.h.
-#undef VF
-#undef VI
-#undef SELECT
-#undef ABS
-#undef AT
-#undef NEAREST
