@@ -254,6 +254,40 @@ static inline __attribute__((always_inline)) void pack_column(uint32_t type, con
     if (s->dmin != NONE) memcpy(fields + TB_K_HALVES + 2 * n, b + s->dmin, 2);
 }
 
+// A plane of so many bits of 4 * quads quants into a word, as scatter_plane reads it.
+static uint32_t gather_plane(const uint8_t * q, uint32_t quads, uint32_t width, uint32_t mask, int shift) {
+    uint32_t w = 0;
+    for (uint32_t j = 0; j < quads; j++)
+        w |= (load32(q + 4 * j) >> shift & mask) << width * j;
+    return quad(w);
+}
+
+// A panel of a type whose quants are read off a grid; 0: this is none.
+static int pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride,
+                      uint8_t * panel) {
+    const shape * s = shape_of(type);
+    const size_t block = block_bytes(type), bytes = k_panel_bytes(type);
+    for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
+        if (rows < TILE) memset(panel + b * bytes, 0, bytes);
+        for (uint32_t n = 0; n < rows; n++) {
+            column c;
+            if (!grid_from_block(type, src + n * row_stride + b * block, &c)) return 0;
+            uint8_t * to = panel + b * bytes;
+            for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++, to += CHUNK)
+                store32(to + 4 * n, join8(load64(c.q + 8 * i) & 0x0f0f0f0f0f0f0f0fu));
+            for (uint32_t i = 0; i < 16 && s->pairs != NONE; i++, to += CHUNK)
+                store32(to + 4 * n, gather_plane(c.q + 16 * i, 4, 2, 0x03030303u, pairs_shift(s)));
+            for (uint32_t t = 0; t < 8 && s->ones != NONE; t++, to += CHUNK)
+                store32(to + 4 * n, gather_plane(c.q + 32 * t, 8, 1, 0x01010101u, ones_shift(s)));
+            for (int i = 0; i < s->n_scales; i++, to += 32)
+                to[n] = c.scales[i];
+            tb_store16(to + 2 * n, c.d);
+            if (s->dmin != NONE) tb_store16(to + TB_K_HALVES + 2 * n, c.dmin);
+        }
+    }
+    return 1;
+}
+
 static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, column * c) {
     const shape * s = shape_of(type);
     memset(c->q, 0, sizeof(c->q));
@@ -299,6 +333,7 @@ void k_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src,
     case TB_IQ4_XS_COL:
         return pack_panel(TB_IQ4_XS_COL, &IQ4_XS, k, rows, src, row_stride, panel);
     default:
+        if (pack_grids(type, k, rows, src, row_stride, panel)) return;
         return pack_panel(type, shape_of(type), k, rows, src, row_stride, panel);
     }
 }
