@@ -170,7 +170,7 @@ def test_the_share_decides(models: dict[str, Path]) -> None:
     for sequences, least in ((1, 75), (MANY - 1, 75), (MANY, 25), (16, 25)):
         options = LoadOptions(n_seq_max=sequences).checked()
         for share, backend in ((0, "cpu"), (least - 1, "cpu"), (least, "npu"), (100, "npu")):
-            both = (Matrix("a.weight", "q4_0", share, 0, ""), Matrix("b.weight", "nvfp4", 100 - share, 0, "type"))
+            both = (Matrix("a.weight", "q4_0", share, 0, ""), Matrix("b.weight", "q1_0", 100 - share, 0, "type"))
             assert device_choice.choose(replace(file, matrices=both), options) == backend
         assert device_choice.choose(replace(file, matrices=()), options) == "npu"
 
