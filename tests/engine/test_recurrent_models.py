@@ -161,6 +161,26 @@ def test_guesses_are_taken_back(pair: tuple[LM, LM], n: int) -> None:
         lm.speculate()
 
 
+def test_a_text_that_ended_within_a_draft_is_gone_on_from(pair: tuple[LM, LM]) -> None:
+    """Its state was taken back, which llama.cpp may do only when it computes on: a fork must not get the later one."""
+    lm, stock = pair
+    [plain] = lm.generate(PROMPT, drawn(1, 40))
+    tokens = plain.outputs[0].token_ids
+    ends = [i for i in range(12, 36) if tokens[i] not in tokens[:i]]
+    try:
+        for at in ends:
+            lm.use_drafter(ScriptedDrafter([plain], "right"))
+            with lm.keep_prefixes():
+                [output] = lm.generate(PROMPT, drawn(1, 40, stop_tokens=(tokens[at],)))
+                assert output.outputs[0].token_ids == tokens[: at + 1]
+                turns = [[*PROMPT, *tokens[: at + 1], 7, 8], [*PROMPT, *tokens[:at], 9, 9]]
+                lm.use_drafter(None)
+                assert worst(stock, turns, lm.generate(turns, drawn(1))) < LIMIT
+                check_engine(lm.engine)
+    finally:
+        lm.speculate()
+
+
 def test_states_that_are_not_taken_are_computed_again(pair: tuple[LM, LM], monkeypatch: pytest.MonkeyPatch) -> None:
     lm, stock = pair
     plain = lm.generate(PROMPT, drawn(3))
