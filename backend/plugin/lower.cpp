@@ -30,6 +30,7 @@ constexpr rule rules[] = {
     {GGML_OP_MUL_MAT, TB_OP_MUL_MAT, 2},
     {GGML_OP_MUL_MAT_ID, TB_OP_MUL_MAT_ID, 3},
     {GGML_OP_SUM_ROWS, TB_OP_SUM_ROWS, 1},
+    {GGML_OP_MEAN, TB_OP_SUM_ROWS, 1},
     {GGML_OP_FLASH_ATTN_EXT, TB_OP_FLASH_ATTN, 5},
     {GGML_OP_RMS_NORM, TB_OP_RMS_NORM, 1},
     {GGML_OP_L2_NORM, TB_OP_L2_NORM, 1},
@@ -167,6 +168,7 @@ bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const c
     op.code = code;
     op.flags = flags_of(code, numerics);
     std::memcpy(op.params, node->op_params, sizeof op.params);
+    if (code == TB_OP_SUM_ROWS) op.params[0] = node->op == GGML_OP_MEAN;
     std::memcpy(op.name, node->name, std::min(sizeof op.name - 1, strnlen(node->name, sizeof node->name)));
     if (!describe(node, node, op.dst, why)) return false;
     for (int i = 0; i < TB_MAX_SRC; ++i) {

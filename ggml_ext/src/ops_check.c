@@ -74,10 +74,10 @@ static int same_as_src0(const tb_op * op, const char ** why) {
     return same_shape(&op->dst, &op->src[0]) ? TB_OK : refuse(TB_E_SHAPE, "dst and src0 have different shapes", why);
 }
 
-// The kinds that ggml_unary_op numbers, less EXPM1 and XIELU.
+// The kinds that ggml_unary_op numbers.
 static int unary(const tb_op * op, const char ** why) {
     const int32_t kind = op->params[0];
-    if (kind < 0 || kind >= TB_UNARY_KINDS || kind == 14 || kind == 17) {
+    if (kind < 0 || kind >= TB_UNARY_KINDS) {
         return refuse(TB_E_UNSUPPORTED, "kind of unary op", why);
     }
     if (op->dst.type != op->src[0].type) return refuse(TB_E_UNSUPPORTED, "dst and src0 have different types", why);

@@ -48,7 +48,7 @@ enum tb_op_code {
     // what sampling on the device needs, and activations that stand alone
     TB_OP_SUB = 13, // as MUL
     TB_OP_DIV = 14,
-    TB_OP_UNARY = 15,   // params: [0] kind (ggml_unary_op)
+    TB_OP_UNARY = 15,   // params: [0] kind (ggml_unary_op); of XIELU also [1..4], floats
     TB_OP_LOG = 16,     // natural
     TB_OP_CLAMP = 17,   // params f32: [0] min [1] max
     TB_OP_FILL = 18,    // params f32: [0] value; src0 gives the shape only
@@ -61,7 +61,7 @@ enum tb_op_code {
     // mixtures of experts
     TB_OP_MUL_MAT_ID = 25, // src0 weights [K,N,E], src1 F32 [K, n_used or a divisor of it, T], src2 I32 [n_used, T]:
                            // dst F32 [N, n_used, T], dst[:,i,t] = src0[:,:,src2[i,t]] * src1[:, i % .., t]
-    TB_OP_SUM_ROWS = 26,   // src0 [n, ..], dst [1, ..]
+    TB_OP_SUM_ROWS = 26,   // src0 [n, ..], dst [1, ..]; params: [0] 1: their mean
     // shapes of other model families
     TB_OP_REPEAT = 27, // dst is src0 repeated in all dimensions
     TB_OP_NORM = 28,   // params f32: [0] eps
