@@ -21,7 +21,7 @@
 
 namespace {
 
-constexpr uint32_t VOCABULARY = 4096, EXPERTS = 8, EXPERTS_USED = 2;
+constexpr uint32_t EXPERTS = 8, EXPERTS_USED = 2;
 
 // Not one model after the other: parts of others, what no graph is there for, speech and pictures.
 const std::set<std::string> LEFT_OUT = {"clip",     "gptj",   "(unknown)",        "chameleon",      "wavtokenizer-dec",
@@ -49,8 +49,14 @@ class metadata {
     gguf_context * get() const { return kv.get(); }
     std::string key(const std::string & name) const { return arch + "." + name; }
     void set(const std::string & name, uint32_t value) { gguf_set_val_u32(kv.get(), key(name).c_str(), value); }
+    // Keeps a number a number, a list a list.
     void set(const std::string & name, const std::vector<uint32_t> & values) {
-        gguf_set_arr_data(kv.get(), key(name).c_str(), GGUF_TYPE_UINT32, values.data(), values.size());
+        const int64_t at = gguf_find_key(kv.get(), key(name).c_str());
+        if (at >= 0 && gguf_get_kv_type(kv.get(), at) == GGUF_TYPE_UINT32 && values.size() == 1) {
+            set(name, values[0]);
+        } else {
+            gguf_set_arr_data(kv.get(), key(name).c_str(), GGUF_TYPE_UINT32, values.data(), values.size());
+        }
     }
     std::vector<uint32_t> get(const std::string & name) const {
         const int64_t at = gguf_find_key(kv.get(), key(name).c_str());
@@ -77,7 +83,9 @@ class metadata {
                 const bool single = name == "attention.head_count_kv" && value == 1; // latent attention has one
                 value *= single ? 1 : times;
             }
-            replace(name, values);
+            if (!values.empty()) {
+                set(name, values);
+            }
         }
         const bool fixed = arch == "hrm_text" || arch == "gemma3n";
         const uint32_t repeats = fixed ? 1 : std::max(1u, layers / old_layers);
@@ -87,25 +95,10 @@ class metadata {
             set("expert_count", EXPERTS);
             set("expert_used_count", EXPERTS_USED);
         }
-        if (get("vocab_size")[0] < VOCABULARY && arch != "qwen3tts") {
-            enlarge_vocabulary();
-        }
         complete(times, old_layers * repeats);
     }
 
   private:
-    void replace(const std::string & name, const std::vector<uint32_t> & values) {
-        const int64_t at = gguf_find_key(kv.get(), key(name).c_str());
-        if (at < 0) {
-            return;
-        }
-        if (gguf_get_kv_type(kv.get(), at) == GGUF_TYPE_ARRAY) {
-            set(name, values);
-        } else {
-            set(name, values[0]);
-        }
-    }
-
     // Lists with an entry per layer.
     void repeat_lists(uint32_t layers, uint32_t repeats) {
         std::vector<std::string> names; // a list that is set anew moves
@@ -128,21 +121,6 @@ class metadata {
             }
             gguf_set_arr_data(kv.get(), name.c_str(), type, all.data(), size_t(layers) * repeats);
         }
-    }
-
-    void enlarge_vocabulary() {
-        std::vector<std::string> names;
-        std::vector<const char *> pointers;
-        for (uint32_t i = 0; i < VOCABULARY; i++) {
-            names.push_back("tok_" + std::to_string(i));
-        }
-        for (const std::string & name : names) {
-            pointers.push_back(name.c_str());
-        }
-        const std::vector<float> scores(VOCABULARY, 0.0f);
-        gguf_set_arr_str(kv.get(), "tokenizer.ggml.tokens", pointers.data(), VOCABULARY);
-        gguf_set_arr_data(kv.get(), "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores.data(), VOCABULARY);
-        set("vocab_size", VOCABULARY);
     }
 
     // What upstream's metadata lack, or have for one size only.
@@ -177,27 +155,22 @@ class metadata {
 };
 
 // Random numbers of a normal distribution: a table, drawn from by xorshift.
-class normal {
-  public:
-    normal() {
+void fill(const std::string & name, float mean, float std, std::vector<float> & out) {
+    static const std::vector<float> table = [] {
         std::mt19937 gen(1);
         std::normal_distribution<float> dis;
-        std::generate(table.begin(), table.end(), [&] { return dis(gen); });
+        std::vector<float> made(1 << 16);
+        std::generate(made.begin(), made.end(), [&] { return dis(gen); });
+        return made;
+    }();
+    uint64_t x = std::hash<std::string>{}(name) | 1;
+    for (float & value : out) {
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        value = mean + std * table[x >> 40 & (table.size() - 1)];
     }
-    void fill(const std::string & name, float mean, float std, std::vector<float> & out) const {
-        uint64_t x = std::hash<std::string>{}(name) | 1;
-        for (float & value : out) {
-            x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-            value = mean + std * table[x >> 40 & (table.size() - 1)];
-        }
-    }
-
-  private:
-    std::vector<float> table = std::vector<float>(1 << 16);
-};
+}
 
 struct tensors {
-    normal numbers;
     std::vector<ggml_tensor *> all;
     std::set<std::string> names;
 };
@@ -209,7 +182,7 @@ void make_tensor(ggml_tensor * t, void * data) {
     const float k = float(t->ne[0]);
     const float std = row ? 0.1f : name.find("ffn_gate_inp") != std::string::npos ? 4 / sqrtf(k) : 1 / sqrtf(k);
     std::vector<float> values(ggml_nelements(t));
-    to->numbers.fill(name, row && norm && name.find("weight") != std::string::npos ? 1.0f : 0.0f, std, values);
+    fill(name, row && norm && name.find("weight") != std::string::npos ? 1.0f : 0.0f, std, values);
     if (name.find("ssm_a") != std::string::npos) { // states decay
         std::transform(values.begin(), values.end(), values.begin(), [](float v) { return -fabsf(v) - 0.1f; });
     }
