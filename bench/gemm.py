@@ -31,6 +31,7 @@ HALVES = {
     "q6_k": (208,),
     "tq1_0": (52,),
     "tq2_0": (64,),
+    "iq1_m": (),  # in pieces
 }
 MIN_WEIGHT_BYTES = 256 << 20  # of all copies together: a last-level cache keeps a part even of twice its size
 
@@ -47,6 +48,8 @@ def random_weights(type: str, k: int, n: int, rng: np.random.Generator) -> npt.N
     blocks = rng.integers(0, 256, (count, int(ggml_ext.lib.tb_type_size(plain))), np.uint8)
     if type == "mxfp4":  # a power of two
         blocks[:, 0] = rng.integers(119, 122, count)
+    if type == "iq1_m":  # the topmost four bits of its scale: 1/128 to 1/64
+        blocks[:, 55] = blocks[:, 55] & 15 | 0x20
     for at in () if type == "mxfp4" else HALVES.get(type, (0,)):
         scales = rng.uniform(0.005, 0.02, count).astype(np.float16)
         blocks[:, at : at + 2] = scales[:, None].view(np.uint8)

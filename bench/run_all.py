@@ -69,7 +69,7 @@ BENCHES = (
     Bench("speculation", "Guessing tokens ahead", sliced=True),
     Bench("scoring", "What rating texts costs: growing beams, and the model's own head"),
     Bench("serve_load", "The server under load"),
-    Bench("server_mixed", "The server under requests of several kinds"),
+    Bench("workers", "More workers than this machine has CPUs, simulated"),
     Bench("load", "Loading"),
     Bench("repack", "gguf-repack"),
     Bench("devices", "A model on several devices"),

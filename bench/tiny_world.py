@@ -3,6 +3,7 @@
     python -m bench.tiny_world --into docs/tiny-world.md                      accuracy (minutes)
     python -m bench.tiny_world --into docs/tiny-world.md --latency-items 30   on a quiet machine: latency as well
     python -m bench.tiny_world --into docs/tiny-world.md --thoughts           budgets of thoughts alone (a minute)
+    python -m bench.tiny_world --into docs/tiny-world.md --families           hybrid and mixture alone (half a minute)
 
 The three reasoners and the process reward model of bench/tiny/models are evaluated by `tilebeam eval` on expressions
 that no model was trained on; the command is printed. What is finished is kept in --out, and a second call goes on from
@@ -16,8 +17,10 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ import tilebeam
 from tilebeam import SamplingParams, SelfConsistency
 from tilebeam.cli import main as cli
 from tilebeam.evaluation.config import GREEDY
-from tilebeam.evaluation.estimators import wilson
+from tilebeam.evaluation.estimators import majority_at_k, pass_at_k, wilson
 from tilebeam.evaluation.results import PASS
 
 from bench.lib import CACHE, ROOT, report
@@ -48,10 +51,15 @@ SERIES = {
 }
 
 
-def write_items(path: Path, count: int, seed: int = SEED) -> None:
-    """Write the test expressions as items of `tilebeam eval`, without those that anybody has looked at before."""
+def fresh_expressions(count: int, seed: int = SEED) -> list[str]:
+    """Draw test expressions, without those that anybody has looked at before."""
     seen = {p for looked, n in LOOKED_AT for p in arithmetic.draw_many(looked, "test", n)}
-    problems = [p for p in arithmetic.draw_many(seed, "test", count + len(seen)) if p not in seen][:count]
+    return [p for p in arithmetic.draw_many(seed, "test", count + len(seen)) if p not in seen][:count]
+
+
+def write_items(path: Path, count: int, seed: int = SEED) -> None:
+    """Write the test expressions as items of `tilebeam eval`."""
+    problems = fresh_expressions(count, seed)
     lines = [json.dumps({"id": p, "prompt": p + "\n", "answer": str(arithmetic.value(p))}) for p in problems]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -153,6 +161,57 @@ def thoughts_into(rows: Sequence[dict[str, Any]], count: int, document: Path) ->
     put_into(document, "thoughts", "\n".join([*lines, "", f"![Accuracy over budgets of thoughts]({picture.name})"]))
 
 
+FAMILIES = (references.REASONERS[1], references.HYBRID, references.MIXTURE)
+COUNTS = (1, 2, 4, 8, 16)  # samples
+
+
+def families(count: int, threads: int, seed: int = SEED) -> list[dict[str, Any]]:
+    """Let models of several families solve test expressions, each prompt with as many samples as `COUNTS` ends with.
+
+    Returns:
+        of each model: `model`, and the shares that are right: `greedy`, and by the number of samples `pass` (any of
+        them) and `vote`, means over all draws of so many.
+    """
+    problems = fresh_expressions(count, seed)
+    prompts = [p + "\n" for p in problems]
+    rows = []
+    for name in FAMILIES:
+        with tilebeam.load(references.file_of(name, "q8_0"), n_ctx=8192, n_seq_max=64, threads=threads) as lm:
+            free = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, max_tokens=96, seed=seed)
+            greedy = lm.generate(prompts, SamplingParams(temperature=0, max_tokens=96))
+            outputs = lm.generate(prompts, replace(free, n=COUNTS[-1]))
+        right = sum(arithmetic.is_right(p, o.outputs[0].text) for p, o in zip(problems, greedy, strict=True))
+        row: dict[str, Any] = {"model": name, "greedy": right / count, "pass": Counter(), "vote": Counter()}
+        for problem, output in zip(problems, outputs, strict=True):
+            texts = [sample.text for sample in output.outputs]
+            correct = [arithmetic.is_right(problem, text) for text in texts]
+            answers = [None if (found := arithmetic.answer(text)) is None else int(found) for text in texts]
+            for k in COUNTS:
+                row["pass"][k] += pass_at_k(len(texts), sum(correct), k) / count
+                row["vote"][k] += majority_at_k(answers, correct, k) / count
+        rows.append(row)
+    return rows
+
+
+def families_into(rows: Sequence[dict[str, Any]], count: int, document: Path) -> None:
+    """Put the table of `families` into a document."""
+    lines = [
+        f"{count} test expressions, {COUNTS[-1]} samples each, temperature 1, seed {SEED}, Q8_0 files. Right answers "
+        "in percent; of one answer Wilson's 95 % interval over expressions.",
+        "",
+        "| model | method | " + " | ".join(map(str, COUNTS)) + " |",
+        "| --- | --- " + "| ---: " * len(COUNTS) + "|",
+    ]
+    for r in rows:
+        low, high = wilson(r["greedy"], count)
+        greedy = f"{100 * r['greedy']:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+        lines.append(f"| {r['model']} | greedy, one answer | {greedy} |" + "  |" * (len(COUNTS) - 1))
+        for what, title in (("pass", "pass@k (bound)"), ("vote", "self-consistency")):
+            cells = [f"{100 * r[what][k]:.1f}" for k in COUNTS]
+            lines.append(f"| {r['model']} | {title} | " + " | ".join(cells) + " |")
+    put_into(document, "families", "\n".join(lines))
+
+
 def main() -> None:
     p = Parser(__doc__, "4 expressions, budgets up to 4")
     p.add_count("--items", usual=200, quick=4, what="test expressions")
@@ -163,6 +222,7 @@ def main() -> None:
     p.add_argument("--out", type=Path, help="log, results, plots (default: in build/bench)")
     p.add_argument("--into", type=Path, help="also put the report into this Markdown file, plots beside it")
     p.add_argument("--thoughts", action="store_true", help="measure budgets of thoughts, and nothing else")
+    p.add_argument("--families", action="store_true", help="measure a hybrid and a mixture, and nothing else")
     p.add_argument("--fresh", action="store_true", help="throw away what is in --out")
     options = p.parse()
     rows = report.Rows("tiny_world", options.json)
@@ -175,6 +235,16 @@ def main() -> None:
         rows.finish()
         if options.into is not None:
             thoughts_into(measured, options.items, options.into)
+        return
+    if options.families:
+        solved = families(options.items, options.threads)
+        for r in solved:
+            greedy, most = 100 * r["greedy"], 100 * r["vote"][COUNTS[-1]]
+            figures = round(greedy, 2), round(most, 2), "% solved", [most / max(greedy, 1e-9)], None
+            rows.add(report.figures(f"{r['model']}, vote of {COUNTS[-1]}", *figures))
+        rows.finish()
+        if options.into is not None:
+            families_into(solved, options.items, options.into)
         return
     options.seeds = options.seeds or ("1" if options.quick else "1,2,3")
     options.budgets = "1,2,4" if options.quick else "1,2,4,8,16"

@@ -2,13 +2,15 @@
 and the paper's mix (Q4_0, FFN down in Q8_0), on one thread and on all, runs interleaved.
 
     python -m bench.whole_model [--kinds q4_0,q8_0,mix | -m FILE ..] [-t 1,2] [-p 512] [-npl 1,8,16] [-d 0]
+        [--preset qwen3-30b-a3b [--one-choice]]
         [--ik-llama PROGRAM] [--json] [--quick] [--resume FILE --seconds S]
 
 The models are random with the shapes of Qwen2.5-1.5B (--quick: 4 of their 28 layers, and all threads only), or files
-of your own (-m). Both sides read the same ordinary file and have the same settings: one unified KV cache in F16, flash
-attention, batches of 512, the same threads. The share of the limit is that of the streaming read bandwidth (weight
-bytes) for one sequence, of the int8 peak (two operations a weight and token) for everything else, both measured beside
-each round.
+of your own (-m). --preset has mixtures, too, whose router spreads tokens over all experts, or with --one-choice sends
+all to the same ones. Both sides read the same ordinary file and have the same settings: one unified KV cache in F16,
+flash attention, batches of 512, the same threads. The share of the limit is that of the streaming read bandwidth
+(weight bytes, of experts as many as a token uses) for one sequence, of the int8 peak (two operations a weight and
+token) for everything else, both measured beside each round.
 
 With --ik-llama, the llama-batched-bench of an ik_llama.cpp build runs in each round too, with -rtr; it loads the model
 each time, and where ours decodes at no depth it does so at one token.
@@ -26,7 +28,7 @@ from tilebeam import load
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 
-from bench.lib import limits, models, report, rounds
+from bench.lib import limits, models, report, rounds, synth
 from bench.lib.batched_bench import BatchedBench
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
@@ -35,8 +37,16 @@ KINDS: dict[str, tuple[str, dict[str, str]]] = {
     "q4_0": ("q4_0", {}),
     "q8_0": ("q8_0", {}),
     "mix": ("q4_0", {"ffn_down": "q8_0"}),
+    "q4_k_m": ("q4_k", dict.fromkeys(("ffn_down", "ffn_down_exps", "attn_v", "output"), "q6_k")),
+    "mxfp4": ("q8_0", dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), "mxfp4")),
 }
-TITLES = {"q4_0": "Q4_0", "q8_0": "Q8_0", "mix": "Q4_0 with FFN down in Q8_0"}
+TITLES = {
+    "q4_0": "Q4_0",
+    "q8_0": "Q8_0",
+    "mix": "Q4_0 with FFN down in Q8_0",
+    "q4_k_m": "Q4_K with FFN down in Q6_K",
+    "mxfp4": "Q8_0 with experts in MXFP4",
+}
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,10 @@ class Group:
         return map(self.label, self.cases)
 
 
-def file_of(kind: str, preset: str, quick: bool) -> Path:
+def file_of(kind: str, preset: str, quick: bool, one_choice: bool) -> Path:
     type, types = KINDS[kind]
-    return models.synthetic(preset, type, types, tied=False, layers=4 if quick else None)
+    layers = 4 if quick and synth.PRESETS[preset].get("n_layer", 4) > 4 else None
+    return models.synthetic(preset, type, types, tied=False, layers=layers, one_choice=one_choice)
 
 
 def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int) -> bool:
@@ -115,8 +126,9 @@ def ik_notes(row: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     p = Parser(__doc__, "fewer layers, fewer rounds")
-    p.add_argument("--kinds", default="q4_0,q8_0,mix", help="models, of q4_0, q8_0, mix")
-    p.add_argument("--preset", default="bench-1.4b", help="shapes, by the names of bench/lib/synth.py")
+    p.add_argument("--kinds", default="q4_0,q8_0,mix", help=f"models, of {', '.join(KINDS)}")
+    p.add_argument("--preset", default="bench-1.4b", choices=tuple(synth.PRESETS), help="shapes")
+    p.add_argument("--one-choice", action="store_true", help="a mixture whose tokens all go to the same experts")
     p.add_argument("-m", "--model", type=Path, action="append", default=[], help="GGUF file instead; may be repeated")
     p.add_argument("--ik-llama", type=Path, metavar="PROGRAM", help="llama-batched-bench of an ik_llama.cpp build")
     p.add_thread_counts()
@@ -135,12 +147,15 @@ def main() -> None:
     for case in cases:
         case.validate()
     threads = p.thread_counts(a)
-    files = {path.stem: path for path in a.model} or {TITLES[k]: file_of(k, a.preset, a.quick) for k in kinds}
+    files = {path.stem: path for path in a.model} or {
+        TITLES[k]: file_of(k, a.preset, a.quick, a.one_choice) for k in kinds
+    }
     groups = [Group(model, path, n, tuple(cases)) for model, path in files.items() for n in threads]
     ik = BatchedBench(a.ik_llama, ("-rtr",)) if a.ik_llama else None
     setting = {
         "bench": "whole_model",
         "preset": a.preset,
+        **({"one_choice": True} if a.one_choice else {}),
         "quick": a.quick,
         "n_prompt": a.n_prompt,
         "n_gen": a.n_gen,

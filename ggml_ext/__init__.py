@@ -22,12 +22,14 @@ __all__ = [
     "column_type",
     "dequantize",
     "ffi",
+    "has_file_form",
     "has_quantizer",
     "is_tiled",
     "layout_version",
     "lib",
     "native_file",
     "pack",
+    "packed_bytes",
     "place_codes",
     "quantize",
     "quantize_feedback",
@@ -94,6 +96,20 @@ class Type(IntEnum):
     Q5_1_COL = lib.TB_Q5_1_COL
     MXFP4 = lib.TB_MXFP4
     MXFP4_COL = lib.TB_MXFP4_COL
+    IQ2_XXS = lib.TB_IQ2_XXS
+    IQ2_XS = lib.TB_IQ2_XS
+    IQ2_S = lib.TB_IQ2_S
+    IQ3_XXS = lib.TB_IQ3_XXS
+    IQ3_S = lib.TB_IQ3_S
+    IQ1_S = lib.TB_IQ1_S
+    IQ1_M = lib.TB_IQ1_M
+    IQ2_XXS_COL = lib.TB_IQ2_XXS_COL
+    IQ2_XS_COL = lib.TB_IQ2_XS_COL
+    IQ2_S_COL = lib.TB_IQ2_S_COL
+    IQ3_XXS_COL = lib.TB_IQ3_XXS_COL
+    IQ3_S_COL = lib.TB_IQ3_S_COL
+    IQ1_S_COL = lib.TB_IQ1_S_COL
+    IQ1_M_COL = lib.TB_IQ1_M_COL
 
     @property
     def _info(self) -> Any:
@@ -151,6 +167,13 @@ def tile_bytes(tiled: Type) -> int:
     return int(lib.tb_tile_bytes(tiled))
 
 
+def has_file_form(tiled: Type) -> bool:
+    """Return whether tiles have the bytes of their blocks, as a repacked file needs it; those of IQ1 to IQ3 have more,
+    and are made while a model loads."""
+    plain = TILE * row_bytes(source_type(tiled), int(lib.tb_tile_k(tiled)))
+    return packed_bytes(source_type(tiled), plain) == plain
+
+
 def layout_version(tiled: Type) -> int:
     """Return the first layout version that has this tiled type: 1 for Q4_0, Q8_0 and IQ4_NL, 2 for others."""
     return 1 if tile_type(source_type(tiled)) is not None else 2
@@ -173,6 +196,16 @@ def row_bytes(ggml_type: Type, k: int) -> int:
     if block == 0 or k <= 0 or k % block != 0:
         raise ValueError(f"no row of {k} elements of type {Type(ggml_type).label}")
     return k // block * int(lib.tb_type_size(ggml_type))
+
+
+def packed_bytes(ggml_type: Type, nbytes: int) -> int:
+    """Return the bytes of the tiles that `nbytes` of plain blocks, in whole panels, become while a model loads; as many
+    of a type that stays as it is."""
+    tiled = column_type(ggml_type)
+    if tiled is None:
+        return nbytes
+    k = int(lib.tb_tile_k(tiled))
+    return nbytes * tile_bytes(tiled) * k // (TILE * TILE * row_bytes(ggml_type, k))
 
 
 def _check(status: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from ._library import native_file
 
@@ -19,24 +19,35 @@ class Cpus:
     Attributes:
         cpus: of its affinity mask and its cpuset.
         cores: that these belong to: two CPUs of one core (SMT) do hardly more than one.
+        performance_cores: of them; all, if it may use efficiency cores only.
+        nodes: of memory (NUMA) that these CPUs belong to and that it may use; 0: unknown.
+        threads: how many to start where nobody says how many: one per performance core, within the quota rounded up.
         quota: CPUs' worth of time that its control groups leave it; None: no limit.
-        threads: how many to start where nobody says how many: one per core, within the quota rounded up.
     """
 
     cpus: int
     cores: int
-    quota: float | None
+    performance_cores: int
+    nodes: int
     threads: int
+    quota: float | None
+
+
+class _TbCpus(ctypes.Structure):  # tb_cpus of backend/capi/npu_api.h
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int32) for name in ("cpus", "cores", "performance_cores", "nodes", "threads")),
+        ("quota", ctypes.c_double),
+    ]
 
 
 @cache
 def _function() -> Any:
     path = native_file(_NAME)
     try:
-        function = ctypes.CDLL(str(path)).tb_usable_cpus
+        function = ctypes.CDLL(str(path)).tb_process_cpus
     except (OSError, AttributeError) as e:
         raise ImportError(f"tilebeam: {path} cannot be used: {e}. Build or install it again.") from e
-    function.argtypes = (ctypes.c_char_p, *[ctypes.POINTER(ctypes.c_int)] * 2, ctypes.POINTER(ctypes.c_double))
+    function.argtypes, function.restype = (ctypes.c_char_p, ctypes.POINTER(_TbCpus)), None
     return function
 
 
@@ -49,9 +60,9 @@ def usable_cpus(root: str = "") -> Cpus:
     Raises:
         ImportError: the native library is missing or of another version.
     """
-    cpus, cores, quota = ctypes.c_int(), ctypes.c_int(), ctypes.c_double()
-    threads = _function()(root.encode(), ctypes.byref(cpus), ctypes.byref(cores), ctypes.byref(quota))
-    return Cpus(cpus.value, cores.value, quota.value or None, threads)
+    found = _TbCpus()
+    _function()(root.encode(), ctypes.byref(found))
+    return Cpus(found.cpus, found.cores, found.performance_cores, found.nodes, found.threads, found.quota or None)
 
 
 def default_threads() -> int:

@@ -202,7 +202,7 @@ def compensate(
         w: float32 (N, K); N a multiple of 16 for ``tile`` grouping.
         inputs: made with the type's ``group_width``.
         sweeps: over all blocks, after GPTQ's rule.
-        threads: of the C code; one per usable core if None.
+        threads: of the C code; one per performance core if None.
 
     Raises:
         ValueError: a weight is not finite, or too large for an FP16 scale.

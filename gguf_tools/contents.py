@@ -220,7 +220,8 @@ def _tiled(f: GGUFFile, name: str, number: int, plain: int) -> TiledTensor:
         ggml = GGML_TYPE[ggml_ext.source_type(type)]
     except (ValueError, KeyError):
         raise GGUFError(f"{f.path}: tensor {name!r} has the unknown tiled type {number}") from None
-    if ggml != t.type or len(t.ne) not in (2, 3) or t.ne[0] % TILE or t.ne[1] % TILE:
+    fits = ggml == t.type and len(t.ne) in (2, 3) and t.ne[0] % TILE == 0 and t.ne[1] % TILE == 0
+    if not fits or not ggml_ext.has_file_form(type):
         raise GGUFError(f"{f.path}: tensor {name!r} ({t.type.name} {list(t.ne)}) cannot hold {type.label} tiles")
     if plain and type != ggml_ext.column_type(ggml_ext.source_type(type)):
         raise GGUFError(f"{f.path}: tensor {name!r} is {type.label}, which does not unpack to a digest")

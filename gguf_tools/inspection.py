@@ -163,5 +163,6 @@ def matrix_table(groups: Iterable[MatrixGroup]) -> Table:
     rows.add_column("MiB", justify="right", no_wrap=True)
     rows.add_column("multiplied on")
     for g in groups:
-        rows.add_row(g.type, str(g.matrices), f"{g.bytes / MIB:.1f}", _PLACES[g.why])
+        larger = f", in {g.packed_bytes / MIB:.1f} MiB of memory" if g.packed_bytes > g.bytes else ""
+        rows.add_row(g.type, str(g.matrices), f"{g.bytes / MIB:.1f}", _PLACES[g.why] + larger)
     return rows

@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from tilebeam import _ext as ggml_ext
+
 from .contents import architecture_of, model_kv
-from .gguf_file import TensorInfo
+from .gguf_file import Q, TensorInfo
 from .policy import EMBEDDING, OUTPUT
 from .split import Source
 from .weights import OTHER_OPS, TB_TYPE, is_looked_up
@@ -66,6 +68,12 @@ class MatrixGroup:
     matrices: int
     bytes: int
     why: Why = ""
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all of them in the device's memory: more than in the file of IQ1 to IQ3."""
+        type = TB_TYPE.get(Q[self.type.upper()])
+        return self.bytes if type is None or self.device == "cpu" else ggml_ext.packed_bytes(type, self.bytes)
 
 
 def runs_on_device(t: TensorInfo) -> bool:

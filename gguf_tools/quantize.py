@@ -65,7 +65,7 @@ def quantize_rows(
         rows: float32 (N, K), K a multiple of 32; a part of a matrix has N % 32 == 0, but the last one.
         search: choose every FP16 scale, its sign too, for the smallest sum of squared errors; never worse than round to
             nearest on any group of 32 weights. Without it, ggml's round to nearest.
-        threads: worker threads; one per usable core if None. The C code runs without the GIL.
+        threads: worker threads; one per performance core if None. The C code runs without the GIL.
         error: the error is added to it.
 
     Returns:

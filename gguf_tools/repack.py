@@ -236,7 +236,7 @@ def pack(
         search: choose scales for the smallest error instead of rounding to nearest.
         calibration: compensate errors by the second moments of the inputs in a text; implies ``search`` for tensors
             that the text says nothing of.
-        threads: worker threads; one per usable core if None.
+        threads: worker threads; one per performance core if None.
         progress: called with (bytes read, bytes in all).
         dry_run: only plan, write nothing.
         overwrite: replace ``dst`` if it exists.
@@ -415,7 +415,7 @@ def unpack(
     of ``tile`` grouping are quantized again.
 
     Args:
-        threads: worker threads; one per usable core if None.
+        threads: worker threads; one per performance core if None.
         progress: called with (bytes read, bytes in all).
         overwrite: replace ``dst`` if it exists.
 

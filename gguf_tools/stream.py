@@ -72,7 +72,7 @@ class TensorJob:
 
 
 def default_threads() -> int:
-    """Return one per core that this process may use, at most 16."""
+    """Return one per performance core that this process may use, at most 16."""
     return min(16, cpus.default_threads())
 
 

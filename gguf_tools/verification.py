@@ -52,7 +52,7 @@ def verify(
         against: the ordinary GGUF it was made from: its contents must have the recorded digest, and tensors that were
             not quantized must hold its values bit for bit.
         deep: also unpack in memory, where the contents are the source's, and compare with the source's recorded digest.
-        threads: worker threads; one per usable core if None.
+        threads: worker threads; one per performance core if None.
         progress: called with (bytes read, bytes in all).
 
     Raises:

@@ -152,10 +152,11 @@ def from_float(type: gguf.GGMLQuantizationType, x: Floats, rounding: Rounding = 
 
 
 def tiled_type(type: gguf.GGMLQuantizationType, grouping: str) -> Type | None:
-    """Return the tiled type for plain blocks; None if the type is not tiled."""
+    """Return the tiled type that a file may have for plain blocks; None if there is none."""
     if type not in TB_TYPE:
         return None
-    return (ggml_ext.tile_type if grouping == "tile" else ggml_ext.column_type)(TB_TYPE[type])
+    found = (ggml_ext.tile_type if grouping == "tile" else ggml_ext.column_type)(TB_TYPE[type])
+    return found if found is not None and ggml_ext.has_file_form(found) else None
 
 
 def make_rows(

@@ -7,7 +7,9 @@
 #include <ctime>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sched.h>
+#include <set>
 #include <unistd.h>
 
 #include "control_groups.h"
@@ -20,6 +22,7 @@ namespace {
 using cpu_list = std::vector<int>; // in order
 
 constexpr int most_cpus = 65536;
+constexpr uint64_t most_speed = 100000000; // kHz; what is more is no such number
 
 // "0-3,8"; none of what is no such list.
 cpu_list parse_list(const std::string & text) {
@@ -66,11 +69,24 @@ cpu_list affinity() {
     return cpus;
 }
 
+// What the process may use, by the key of the list.
+cpu_list listed_under(const std::string & root, const std::string & key) {
+    for (const std::string & line : lines_of(root + "/proc/self/status")) {
+        if (line.compare(0, key.size(), key) == 0) return parse_list(line.substr(key.size()));
+    }
+    return {};
+}
+
+// The affinity mask as a file tells it.
+cpu_list affinity_under(const std::string & root) { return listed_under(root, "Cpus_allowed_list:"); }
+
 // What files tell.
 struct machine {
-    double quota = 0;       // as in cpu_limits
-    cpu_list cpuset;        // of the process's group; empty: unknown
-    std::vector<int> cores; // by CPU: the first CPU of its core, -1 if unknown
+    double quota = 0;              // as in cpu_limits
+    cpu_list cpuset;               // of the process's group; empty: unknown
+    std::vector<int> cores;        // by CPU: the first CPU of its core, -1 if unknown
+    cpu_list slow;                 // those of efficiency cores
+    std::map<int, cpu_list> nodes; // of memory, that the process may use: their CPUs
 
     explicit machine(const std::string & root) {
         read_quota(root);
@@ -81,6 +97,10 @@ struct machine {
             }
         }
         read_cores(root + "/sys/devices/system/cpu");
+        read_speeds(root);
+        for (const int node : listed_under(root, "Mems_allowed_list:")) {
+            nodes[node] = list_in(root + "/sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
+        }
     }
 
     // The tightest of all groups. Microseconds of CPU time in a period of so many.
@@ -117,6 +137,32 @@ struct machine {
         }
     }
 
+    // Efficiency cores: what the system calls so (Intel's), and what is not half as fast as the fastest, by the
+    // scheduler's measure (1024 is the fastest CPU; ARM's little cores have 160 to 450) or by the highest clock. Cores
+    // between, which Zen 5c's and the middle ones of phones are, count as the fast ones do.
+    void read_speeds(const std::string & root) {
+        const std::string folder = root + "/sys/devices/system/cpu";
+        slow = list_in(root + "/sys/devices/cpu_atom/cpus");
+        for (const char * file : {"/cpu_capacity", "/cpufreq/cpuinfo_max_freq"}) {
+            std::map<int, uint64_t> speeds;
+            uint64_t fastest = 0;
+            for (const int cpu : list_in(folder + "/present")) {
+                uint64_t speed = 0;
+                if (read_number(folder + "/cpu" + std::to_string(cpu) + file, speed) && speed != 0 &&
+                    speed <= most_speed) {
+                    speeds[cpu] = speed;
+                    fastest = std::max(fastest, speed);
+                }
+            }
+            for (const auto & [cpu, speed] : speeds) {
+                if (speed < fastest / 2) slow.push_back(cpu);
+            }
+        }
+        std::sort(slow.begin(), slow.end());
+    }
+
+    bool is_slow(int cpu) const { return std::binary_search(slow.begin(), slow.end(), cpu); }
+
     // A CPU of which nothing is known has a core of its own.
     int core_of(int cpu) const {
         const int core = static_cast<size_t>(cpu) < cores.size() ? cores[static_cast<size_t>(cpu)] : -1;
@@ -129,35 +175,36 @@ const machine & this_machine() {
     return m;
 }
 
-// The affinity mask as a file tells it.
-cpu_list affinity_under(const std::string & root) {
-    const std::string key = "Cpus_allowed_list:";
-    for (const std::string & line : lines_of(root + "/proc/self/status")) {
-        if (line.compare(0, key.size(), key) == 0) return parse_list(line.substr(key.size()));
-    }
-    return {};
-}
-
 cpu_limits limits_on(const machine & m, const cpu_list & allowed) {
     cpu_list cpus;
     std::set_intersection(allowed.begin(), allowed.end(), m.cpuset.begin(), m.cpuset.end(), std::back_inserter(cpus));
     if (cpus.empty()) {
         cpus = allowed;
     }
-    cpu_list cores;
+    std::set<int> cores;
+    std::set<int> fast;
     for (const int cpu : cpus) {
-        cores.push_back(m.core_of(cpu));
+        cores.insert(m.core_of(cpu));
+        if (!m.is_slow(cpu)) fast.insert(m.core_of(cpu));
     }
-    std::sort(cores.begin(), cores.end());
-    const auto n_cores = std::unique(cores.begin(), cores.end()) - cores.begin();
-    return {std::max(1, static_cast<int>(cpus.size())), std::max(1, static_cast<int>(n_cores)), m.quota};
+    cpu_limits limits;
+    limits.cpus = std::max(1, static_cast<int>(cpus.size()));
+    limits.cores = std::max(1, static_cast<int>(cores.size()));
+    limits.performance_cores = fast.empty() ? limits.cores : static_cast<int>(fast.size());
+    limits.quota = m.quota;
+    for (const auto & [node, of] : m.nodes) {
+        const auto is_usable = [&](int cpu) { return std::binary_search(cpus.begin(), cpus.end(), cpu); };
+        if (std::any_of(of.begin(), of.end(), is_usable)) limits.nodes.push_back(node);
+    }
+    return limits;
 }
 
-enum class sharing { none, core, cpu };
+enum class sharing { none, slow_core, core, cpu };
 
-// What thread `own`, on `cpu`, shares with the others; a core only with those before it, so that one of two stays.
+// What thread `own`, on `cpu`, shares with the others; a core only with those before it, so that one of two stays. Who
+// shares none may be on an efficiency core.
 sharing shared_with(const machine & m, const int * running_on, int n, int own, int cpu) {
-    sharing found = sharing::none;
+    sharing found = m.is_slow(cpu) ? sharing::slow_core : sharing::none;
     for (int i = 0; i < n; ++i) {
         if (i == own || running_on[i] < 0) {
             continue;
@@ -172,8 +219,9 @@ sharing shared_with(const machine & m, const int * running_on, int n, int own, i
     return found;
 }
 
-// Leaves of the allowed CPUs those of cores that none of the threads uses; if there are none and one shares its CPU,
-// those that none of them uses. False if nothing is left. Without memory: threads at work call it.
+// Leaves of the allowed CPUs those of cores that none of the threads uses, of performance cores if there are such; if
+// there are none and one shares its CPU, those that none of them uses. False if nothing is left. Without memory:
+// threads at work call it.
 bool leave_free(const machine & m, const int * running_on, int n, sharing shared, cpu_set_t & allowed) {
     cpu_set_t cpus = allowed;
     cpu_set_t cores = allowed;
@@ -183,7 +231,15 @@ bool leave_free(const machine & m, const int * running_on, int n, sharing shared
             if (m.core_of(cpu) == m.core_of(running_on[i])) CPU_CLR(cpu, &cores);
         }
     }
-    allowed = CPU_COUNT(&cores) != 0 || shared == sharing::core ? cores : cpus;
+    cpu_set_t fast = cores;
+    for (const int cpu : m.slow) {
+        if (cpu < CPU_SETSIZE) CPU_CLR(cpu, &fast);
+    }
+    if (CPU_COUNT(&fast) != 0 || shared == sharing::slow_core) {
+        allowed = fast;
+    } else {
+        allowed = CPU_COUNT(&cores) != 0 || shared == sharing::core ? cores : cpus;
+    }
     return CPU_COUNT(&allowed) != 0;
 }
 
@@ -199,7 +255,7 @@ cpu_limits limits_of_cpus(const std::string & root) {
 
 int usable_cpus() { return limits_of_cpus().usable_cpus(); }
 
-int usable_cores() { return limits_of_cpus().usable_cores(); }
+int default_threads() { return limits_of_cpus().default_threads(); }
 
 int current_cpu() { return sched_getcpu(); }
 

@@ -11,13 +11,16 @@ namespace tb {
 
 // What the system grants this process of the machine's CPUs.
 struct cpu_limits {
-    int cpus = 1;     // of its affinity mask and its cpuset
-    int cores = 1;    // that these belong to: the CPUs of one core share its arithmetic units
-    double quota = 0; // CPUs' worth of time that its control groups leave it; 0: no limit
+    int cpus = 1;              // of its affinity mask and its cpuset
+    int cores = 1;             // that these belong to: the CPUs of one core share its arithmetic units
+    int performance_cores = 1; // of them; all, if it may use efficiency cores only
+    double quota = 0;          // CPUs' worth of time that its control groups leave it; 0: no limit
+    std::vector<int> nodes;    // of memory (NUMA) that it may use and that these CPUs belong to; none: unknown
 
-    // Threads that can run at the same time, and those that each have a core. A part of a CPU counts as one.
+    // Threads that can run at the same time, and those that each have a performance core, which are started where
+    // nobody says how many. A part of a CPU counts as one.
     int usable_cpus() const { return within_quota(cpus); }
-    int usable_cores() const { return within_quota(cores); }
+    int default_threads() const { return within_quota(performance_cores); }
 
   private:
     int within_quota(int n) const;
@@ -27,16 +30,17 @@ struct cpu_limits {
 // on. The affinity mask is asked for each time.
 cpu_limits limits_of_cpus(const std::string & root = "");
 
-// How many threads can run at the same time, and how many are started where nobody says how many. At least 1.
+// Of this process; at least 1.
 int usable_cpus();
-int usable_cores();
+int default_threads();
 
 // The CPU of the calling thread, -1 if unknown.
 int current_cpu();
 
 // The calling thread is number `own` of `n` that run on these CPUs (-1: unknown). If it shares its CPU with one of
-// them, or its core with one before it, it goes to a core that none of them uses; if there is none and it shares its
-// CPU, to a CPU that none of them uses. It is not bound to it from then on. True if it went.
+// them, or its core with one before it, or is on an efficiency core, it goes to a core that none of them uses: a
+// performance core, or, from a shared one, any; if there is none and it shares its CPU, to a CPU that none of them
+// uses. It is not bound to it from then on. True if it went.
 bool move_apart(const int * running_on, int n, int own);
 
 // Where it goes from `cpu` on the machine under `root`, all of these equally good; none: it stays. For tests.

@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "numa.h"
+
 namespace tb {
 
 constexpr size_t huge_page = size_t{2} << 20;
@@ -38,9 +40,9 @@ inline void * map_shared(int fd, uint64_t offset, size_t size, int protection) {
     return mmap(nullptr, size, protection, MAP_SHARED, fd, static_cast<off_t>(offset));
 }
 
-// Back new memory, all zero, that will be filled soon with huge pages now, whatever the system does by itself for
-// shared memory (most leave that off). Refused by kernels before 6.1 and where memory is short.
-inline void use_huge_pages(void * base, size_t size) {
+// Back shared memory that will be filled soon with huge pages now, whatever the system does by itself (most leave that
+// off); what is there already stays. Refused by kernels before 6.1 and where memory is short: false then.
+inline bool use_huge_pages(void * base, size_t size) {
 #if defined(__linux__) && UINTPTR_MAX > UINT32_MAX
 #    ifdef MADV_COLLAPSE
     constexpr int collapse = MADV_COLLAPSE;
@@ -49,10 +51,21 @@ inline void use_huge_pages(void * base, size_t size) {
 #    endif
     uint8_t * start = static_cast<uint8_t *>(base);
     size_t at = (huge_page - reinterpret_cast<uintptr_t>(base) % huge_page) % huge_page;
-    for (; at + huge_page <= size; at += huge_page) {
-        static_cast<volatile uint8_t *>(start)[at] = 0; // a range without any page is refused
-        if (madvise(start + at, huge_page, collapse) != 0) return;
+    // A huge page is put on the node of the page that is there before, and pages go around the nodes by their number in
+    // the file: the first one of every huge page would often be on the same node.
+    const size_t nodes = nodes_to_spread().size(), page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const auto first_on_next = [&](size_t i) {
+        return nodes < 2 ? 0 : i * (nodes + 1 - huge_page / page % nodes) % nodes;
+    };
+    for (size_t i = 0; at + huge_page <= size; at += huge_page, ++i) {
+        // A range without any page is refused.
+        static_cast<void>(static_cast<volatile uint8_t *>(start)[at + first_on_next(i) * page]);
+        if (madvise(start + at, huge_page, collapse) != 0) return false;
     }
+    return true;
+#else
+    static_cast<void>(base), static_cast<void>(size);
+    return false;
 #endif
 }
 

@@ -11,7 +11,6 @@
 #include "cpus.h"
 #include "executor.h"
 #include "kernels/kernels.h"
-#include "peaks.h"
 #include "usable_memory.h"
 
 struct tb_npu {
@@ -124,23 +123,15 @@ void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available,
     });
 }
 
-int tb_usable_cpus(const char * root, int * cpus, int * cores, double * quota) {
-    int threads = 1;
+void tb_process_cpus(const char * root, tb_cpus * found) {
     guarded([&] {
         const tb::cpu_limits limits = tb::limits_of_cpus(root ? root : "");
-        *cpus = limits.cpus;
-        *cores = limits.cores;
-        *quota = limits.quota;
-        threads = limits.usable_cores();
+        *found = {limits.cpus,
+                  limits.cores,
+                  limits.performance_cores,
+                  static_cast<int32_t>(limits.nodes.size()),
+                  limits.default_threads(),
+                  limits.quota};
         return TB_OK;
     });
-    return threads;
-}
-
-double tb_npu_limit_int8(double seconds) { return tb::npu::limit_int8(seconds); }
-
-double tb_npu_limit_fma(double seconds) { return tb::npu::limit_fma(seconds); }
-
-double tb_npu_limit_read(const void * data, uint64_t size, int way) {
-    return way < 0 || way >= TB_NPU_READ_WAYS ? 0 : tb::npu::limit_read(static_cast<const uint8_t *>(data), size, way);
 }

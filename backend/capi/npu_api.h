@@ -21,7 +21,7 @@ void tb_npu_free(tb_npu * npu);
 // Status codes are enum tb_status. A buffer stays the caller's and must outlive its mapping.
 int tb_npu_map(tb_npu * npu, uint32_t id, void * base, uint64_t size, int writable);
 int tb_npu_unmap(tb_npu * npu, uint32_t id);
-int tb_npu_set_threads(tb_npu * npu, int n_threads); // 0: one per usable core
+int tb_npu_set_threads(tb_npu * npu, int n_threads); // 0: one per performance core
 // How many of them are at work: 0 = no more than there are CPUs, and fewer while other programs want those; else that
 // many, whatever it costs. The same results, bit for bit.
 void tb_npu_set_hands(tb_npu * npu, int n);
@@ -50,18 +50,13 @@ const void * tb_npu_kernels(tb_npu * npu);
 // `root`: NULL, or where proc/ and sys/ are.
 void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available, uint64_t * with_swap);
 
-// CPUs of this process's affinity mask and cpuset, the cores that they belong to, and CPUs' worth of time that its
-// control groups leave it, 0 for no limit (base/cpus.h). Returns how many threads are started where nobody says how
-// many: one per core within the quota. `root` as above.
-int tb_usable_cpus(const char * root, int * cpus, int * cores, double * quota);
-
-// What this CPU can do at most, on the calling thread, in 10^9 a second: operations of 8-bit dot products, of float32
-// FMAs (multiply and add counted apart; 0 without such an instruction), bytes read once, in one of several ways (`way`
-// from 0, see peaks.h) of which the fastest is the limit.
-enum { TB_NPU_READ_WAYS = 4 };
-double tb_npu_limit_int8(double seconds);
-double tb_npu_limit_fma(double seconds);
-double tb_npu_limit_read(const void * data, uint64_t size, int way);
+// What the system grants this process of the machine's CPUs, as cpu_limits of base/cpus.h, which explains the fields;
+// `nodes` is how many, `threads` is default_threads. `root` as above.
+typedef struct {
+    int32_t cpus, cores, performance_cores, nodes, threads;
+    double quota;
+} tb_cpus;
+void tb_process_cpus(const char * root, tb_cpus * found);
 // cffi: end
 
 #ifdef __cplusplus

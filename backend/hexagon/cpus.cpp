@@ -20,7 +20,7 @@ int usable_cpus() {
     return n > 0 ? n : 1;
 }
 
-int usable_cores() { return usable_cpus(); }
+int default_threads() { return usable_cpus(); }
 
 int current_cpu() { return -1; }
 

@@ -183,7 +183,7 @@ executor::executor(const config & cfg) : self(std::make_unique<impl>()) {
 executor::~executor() = default;
 
 void executor::set_threads(int n) {
-    n = std::clamp(n > 0 ? n : usable_cores(), 1, most_threads);
+    n = std::clamp(n > 0 ? n : default_threads(), 1, most_threads);
     const int most = std::min(n, self->fixed_hands > 0 ? self->fixed_hands : usable_cpus());
     self->n_threads = n;
     if (!self->pool || most > self->pool_wanted) {

@@ -13,7 +13,7 @@
 namespace tb::npu {
 
 struct config {
-    int n_threads = 0;         // 0: one per CPU this process may use
+    int n_threads = 0;         // 0: one per performance core that this process may use
     int hands = 0;             // see set_hands
     std::string isa;           // "" = best of this CPU; else a name from kernel_isas()
     uint64_t memory_limit = 0; // address space for mapped buffers, bytes; 0 = none
@@ -70,9 +70,9 @@ class executor {
     // Give buffer `id` a memory region that stays valid until unmap.
     tb_status map(uint32_t id, void * base, uint64_t size, bool writable, const origin & from = {});
     tb_status unmap(uint32_t id);
-    // 0: one per usable core. Only this number has a part in what is computed; at work are as many threads, but no more
-    // than there are CPUs, and fewer while other programs want those (crew.h). Programs that go back and forth between
-    // two numbers pay nothing for it: threads stay when there are more of them than wanted.
+    // 0: one per performance core. Only this number has a part in what is computed; at work are as many threads, but no
+    // more than there are CPUs, and fewer while other programs want those (crew.h). Programs that go back and forth
+    // between two numbers pay nothing for it: threads stay when there are more of them than wanted.
     void set_threads(int n);
     // 0: as said. Else: that many are at work whatever it costs, as long as there are threads.
     void set_hands(int n);

@@ -51,6 +51,9 @@ bool is_tiny(const tb_op & op) {
     case TB_OP_GLU:
     case TB_OP_SOFT_MAX:
         return elements(op.dst) <= 2048;
+    case TB_OP_ARGSORT: // comparisons that no branch predictor foresees
+    case TB_OP_TOP_K:
+        return elements(op.src[0]) <= 512;
     case TB_OP_SET_ROWS: // dst is the whole cache, src0 the rows that move
         return elements(op.src[0]) <= 4096;
     default:

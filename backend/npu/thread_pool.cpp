@@ -31,7 +31,7 @@ const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
 thread_pool::thread_pool(int n_threads, uint32_t count) {
     n_threads = std::clamp(n_threads, 1, max_threads);
     spreads = n_threads <= usable_cpus();
-    has_siblings = spreads && usable_cores() < usable_cpus();
+    has_choice = spreads && default_threads() < usable_cpus();
     seats = std::make_unique<seat[]>(static_cast<size_t>(n_threads));
     for (int i = 0; i < n_threads; ++i) {
         seats[i].at_barrier = spin_budget(spreads ? hot_spin_ns : 0);
@@ -84,8 +84,8 @@ void thread_pool::work(seat & own) {
             return;
         }
         __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
-        if (has_siblings) {
-            move_apart(own); // two on one core both work, so that neither has to sleep
+        if (has_choice) {
+            move_apart(own); // two on one core both work, so that neither has to sleep, and so does one on a slow core
         }
         fn(arg, own.index);
         advance(own.finished, job);

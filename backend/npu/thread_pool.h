@@ -97,8 +97,8 @@ class thread_pool {
 
     int n = 1;
     std::unique_ptr<seat[]> seats;
-    bool spreads = false;      // there is a CPU for each thread
-    bool has_siblings = false; // .. and some of these are of the same core
+    bool spreads = false;    // there is a CPU for each thread
+    bool has_choice = false; // .. and some of these are of the same core, or of slower ones
     int last_hands = 1;
     // Of the run in work; written before the mail that tells of it.
     task fn = nullptr;

@@ -19,6 +19,9 @@ namespace tb::plugin {
 
 namespace {
 
+// Of a matrix, that are packed before their pages are given back; below the second, looking a mapping up costs more.
+constexpr size_t bytes_at_once = 32 << 20, least_released = 256 << 10;
+
 buffer & self(ggml_backend_buffer_t b) { return *buffer::of(b); }
 
 // ggml calls these from C: nothing may be thrown through it. A forked child neither reads nor writes its parent's
@@ -123,7 +126,6 @@ ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t b
     b->base = static_cast<uint8_t *>(b->memory->data());
     b->size = bytes;
     b->file = {b->memory->fd(), 0, true};
-    if (b->what == kind::tiled) tb::use_huge_pages(b->base, bytes); // weights, which fill it
     b->belongs_to(announced());
     b->by_tensor = b->what == kind::tiled && st.limit_of(device) != 0;
     if (!b->by_tensor && !b->map_range(0, bytes, why)) {
@@ -323,12 +325,33 @@ bool buffer::tiles_of(const ggml_tensor * t, tiled_tensor & tiles, size_t & offs
     return true;
 }
 
+// Of a large matrix a part at a time, whose pages of the model's file are given back before the next: a load then never
+// holds much more than the weights, which are in the file's pages before, and in tiles afterwards.
+bool buffer::pack(const tiled_tensor & tiles, const uint8_t * data, size_t offset, size_t n) {
+    const size_t panel = tiles.panel_bytes(), step = std::max<size_t>(1, bytes_at_once / panel) * panel;
+    for (size_t done = 0; done < n;) {
+        const size_t part = std::min(n - done, step - (offset + done) % panel);
+        {
+            std::lock_guard<std::mutex> hold(lock);
+            const uint64_t end = offset_of(tiles.data) + tiles.tiles_until(offset + done + part);
+            // Memory that nobody has touched, up to the end of a huge page.
+            const uint64_t rounded = std::min(size, (end + tb::huge_page - 1) / tb::huge_page * tb::huge_page);
+            if (rounded > backed) backed = tb::use_huge_pages(base + backed, rounded - backed) ? rounded : size;
+        }
+        if (!write_tiled(tiles, data + done, offset + done, part)) return false;
+        if (part >= least_released) release_file_pages(data + done, part);
+        done += part;
+    }
+    return true;
+}
+
 void buffer::write(const ggml_tensor * t, const void * data, size_t offset, size_t n) {
     if (what == kind::mapped) return spoil(std::string("write to the mapped model file, tensor '") + t->name + "'");
     tiled_tensor tiles;
     // Tiles that a manifest names come from the file as they are; only the tiled buffer type packs.
     if (what == kind::tiled && tiles_of(t, tiles, offset)) {
-        if (!write_tiled(tiles, data, offset, n)) spoil(std::string("cannot pack tensor '") + t->name + "'");
+        if (!pack(tiles, static_cast<const uint8_t *>(data), offset, n))
+            spoil(std::string("cannot pack tensor '") + t->name + "'");
         return;
     }
     std::memcpy(static_cast<uint8_t *>(t->data) + offset, data, n);

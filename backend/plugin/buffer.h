@@ -94,6 +94,7 @@ class buffer {
     bool tiles_of(const ggml_tensor * t, tiled_tensor & tiles, size_t & offset) const;
     // Remember how the tensor that begins at `at` is stored: enum tb_type, or TB_TYPE_COUNT if plain.
     void note_tiled(const ggml_tensor * t, uint64_t at, uint32_t type);
+    bool pack(const tiled_tensor & tiles, const uint8_t * data, size_t offset, size_t n);
     bool map_range(uint64_t first, uint64_t last, std::string & why);
 
     const home made_in;
@@ -103,6 +104,7 @@ class buffer {
     manifest_ptr manifest;  // of the load that it belongs to; nullptr: nobody announced one
     bool published = false; // and counted
     bool by_tensor = false; // windows are made as tensors arrive
+    uint64_t backed = 0;    // bytes of a tiled buffer that have got their huge pages, if there are any to be had
 
     struct tiled_entry {
         uint32_t type;

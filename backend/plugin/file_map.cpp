@@ -22,7 +22,8 @@ namespace {
 // One line of /proc/self/maps, as far as it matters here.
 struct region {
     uint64_t begin = 0, end = 0, offset = 0;
-    std::string device; // text such as "08:01"
+    bool read_only = false; // and shared
+    std::string device;     // text such as "08:01"
     uint64_t inode = 0;
     std::string path;
 };
@@ -34,6 +35,7 @@ bool parse_region(const std::string & line, region & r) {
                     perms, &r.offset, device, &r.inode, &path_at) != 6) {
         return false;
     }
+    r.read_only = perms[1] == '-' && perms[3] == 's';
     r.device = device;
     r.path = path_at > 0 ? line.substr(static_cast<size_t>(path_at)) : "";
     // The kernel writes a newline in a path as \012.
@@ -180,6 +182,15 @@ bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, m
     out.mapping = reinterpret_cast<const void *>(all.begin);
     out.mapping_size = static_cast<size_t>(all.end - all.begin);
     return true;
+}
+
+void release_file_pages(const void * ptr, size_t size) {
+    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<uintptr_t>(ptr);
+    const uintptr_t first = (begin + page - 1) / page * page, last = (begin + size) / page * page;
+    region r; // looked up each time: where a file was mapped, memory may lie that has no other copy
+    if (first < last && find_region(first, last, r) && r.read_only) {
+        madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED); // refused for locked pages
+    }
 }
 
 bool says_repacked(int fd) {

@@ -27,6 +27,11 @@ struct mapped_file {
 // `why` says what is wrong.
 bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, mapped_file & out, std::string & why);
 
+// Give back the whole pages in [ptr, ptr + size) of a file that is mapped shared and read-only: what lay there has been
+// copied, and who reads it again (a row of embeddings that are the output matrix, too) gets it from the file. Nothing
+// happens to other memory, nor to pages that are locked.
+void release_file_pages(const void * ptr, size_t size);
+
 // Does the file begin as a GGUF whose architecture is that of repacked files?
 bool says_repacked(int fd);
 

@@ -70,7 +70,7 @@ class state {
 
     state();
     tb::session::options session_options(int device) const;
-    int wanted_threads() const; // 0 = one per usable core
+    int wanted_threads() const; // 0 = one per performance core
     // Tells the running sessions that have another number of threads than wanted.
     tb::session::result give_threads();
 

@@ -76,7 +76,7 @@ bool for_panels(const tiled_tensor & t, size_t offset, size_t size,
         for (uint64_t i; (i = next++) < range.count();)
             if (!work(range.at(i), plain)) ok = false;
     };
-    const size_t wanted = std::min<size_t>({1 + size / bytes_per_thread, static_cast<size_t>(usable_cores()), 16});
+    const size_t wanted = std::min<size_t>({1 + size / bytes_per_thread, static_cast<size_t>(default_threads()), 16});
     std::vector<std::thread> helpers;
     try {
         while (helpers.size() + 1 < wanted)
@@ -95,6 +95,12 @@ bool for_panels(const tiled_tensor & t, size_t offset, size_t size,
 size_t tiled_tensor::row_bytes() const {
     const uint32_t source = tb_tiled_source(type);
     return k / tb_type_block(source) * tb_type_size(source);
+}
+
+size_t tiled_tensor::panel_bytes() const { return TB_TILE_N * row_bytes(); }
+
+size_t tiled_tensor::tiles_until(size_t plain) const {
+    return plain == 0 ? 0 : panel_range(*this, 0, plain).count() * tb_tiled_bytes(type, k, TB_TILE_N);
 }
 
 bool write_tiled(const tiled_tensor & t, const void * src, size_t offset, size_t size) {

@@ -15,7 +15,9 @@ struct tiled_tensor {
     uint64_t k, n;  // elements per row, rows per matrix
     uint8_t * data; // tiles of all its matrices; each padded to whole panels
 
-    size_t row_bytes() const; // of the plain form
+    size_t row_bytes() const;               // of the plain form
+    size_t panel_bytes() const;             // of the plain form of a whole panel
+    size_t tiles_until(size_t plain) const; // bytes of tiles that hold the first `plain` bytes
 };
 
 // `offset` and `size` count plain bytes and lie inside the tensor. False: not a type that can be packed.

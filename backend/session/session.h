@@ -29,7 +29,7 @@ constexpr uint64_t address_limit(executor_kind kind, uint64_t wanted) {
 
 struct options {
     executor_kind kind = executor_kind::thread;
-    int n_threads = 0;         // NPU worker threads; 0 = one per usable core
+    int n_threads = 0;         // NPU worker threads; 0 = one per performance core
     int deadline_ms = 0;       // longest wait for one op (reply_deadline.h), anew when one ends. 0 = the default
     int spin_us = 50;          // spin this long before sleeping; with one CPU not at all
     uint64_t memory_limit = 0; // address space for mapped buffers; 0 = none

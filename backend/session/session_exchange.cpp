@@ -29,7 +29,7 @@ result session::impl::give_up(tb_status status, const std::string & what) {
 // Spinning answers fastest but takes a CPU. It pays for a short wait, and at the end of a long one if there is a CPU
 // whose core the NPU's threads do not need.
 wait_plan session::impl::plan(int64_t expected_ns) {
-    static const int cores = usable_cores();
+    static const int cores = default_threads();
     wait_plan p;
     p.slice = between_looks;
     const int64_t spin = budget.next();

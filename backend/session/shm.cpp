@@ -9,6 +9,7 @@
 
 #include "fork.h"
 #include "huge_pages.h"
+#include "numa.h"
 
 namespace tb::session {
 
@@ -41,6 +42,9 @@ std::unique_ptr<shared_memory> shared_memory::create(const char * name, uint64_t
     void * base = map_shared(m->file, 0, rounded, PROT_READ | PROT_WRITE);
     if (base == MAP_FAILED) {
         return failed("mapping");
+    }
+    if (rounded >= huge_page) { // weights and caches; what is smaller stays in a CPU's cache
+        if (const std::vector<int> nodes = nodes_to_spread(); !nodes.empty()) spread_pages(base, rounded, nodes);
     }
     madvise(base, rounded, MADV_HUGEPAGE); // fewer TLB misses where the system allows it for shared memory
     madvise(base, rounded, MADV_DONTFORK);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gguf
@@ -140,6 +141,26 @@ def _ternary(x: F32) -> F32:
     return np.asarray(t * (rms / np.sqrt(full)), np.float32)
 
 
+def _grid_points(x: F32, qtype: Q) -> U8:
+    """IQ1 to IQ3: any bits, with the block's variance. Nothing here looks for the nearest point of a grid."""
+    seed = int(np.abs(x).sum(dtype=np.float64) * 1e6)
+    made = np.random.default_rng(seed).integers(0, 256, (len(x), gguf.GGML_QUANT_SIZES[qtype][1])).astype(np.uint8)
+    place = [(48 + 2 * i + 1, 4 * i) for i in range(4)] if qtype is Q.IQ1_M else []
+
+    def set_d(d: F32) -> None:
+        half, both = _half(d)
+        for at, shift in place:  # four bits of d above twelve of scales
+            made[:, at] = (made[:, at] & 15) | ((half.astype("<f2").view("<u2") >> shift & 15) << 4).astype(np.uint8)
+        if not place:
+            made[:, :2] = both
+
+    set_d(np.ones(len(x), np.float32))
+    rms = np.sqrt(np.square(gguf.quants.dequantize(made, qtype)).mean(axis=1))
+    set_d(np.sqrt(np.square(x).mean(axis=1)) / rms)
+    return made
+
+
+GRID_TYPES = (Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ3_XXS, Q.IQ3_S, Q.IQ1_S, Q.IQ1_M)
 _MAKERS: dict[Q, Callable[[F32], U8]] = {
     Q.Q2_K: _two_bits,
     Q.Q3_K: _three_bits,
@@ -149,6 +170,7 @@ _MAKERS: dict[Q, Callable[[F32], U8]] = {
     Q.IQ4_XS: _code_book,
     Q.TQ1_0: lambda x: gguf.quants.quantize(_ternary(x), Q.TQ1_0),
     Q.TQ2_0: lambda x: gguf.quants.quantize(_ternary(x), Q.TQ2_0),
+    **{q: partial(_grid_points, qtype=q) for q in GRID_TYPES},
 }
 TYPES = tuple(_MAKERS)
 

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from tilebeam._ext import cpus
 from tilebeam.measure.machine import cpu_info
-from tilebeam.native import executor
 
 from bench.lib import ROOT
 
@@ -58,15 +57,26 @@ def _on_threads(n: int, probe: Callable[[int], float]) -> float:
         return sum(pool.map(probe, range(n)))
 
 
+@cache
+def _peaks() -> ctypes.CDLL:
+    lib = compile("lib/peaks.cpp")
+    for function in (lib.limit_int8, lib.limit_fma, lib.limit_read):
+        function.restype, function.argtypes = ctypes.c_double, [ctypes.c_double]
+    lib.limit_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return lib
+
+
 def int8_gops(threads: int, seconds: float = 0.01) -> float:
     """Measure the 8-bit dot product peak of all threads together, 10^9 per second, multiply and add apart; 0 without
     such an instruction."""
-    return _on_threads(threads, lambda _: float(executor.load()[1].tb_npu_limit_int8(seconds)))
+    lib = _peaks()
+    return _on_threads(threads, lambda _: float(lib.limit_int8(seconds)))
 
 
 def fma_gflops(threads: int, seconds: float = 0.01) -> float:
     """Measure the float32 FMA peak of all threads together, 10^9 per second, multiply and add apart."""
-    return _on_threads(threads, lambda _: float(executor.load()[1].tb_npu_limit_fma(seconds)))
+    lib = _peaks()
+    return _on_threads(threads, lambda _: float(lib.limit_fma(seconds)))
 
 
 def read_gbs(threads: int) -> float:
@@ -76,7 +86,7 @@ def read_gbs(threads: int) -> float:
     is fastest differs by CPU and by what else uses the memory. Timed from the first thread's start to the last one's
     end.
     """
-    ffi, lib = executor.load()
+    lib = _peaks()
     base = _memory().ctypes.data
     share = _READ_BYTES // threads // 4096 * 4096
     together = threading.Barrier(threads)
@@ -84,7 +94,7 @@ def read_gbs(threads: int) -> float:
     def read(i: int, way: int) -> tuple[float, float]:
         together.wait()
         start = time.perf_counter()
-        lib.tb_npu_limit_read(ffi.cast("void *", base + i * share), share, way)
+        lib.limit_read(base + i * share, share, way)
         return start, time.perf_counter()
 
     def rate(way: int) -> float:
@@ -92,4 +102,4 @@ def read_gbs(threads: int) -> float:
         return 1e-9 * share * threads / float(max(ends) - min(starts))
 
     with ThreadPoolExecutor(threads) as pool:
-        return max(rate(way) for way in range(int(lib.TB_NPU_READ_WAYS)))
+        return max(rate(way) for way in range(4))

@@ -30,13 +30,17 @@ def add_shape(
     n_layer: int,
     n_ff: int,
     n_head: int,
-    n_head_kv: int,
+    n_head_kv: int | Sequence[int],
     head_dim: int,
     rope_base: float,
     rms_eps: float,
     n_vocab: int,
 ) -> None:
-    """Sizes and constants of a transformer with RMS norms and rotary positions over whole heads."""
+    """Sizes and constants of a transformer with RMS norms and rotary positions over whole heads.
+
+    Args:
+        n_head_kv: of all layers, or of each.
+    """
     w.add_context_length(n_ctx)
     w.add_embedding_length(n_embd)
     w.add_block_count(n_layer)

@@ -18,8 +18,8 @@ def synthetic(
     *,
     tied: bool | None = None,
     layers: int | None = None,
-    arch: str = "qwen2",
-    labels: tuple[str, ...] = (),
+    arch: str | None = None,
+    one_choice: bool = False,
 ) -> Path:
     """Return a model.
 
@@ -29,22 +29,22 @@ def synthetic(
         types: of single roles instead, e.g. {"ffn_down": "q8_0"}.
         tied: whether the output matrix is the embedding table; None: as the preset has it.
         layers: instead of the preset's.
-        arch: architecture.
-        labels: of a classifier, which qwen3 may have.
+        arch: architecture; None: the preset's, or qwen2.
+        one_choice: the router of a mixture sends every token to the same experts.
     """
+    arch = arch or synth.PRESETS[preset].get("arch", "qwen2")
     roles = dict(types or {})
     parts = [preset, type, *(f"{role}.{kind}" for role, kind in sorted(roles.items()))]
     parts += ["untied"] if tied is False else ["tied"] if tied else []
     parts += [f"{layers}layers"] if layers else []
     parts += [arch] if arch != "qwen2" else []
-    parts += ["classifier"] if labels else []
+    parts += ["one-choice"] if one_choice else []
     path = CACHE / f"{'-'.join(parts)}.gguf"
     if not path.is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
         changes = ({} if tied is None else {"tied": tied}) | ({"n_layer": layers} if layers else {})
-        synth.write_model(
-            path, synth.preset(preset, arch=arch, type=type, types=roles, labels=labels, **changes), progress=True
-        )
+        changes |= {"router_std": 0.0} if one_choice else {}
+        synth.write_model(path, synth.preset(preset, arch=arch, type=type, types=roles, **changes), progress=True)
     return path
 
 
@@ -53,7 +53,8 @@ class Matrices:
     """What a decode step multiplies by, for shares of the machine's limits.
 
     Attributes:
-        weights, bytes: of all matrices but the embedding table, which is looked up, unless it is the output matrix too.
+        weights, bytes: of all matrices but the embedding table, which is looked up, unless it is the output matrix too;
+            of experts as many as a token uses.
         output_weights: of the output matrix alone, which a prefill needs for its last token only.
     """
 
@@ -64,12 +65,14 @@ class Matrices:
     @staticmethod
     def of(path: Path) -> Matrices:
         with GGUFFile(path) as file:
-            all = [t for t in file.tensors.values() if len(t.ne) > 1 and t.rows > 1]
+            all = [t for t in file.tensors.values() if len(t.ne) > 1 and t.rows > 1 and t.name.endswith(".weight")]
+            experts = [file.kv[key].value for key in file.kv if key.endswith((".expert_used_count", ".expert_count"))]
         own = any(t.name == "output.weight" for t in all)
         output = "output.weight" if own else "token_embd.weight"
         used = [t for t in all if t.name != "token_embd.weight" or not own]
+        part = min(experts) / max(experts) if len(experts) == 2 else 1
         return Matrices(
-            sum(t.k * t.rows for t in used),
-            sum(t.nbytes for t in used),
+            round(sum(t.k * t.rows * (part if len(t.ne) > 2 else 1) for t in used)),
+            round(sum(t.nbytes * (part if len(t.ne) > 2 else 1) for t in used)),
             sum(t.k * t.rows for t in used if t.name == output),
         )

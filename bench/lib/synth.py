@@ -34,7 +34,7 @@ from bench.lib import k_quants
 from bench.lib.metadata import FIRST_PIECES, Piece, add_shape, add_vocabulary
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-MIXTURES = ("llama", "qwen3moe")  # can have experts; qwen3moe has nothing else
+MIXTURES = ("llama", "qwen3moe", "gpt-oss")  # can have experts; the last two have nothing else
 TYPES = {
     "f32": Q.F32,
     "f16": Q.F16,
@@ -53,6 +53,7 @@ TYPES = {
     "q4_1": Q.Q4_1,
     "q5_1": Q.Q5_1,
     "mxfp4": Q.MXFP4,
+    **{q.name.lower(): q for q in k_quants.GRID_TYPES},
 }
 BY_GGUF = (Q.Q5_0, Q.Q4_1, Q.Q5_1, Q.MXFP4)  # quantized by gguf's own code
 QUANTIZED = (Q.Q8_0, Q.Q4_0, Q.IQ4_NL)
@@ -97,8 +98,9 @@ class SynthConfig:
     n_head_kv: int = 2
     head_dim: int = 64
     n_ff: int = 512  # of each expert, where there are experts
-    n_expert: int = 0  # llama, qwen3moe: experts per layer, 0 = an ordinary feed-forward network
+    n_expert: int = 0  # of MIXTURES: experts per layer, 0 = an ordinary feed-forward network
     n_expert_used: int = 0  # of them for each token
+    router_std: float = ROUTER_STD  # of the router's logits; 0: every token goes to the same experts
     n_vocab: int = 1024
     n_ctx_train: int = 8192
     type: str = "q4_0"
@@ -109,7 +111,7 @@ class SynthConfig:
     rope_base_swa: float = 10000.0  # gemma3: local layers; the global ones use rope_base * 100
     rope_factors: bool = False  # llama only: a rope_freqs tensor as in Llama 3
     yarn_factor: float = 0.0  # llama, qwen2, qwen3: YaRN context extension when > 0
-    swa: int = 128  # gemma3: sliding window, 0 = none
+    swa: int = 128  # gemma3, gpt-oss: sliding window, 0 = none
     swa_pattern: int = 3  # gemma3: every swa_pattern-th layer is global
     labels: tuple[str, ...] = ()  # qwen3: a classifier over them (cls.output), pooling type RANK, as rerankers have
     controls: tuple[str, ...] = ()  # control tokens besides <s> and </s>: those of a chat template
@@ -130,8 +132,8 @@ class SynthConfig:
                 raise ValueError(f"{f.name} must be at least 1, is {value}")
         if self.n_expert and self.arch not in MIXTURES:
             raise ValueError(f"{self.arch} has no experts: choose from {', '.join(MIXTURES)}")
-        if self.arch == "qwen3moe" and not self.n_expert:
-            raise ValueError("qwen3moe needs experts: n_expert and n_expert_used")
+        if self.arch in ("qwen3moe", "gpt-oss") and not self.n_expert:
+            raise ValueError(f"{self.arch} needs experts: n_expert and n_expert_used")
         if self.n_expert == 1 or self.n_expert < 0:  # llama.cpp takes one expert for none
             raise ValueError(f"n_expert must be 0 or at least 2, is {self.n_expert}")
         if not (1 <= self.n_expert_used <= self.n_expert or self.n_expert == self.n_expert_used == 0):
@@ -180,11 +182,46 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_vocab": 32000,
         "head_dim": 128,
     },
+    # Mixtures: a small whole one, and two layers of real ones with a small vocabulary.
+    "bench-moe": {
+        "arch": "qwen3moe",
+        "n_layer": 12,
+        "n_embd": 1024,
+        "n_head": 16,
+        "n_head_kv": 4,
+        "n_ff": 512,
+        "n_expert": 64,
+        "n_expert_used": 8,
+        "n_vocab": 4096,
+    },
+    "qwen3-30b-a3b": {
+        "arch": "qwen3moe",
+        "n_layer": 2,
+        "n_embd": 2048,
+        "n_head": 32,
+        "n_head_kv": 4,
+        "head_dim": 128,
+        "n_ff": 768,
+        "n_expert": 128,
+        "n_expert_used": 8,
+        "n_vocab": 4096,
+    },
+    "gpt-oss-20b": {
+        "arch": "gpt-oss",
+        "n_layer": 2,
+        "n_embd": 2880,
+        "n_head": 64,
+        "n_head_kv": 8,
+        "n_ff": 2880,
+        "n_expert": 32,
+        "n_expert_used": 4,
+        "n_vocab": 4096,
+    },
 }
 
 
 def preset(name: str, **changes: Any) -> SynthConfig:
-    """Return the configuration called `name` ("tiny", "small", "bench-0.5b", "bench-1.4b") with fields replaced."""
+    """Return the configuration called `name`, of `PRESETS`, with fields replaced."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}: choose from {', '.join(PRESETS)}")
     return replace(SynthConfig(**PRESETS[name]), **changes)
@@ -222,10 +259,10 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
     def norm(name: str, size: int, mean: float = 1.0) -> None:
         out.append(TensorSpec(f"{name}.weight", (size,), Q.F32, mean, 0.1 * mean))
 
-    def bias(name: str, size: int, std: float) -> None:
-        out.append(TensorSpec(f"{name}.bias", (size,), Q.F32, 0.0, std))
+    def bias(name: str, size: int, std: float, stack: tuple[int, ...] = ()) -> None:
+        out.append(TensorSpec(f"{name}.bias", (*stack, size), Q.F32, 0.0, std))
 
-    gemma = cfg.arch == "gemma3"
+    gemma, oss = cfg.arch == "gemma3", cfg.arch == "gpt-oss"
     n_q, n_kv = cfg.n_head * cfg.head_dim, cfg.n_head_kv * cfg.head_dim
     per_head_norm = cfg.arch in ("qwen3", "qwen3moe", "gemma3")
     experts, stack = ("_exps", (cfg.n_expert,)) if cfg.n_expert else ("", ())
@@ -243,20 +280,27 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
         norm(f"{blk}.attn_norm", cfg.n_embd)
         for part, size, std in (("q", n_q, qk_std), ("k", n_kv, qk_std), ("v", n_kv, k_embd)):
             matrix(f"{blk}.attn_{part}", size, cfg.n_embd, std)
-            if cfg.arch == "qwen2" or (cfg.bias and cfg.arch == "llama"):
+            if cfg.arch == "qwen2" or oss or (cfg.bias and cfg.arch == "llama"):
                 bias(f"{blk}.attn_{part}", size, 0.3)
         if per_head_norm:
             norm(f"{blk}.attn_q_norm", cfg.head_dim, qk_gain)
             norm(f"{blk}.attn_k_norm", cfg.head_dim, qk_gain)
         matrix(f"{blk}.attn_output", cfg.n_embd, n_q, k_q)
-        norm(f"{blk}.ffn_norm", cfg.n_embd)
+        if oss:
+            bias(f"{blk}.attn_output", cfg.n_embd, 0.1)
+            norm(f"{blk}.attn_sinks", cfg.n_head)
+        norm(f"{blk}.{'post_attention_norm' if oss else 'ffn_norm'}", cfg.n_embd)
         # silu(gate) * up of two unit normals has a standard deviation near 0.6.
         if cfg.n_expert:
             shape = (cfg.n_expert, cfg.n_embd)
-            out.append(TensorSpec(f"{blk}.ffn_gate_inp.weight", shape, Q.F32, 0.0, ROUTER_STD * k_embd))
+            out.append(TensorSpec(f"{blk}.ffn_gate_inp.weight", shape, Q.F32, 0.0, cfg.router_std * k_embd))
         matrix(f"{blk}.ffn_gate{experts}", cfg.n_ff, cfg.n_embd, k_embd, stack)
         matrix(f"{blk}.ffn_up{experts}", cfg.n_ff, cfg.n_embd, k_embd, stack)
         matrix(f"{blk}.ffn_down{experts}", cfg.n_embd, cfg.n_ff, 1.6 * k_ff, stack)
+        if oss:
+            bias(f"{blk}.ffn_gate_inp", cfg.n_expert, 0.1)
+            for part, size in (("gate", cfg.n_ff), ("up", cfg.n_ff), ("down", cfg.n_embd)):
+                bias(f"{blk}.ffn_{part}_exps", size, 0.1, stack)
         if gemma:
             # Large enough that the token's own embedding does not dominate logits read off the same matrix.
             norm(f"{blk}.post_attention_norm", cfg.n_embd, 2 * LOGIT_STD)
@@ -403,8 +447,10 @@ def _write_metadata(w: gguf.GGUFWriter, cfg: SynthConfig, name: str) -> None:
     if cfg.n_expert:
         w.add_expert_count(cfg.n_expert)
         w.add_expert_used_count(cfg.n_expert_used)
-        if cfg.arch == "qwen3moe":
+        if cfg.arch != "llama":
             w.add_expert_feed_forward_length(cfg.n_ff)
+    if cfg.arch == "gpt-oss":
+        w.add_sliding_window(cfg.swa)
     if gemma:
         w.add_sliding_window(cfg.swa)
         w.add_float32("gemma3.rope.freq_base_swa", cfg.rope_base_swa)

@@ -18,7 +18,7 @@ import numpy as np
 
 from .export import KINDS, export, reference_logits
 from .model import SHAPES, load_checkpoint
-from .references import LOGITS, MODELS, PRM, REASONERS, TEXTS, THINKER, as_read
+from .references import HYBRID, LOGITS, MIXTURE, MODELS, PRM, REASONERS, TEXTS, THINKER, as_read
 
 ROOT = Path(__file__).resolve().parents[2]
 # The reward model's stages: name, what it begins as, how it is trained.
@@ -33,7 +33,7 @@ IN_REPOSITORY = {  # what the tests need; the other kinds come out of `--all-kin
     **dict.fromkeys(SHAPES, ("q8_0", "q4_0")),
     "0.5m": ("f16", "q8_0", "q4_0"),
     PRM: ("q8_0", "q4_0"),
-    THINKER: ("q8_0",),
+    **dict.fromkeys((HYBRID, MIXTURE, THINKER), ("q8_0",)),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from .model import TinyLlama
 
 IGNORED = -100  # a target nothing is learned from
+_BALANCE = 0.01  # weight of a mixture's loss for unequal use of its experts
 
 Example = tuple[list[int], list[int]]  # token ids, and the target behind each
 
@@ -49,9 +51,11 @@ def _padded(rows: list[Example]) -> tuple[Tensor, Tensor]:
 
 
 def _optimizers(model: TinyLlama, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the rest."""
-    inside = [p for name, p in model.named_parameters() if p.dim() == 2 and name.startswith("blk.")]
-    outside = [p for name, p in model.named_parameters() if p.dim() == 2 and not name.startswith("blk.")]
+    """Muon for the matrices inside the layers, AdamW for the rest, convolutions and routers among them."""
+    matrices = [(name, p) for name, p in model.named_parameters() if p.dim() == 2]
+    rest = re.compile(r"(?!blk\.)|.*(shortconv\.conv|ffn_gate_inp)\.")
+    inside = [p for name, p in matrices if not rest.match(name)]
+    outside = [p for name, p in matrices if rest.match(name)]
     norms = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": outside, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
     return [
@@ -90,9 +94,11 @@ def learn(
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(ids)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), weight, ignore_index=IGNORED)
+        balance = model.balance
+        total = loss if balance is None else loss + _BALANCE * balance
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss.backward()
+        total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()

@@ -1,14 +1,14 @@
-"""A character-level model of the `llama` architecture in PyTorch: its vocabulary, its mathematics, and sampling.
+"""A character-level model in PyTorch: its vocabulary, the mathematics of the `llama` architecture, and sampling.
 
 The mathematics is llama.cpp's (src/models/llama.cpp): RMS norm, rotary positions over adjacent pairs, heads, SwiGLU.
-So the file that `export` writes gives the same logits.
+So the file that `export` writes gives the same logits. Layers of other families are in `families`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from bench.lib.metadata import BOS, EOS, FIRST_PIECES
 
-from .references import CONTROLS, THINKER
+from .families import Kept, Layer, Norm, Shape
+from .references import CONTROLS, HYBRID, MIXTURE, THINKER
 
 CHARACTERS = "\n0123456789+-*?"
 FIRST_CHARACTER = len(FIRST_PIECES)
@@ -26,7 +27,7 @@ N_VOCAB = 288  # whole tiles of 32 rows; of the tokens behind the characters the
 _IDS = {c: FIRST_CHARACTER + i for i, c in enumerate((*CHARACTERS, *CONTROLS))}
 _PIECES = re.compile("|".join((*map(re.escape, CONTROLS), ".")), re.DOTALL)
 
-Cache = list[tuple[Tensor, Tensor]]
+Cache = tuple[int, list[Kept]]  # tokens so far, and what each layer keeps of them
 
 
 def encode(text: str) -> list[int]:
@@ -38,55 +39,28 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(CHARACTERS[i - FIRST_CHARACTER] for i in ids if 0 <= i - FIRST_CHARACTER < len(CHARACTERS))
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model. Every inner dimension is a multiple of 32, the block of Q4_0 and Q8_0."""
-
-    n_embd: int
-    n_layer: int
-    n_head: int
-    n_ff: int
-    n_ctx: int = 256
-    rope_base: float = 10000.0
-    eps: float = 1e-5
-
-    @property
-    def head_dim(self) -> int:
-        return self.n_embd // self.n_head
-
-
 SHAPES = {
     "0.1m": Shape(64, 2, 2, 192),
     "0.5m": Shape(96, 4, 3, 256),
     "3.1m": Shape(128, 16, 4, 320),
     THINKER: Shape(96, 6, 3, 256),
+    HYBRID: Shape(96, 6, 3, 192, family="lfm2", attends=(2, 5)),
+    MIXTURE: Shape(96, 4, 3, 96, family="qwen3moe", experts=8, experts_used=2),
 }
-
-
-class _Norm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
 
 
 class _Layer(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
         self.shape = s
-        self.attn_norm, self.ffn_norm = _Norm(s.n_embd, s.eps), _Norm(s.n_embd, s.eps)
+        self.attn_norm, self.ffn_norm = Norm(s.n_embd, s.eps), Norm(s.n_embd, s.eps)
         self.attn_q, self.attn_k, self.attn_v, self.attn_output = (
             nn.Linear(s.n_embd, s.n_embd, bias=False) for _ in range(4)
         )
         self.ffn_gate, self.ffn_up = (nn.Linear(s.n_embd, s.n_ff, bias=False) for _ in range(2))
         self.ffn_down = nn.Linear(s.n_ff, s.n_embd, bias=False)
 
-    def forward(
-        self, x: Tensor, turns: Tensor, past: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, turns: Tensor, past: Kept | None) -> tuple[Tensor, Kept]:
         s, (batch, length, _) = self.shape, x.shape
         h = self.attn_norm(x)
         q, k, v = (
@@ -117,13 +91,16 @@ class TinyLlama(nn.Module):
         super().__init__()
         self.shape = shape
         self.token_embd = nn.Embedding(N_VOCAB, shape.n_embd)
-        self.blk = nn.ModuleList(_Layer(shape) for _ in range(shape.n_layer))
-        self.output_norm = _Norm(shape.n_embd, shape.eps)
+        self.blk = nn.ModuleList(
+            _Layer(shape) if shape.family == "llama" else Layer(shape, i) for i in range(shape.n_layer)
+        )
+        self.output_norm = Norm(shape.n_embd, shape.eps)
         self.output = nn.Linear(shape.n_embd, N_VOCAB, bias=False)
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                deep = name.endswith(("attn_output.weight", "ffn_down.weight"))
-                nn.init.normal_(p, std=0.02 / (2 * shape.n_layer) ** 0.5 if deep else 0.02)
+                deep = "attn_output" in name or "ffn_down" in name or "out_proj" in name
+                if not name.endswith("shortconv.conv.weight"):
+                    nn.init.normal_(p, std=0.02 / (2 * shape.n_layer) ** 0.5 if deep else 0.02)
         frequencies = shape.rope_base ** -(torch.arange(0, shape.head_dim, 2) / shape.head_dim)
         angles = torch.arange(shape.n_ctx)[:, None] * frequencies
         self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
@@ -132,15 +109,21 @@ class TinyLlama(nn.Module):
         return self.extend(ids, None)[0]
 
     def extend(self, ids: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
-        """Logits of more tokens (with a cache: one for each row), and the keys and values of all so far."""
+        """Logits of more tokens (with a cache: one for each row), and the cache of all so far."""
         x = self.token_embd(ids)
-        start = cache[0][0].shape[2] if cache else 0
-        window = slice(start, start + ids.shape[1])
-        now: Cache = []
-        for i, layer in enumerate(self.blk):
-            x, pair = layer(x, self.turns[window], cache[i] if cache else None)
-            now.append(pair)
-        return self.output(self.output_norm(x)), now
+        start, past = cache or (0, [None] * len(self.blk))
+        end = start + ids.shape[1]
+        now: list[Kept] = []
+        for layer, before in zip(self.blk, past, strict=True):
+            x, kept = layer(x, self.turns[start:end], before)
+            now.append(kept)
+        return self.output(self.output_norm(x)), (end, now)
+
+    @property
+    def balance(self) -> Tensor | None:
+        """How unequally the last batch used the experts, a layer's mean; None: the model has none."""
+        losses = [layer.balance for layer in self.blk if isinstance(layer, Layer) and layer.balance is not None]
+        return torch.stack(losses).mean() if losses else None
 
     @property
     def n_params(self) -> int:
@@ -185,7 +168,7 @@ def _sample_rows(
         if len(keep) < len(alive):
             alive = [alive[row] for row in keep]
             tokens = tokens[keep]
-            cache = [(k[keep], v[keep]) for k, v in cache]
+            cache = (cache[0], [tuple(part[keep] for part in kept) for kept in cache[1]])
         logits, cache = model.extend(tokens, cache)
     return [decode(ids) for ids in drawn]
 

@@ -9,6 +9,7 @@ LOGITS = MODELS / "logits.npz"  # float32 [tokens, vocabulary] as PyTorch comput
 
 REASONERS = ("0.1m", "0.5m", "3.1m")
 PRM = "prm"
+HYBRID, MIXTURE = "hybrid", "mixture"  # reasoners of other families: lfm2, qwen3moe
 THINKER = "thinker"
 THINKERS_TERMS = (2, 8)  # numbers in its problems
 TAG, GOOD, BAD = "?", "+", "-"  # what ends a step for the reward model, and its verdicts

@@ -2,6 +2,7 @@
 // has the panels' layout.
 #include "k_panels.h"
 
+#include "grid_blocks.h"
 #include "half.h"
 #include "tile.h"
 #include "tilebeam/k_panels.h"
@@ -27,14 +28,11 @@ static const shape Q6_K = {0, 64, 128, NONE, NONE, 192, 16, 208, NONE};
 static const shape IQ4_XS = {8, 16, NONE, NONE, NONE, 2, 6, 0, NONE};
 static const shape TQ2_0 = {NONE, 0, 0, NONE, NONE, 0, 0, 64, NONE};
 static const shape TQ1_0 = {NONE, 0, NONE, NONE, 0, 0, 0, 52, NONE};
-
-// One column's 256 quants, in k order (bytes of five stay as they are), and what scales them: bytes as a panel has
-// them, one below the other.
-typedef struct {
-    uint8_t q[TB_K_BLOCK];
-    uint8_t scales[16];
-    uint16_t d, dmin;
-} column;
+// Of grid types (grid_blocks.h) only which parts a panel has.
+static const shape IQ2_XXS = {NONE, 0, 0, 0, NONE, 0, 4, 0, NONE};
+static const shape IQ2_XS = {NONE, 0, 0, 0, NONE, 0, 8, 0, NONE};
+static const shape IQ3 = {0, 0, NONE, NONE, NONE, 0, 4, 0, NONE};
+static const shape IQ1_S = {NONE, 0, 0, NONE, NONE, 0, 4, 0, NONE};
 
 static size_t block_bytes(uint32_t type) { return tb_type_size(tb_tiled_source(type)); }
 
@@ -56,6 +54,17 @@ static const shape * shape_of(uint32_t type) {
         return &TQ2_0;
     case TB_TQ1_0_COL:
         return &TQ1_0;
+    case TB_IQ2_XXS_COL:
+        return &IQ2_XXS;
+    case TB_IQ2_XS_COL:
+    case TB_IQ2_S_COL:
+    case TB_IQ1_M_COL:
+        return &IQ2_XS;
+    case TB_IQ3_XXS_COL:
+    case TB_IQ3_S_COL:
+        return &IQ3;
+    case TB_IQ1_S_COL:
+        return &IQ1_S;
     default:
         return &Q6_K;
     }
@@ -85,7 +94,7 @@ static void set_six_bits(uint8_t * s, int h, int i, int value) {
 // ggml's scales as the panel has them. Q4_K, Q5_K: bytes t and t + 4 have six bits of scale and minimum t, and above
 // them the top bits of t + 4, whose low bits are byte t + 8. IQ4_XS: two bytes of top bits in order, then four of low
 // nibbles. Every other type has the panel's order.
-static void read_scales(uint32_t type, const uint8_t * in, column * c) {
+static inline void read_scales(uint32_t type, const uint8_t * in, column * c) {
     if (type == TB_IQ4_XS_COL) {
         memset(c->scales, 0, sizeof(c->scales));
         for (int t = 0; t < 8; t++)
@@ -157,6 +166,7 @@ static void write_quants(const shape * s, const column * c, uint8_t * b) {
 }
 
 static void from_block(uint32_t type, const uint8_t * block, column * c) {
+    if (grid_from_block(type, block, c)) return;
     const shape * s = shape_of(type);
     c->d = tb_load16(block + s->d);
     c->dmin = s->dmin == NONE ? 0 : tb_load16(block + s->dmin);
@@ -165,6 +175,7 @@ static void from_block(uint32_t type, const uint8_t * block, column * c) {
 }
 
 static void to_block(uint32_t type, const column * c, uint8_t * block) {
+    if (grid_to_block(type, c, block)) return;
     const shape * s = shape_of(type);
     memset(block, 0, block_bytes(type));
     tb_store16(block + s->d, c->d);
@@ -175,14 +186,6 @@ static void to_block(uint32_t type, const column * c, uint8_t * block) {
 
 // ---- block panels
 
-// Bits `mask` above the low `shift` of some quads of a tile, `width` of them a quad, as the words of a plane.
-static uint32_t gather_plane(const uint8_t * q, uint32_t quads, uint32_t width, uint32_t mask, int shift) {
-    uint32_t w = 0;
-    for (uint32_t j = 0; j < quads; j++)
-        w |= (load32(q + 4 * j) >> shift & mask) << width * j;
-    return quad(w);
-}
-
 static void scatter_plane(uint8_t * q, uint32_t quads, uint32_t width, uint32_t mask, int shift, uint32_t w) {
     w = quad(w);
     for (uint32_t j = 0; j < quads; j++) {
@@ -191,23 +194,64 @@ static void scatter_plane(uint8_t * q, uint32_t quads, uint32_t width, uint32_t 
     }
 }
 
-static void store_column(uint32_t type, const column * c, uint8_t * panel, uint32_t n) {
-    const shape * s = shape_of(type);
-    for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++)
-        store32(panel + i * CHUNK + 4 * n, join8(load64(c->q + 8 * i) & 0x0f0f0f0f0f0f0f0fu));
-    if (s->nibbles != NONE) panel += TB_K_NIBBLES;
-    for (uint32_t i = 0; i < 16 && s->pairs != NONE; i++)
-        store32(panel + i * CHUNK + 4 * n, gather_plane(c->q + 16 * i, 4, 2, 0x03030303u, pairs_shift(s)));
-    if (s->pairs != NONE) panel += TB_K_PAIRS;
-    for (uint32_t t = 0; t < 8 && s->ones != NONE; t++)
-        store32(panel + t * CHUNK + 4 * n, gather_plane(c->q + 32 * t, 8, 1, 0x01010101u, ones_shift(s)));
-    if (s->ones != NONE) panel += TB_K_ONES;
-    for (uint32_t i = 0; i < DIGIT_BYTES && s->digits != NONE; i += 4, panel += CHUNK)
-        store32(panel + 4 * n, quad(load32(c->q + i)));
-    for (int i = 0; i < s->n_scales; i++, panel += 32)
-        panel[n] = c->scales[i];
-    tb_store16(panel + 2 * n, c->d);
-    if (s->dmin != NONE) tb_store16(panel + TB_K_HALVES + 2 * n, c->dmin);
+// Both halves in quad order.
+static inline uint64_t quads(uint64_t w) {
+    const uint64_t middle = (w ^ w >> 8) & 0x0000ff000000ff00u;
+    return w ^ middle ^ middle << 8;
+}
+
+// Four bytes of a quad, and of the one 16 k behind it, in quad order.
+static inline uint64_t two_quads(const uint8_t * b) { return quads(load32(b) | (uint64_t)load32(b + 16) << 32); }
+
+// One super-block into column n of a panel, word by word: a byte for each quant on the way would cost as much again.
+// Inlined for each type, whose shape the compiler then knows.
+static inline __attribute__((always_inline)) void pack_column(uint32_t type, const shape * s, const uint8_t * b,
+                                                              uint8_t * panel, uint32_t n) {
+    const uint32_t low = 0x0f0f0f0fu;
+    uint8_t * to = panel + 4 * n;
+    for (int k = 0; k < TB_K_BLOCK && s->nibbles != NONE; k += 2 * s->half) {
+        for (int i = 0; i < s->half; i += 8) {
+            const uint64_t both = quads(load64(b + s->nibbles + k / 2 + i));
+            const uint32_t first = (uint32_t)both, second = (uint32_t)(both >> 32);
+            store32(to + (k + i) / 8 * CHUNK, (first & low) | (second & low) << 4);
+            store32(to + (k + s->half + i) / 8 * CHUNK, (first >> 4 & low) | (second & ~low));
+        }
+    }
+    if (s->nibbles != NONE) to += TB_K_NIBBLES;
+    for (int t = 0; t < 8 && s->pairs != NONE; t += 4) {
+        uint64_t q[4];
+        for (int j = 0; j < 4; j++)
+            q[j] = two_quads(b + s->pairs + 8 * t + 4 * j);
+        for (int i = 0; i < 4; i++) {
+            uint64_t w = 0;
+            for (int j = 0; j < 4; j++)
+                w |= (q[j] >> 2 * i & 0x0303030303030303u) << 2 * j;
+            store32(to + 2 * (t + i) * CHUNK, (uint32_t)w);
+            store32(to + (2 * (t + i) + 1) * CHUNK, (uint32_t)(w >> 32));
+        }
+    }
+    if (s->pairs != NONE) to += TB_K_PAIRS;
+    if (s->ones != NONE) {
+        uint64_t q[4];
+        for (int j = 0; j < 4; j++)
+            q[j] = two_quads(b + s->ones + 4 * j);
+        for (int t = 0; t < 8; t++) {
+            uint64_t w = 0;
+            for (int j = 0; j < 4; j++)
+                w |= (q[j] >> t & 0x0101010101010101u) << j;
+            store32(to + t * CHUNK, (uint32_t)w | (uint32_t)(w >> 32) << 4);
+        }
+        to += TB_K_ONES;
+    }
+    for (int i = 0; i < DIGIT_BYTES && s->digits != NONE; i += 4, to += CHUNK)
+        store32(to, quad(load32(b + s->digits + i)));
+    uint8_t * fields = to - 4 * n;
+    column c;
+    read_scales(type, b + s->scales, &c);
+    for (int i = 0; i < s->n_scales; i++, fields += 32)
+        fields[n] = c.scales[i];
+    memcpy(fields + 2 * n, b + s->d, 2);
+    if (s->dmin != NONE) memcpy(fields + TB_K_HALVES + 2 * n, b + s->dmin, 2);
 }
 
 static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, column * c) {
@@ -230,15 +274,32 @@ static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, column
     c->dmin = s->dmin == NONE ? 0 : tb_load16(panel + TB_K_HALVES + 2 * n);
 }
 
-void k_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride, uint8_t * panel) {
+static inline __attribute__((always_inline)) void pack_panel(uint32_t type, const shape * s, uint64_t k, uint32_t rows,
+                                                             const uint8_t * src, size_t row_stride, uint8_t * panel) {
     const size_t block = block_bytes(type), bytes = k_panel_bytes(type);
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
-        memset(panel + b * bytes, 0, bytes);
-        for (uint32_t n = 0; n < rows; n++) {
-            column c;
-            from_block(type, src + n * row_stride + b * block, &c);
-            store_column(type, &c, panel + b * bytes, n);
-        }
+        if (rows < TILE) memset(panel + b * bytes, 0, bytes);
+        for (uint32_t n = 0; n < rows; n++)
+            pack_column(type, s, src + n * row_stride + b * block, panel + b * bytes, n);
+    }
+}
+
+void k_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride, uint8_t * panel) {
+    switch (type) {
+    case TB_Q4_K_COL:
+        return pack_panel(TB_Q4_K_COL, &Q4_K, k, rows, src, row_stride, panel);
+    case TB_Q5_K_COL:
+        return pack_panel(TB_Q5_K_COL, &Q5_K, k, rows, src, row_stride, panel);
+    case TB_Q6_K_COL:
+        return pack_panel(TB_Q6_K_COL, &Q6_K, k, rows, src, row_stride, panel);
+    case TB_Q3_K_COL:
+        return pack_panel(TB_Q3_K_COL, &Q3_K, k, rows, src, row_stride, panel);
+    case TB_Q2_K_COL:
+        return pack_panel(TB_Q2_K_COL, &Q2_K, k, rows, src, row_stride, panel);
+    case TB_IQ4_XS_COL:
+        return pack_panel(TB_IQ4_XS_COL, &IQ4_XS, k, rows, src, row_stride, panel);
+    default:
+        return pack_panel(type, shape_of(type), k, rows, src, row_stride, panel);
     }
 }
 
@@ -288,6 +349,7 @@ static uint8_t digit(const uint8_t * bytes, int k) {
 
 // In the order in which ggml multiplies: d * scale first, then by the quant.
 static void column_values(uint32_t type, const column * c, float * out) {
+    if (grid_values(type, c, out)) return;
     const int minima = shape_of(type)->dmin != NONE;
     const float d = tb_half_to_float(c->d), dmin = tb_half_to_float(c->dmin);
     for (int i = 0; i < TB_K_BLOCK / 16; i++, out += 16) {

@@ -2,14 +2,13 @@
 // scales.
 #include "tilebeam/quantize.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "half.h"
 #include "quantize_batch.h"
 #include "tile.h"
-
-#define HUGEST 3.4028234e38f // the largest finite float
 
 static enum code code_of(uint32_t type) {
     switch (tb_tiled_source(type)) {
@@ -55,7 +54,7 @@ static int round_to_nearest(enum code code, struct batch * b) {
     for (int i = 0; i < GROUP; i++) {
         for (int l = 0; l < LANES; l++) {
             const float x = b->x[i][l], a = fabsf(x);
-            bad |= !(a <= HUGEST);
+            bad |= !(a <= FLT_MAX);
             b->reference[l] = a > largest[l] ? x : b->reference[l];
             largest[l] = a > largest[l] ? a : largest[l];
         }
@@ -68,7 +67,7 @@ static int round_to_nearest(enum code code, struct batch * b) {
         const uint16_t half = tb_float_to_half(d);
         if ((half & 0x7c00u) == 0x7c00u) return TB_E_UNSUPPORTED;
         inverse[l] = d != 0.0f ? 1.0f / d : 0.0f;
-        if (!(fabsf(inverse[l]) <= HUGEST)) inverse[l] = 0.0f; // subnormal d: its FP16 scale is zero anyway
+        if (!(fabsf(inverse[l]) <= FLT_MAX)) inverse[l] = 0.0f; // subnormal d: its FP16 scale is zero anyway
         b->d[l] = tb_half_to_float(half);
     }
     for (int i = 0; i < GROUP; i++) {

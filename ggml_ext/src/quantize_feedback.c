@@ -1,4 +1,5 @@
 // Quantizing one column of groups so that each weight's error is made up for by the weights after it.
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -7,8 +8,6 @@
 #include "tile.h"
 
 #include "tilebeam/quantize.h"
-
-#define HUGEST 3.4028234e38f // the largest finite float
 
 // Scales that put the group's largest weight at so many places about the end of the code book, on either side of zero
 // where that matters, and how often the step between them is halved around the best.
@@ -90,7 +89,7 @@ static int gather(struct run * r, const float * x, uint32_t n) {
     for (uint32_t l = 0; l < LANES && l < n; l++) {
         for (int j = 0; j < r->width; j++) {
             r->x[j][l] = x[l * (uint32_t)r->width + (uint32_t)j];
-            fine &= fabsf(r->x[j][l]) <= HUGEST;
+            fine &= fabsf(r->x[j][l]) <= FLT_MAX;
         }
     }
     return fine;
@@ -107,7 +106,7 @@ int tb_quantize_feedback(uint32_t type, uint32_t n, const float * x, const float
         for (int i = 0; i < width; i++)
             r.by_column[j][i] = u[i * width + j];
         r.inverse[j] = 1.0f / u[j * width + j];
-        if (!(r.inverse[j] > 0.0f && r.inverse[j] <= HUGEST)) return TB_E_UNSUPPORTED;
+        if (!(r.inverse[j] > 0.0f && r.inverse[j] <= FLT_MAX)) return TB_E_UNSUPPORTED;
     }
     for (uint32_t row = 0; row < n; row += LANES) {
         const uint32_t rows = n - row < LANES ? n - row : LANES;

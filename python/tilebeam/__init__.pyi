@@ -10,6 +10,7 @@ from .answers.structures import Structures as Structures
 from .engine.reading import Reading as Reading
 from .engine.streams import AsyncStream as AsyncStream
 from .engine.streams import Stream as Stream
+from .errors import CacheWarning as CacheWarning
 from .errors import NpuError as NpuError
 from .errors import PlacementWarning as PlacementWarning
 from .errors import SearchCancelled as SearchCancelled

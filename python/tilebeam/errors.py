@@ -24,5 +24,9 @@ class StateWarning(UserWarning):
     """A file of saved KV cells cannot be used: says which and why."""
 
 
+class CacheWarning(UserWarning):
+    """A packed file is not kept for the next load, or is made anew: says why. The model is loaded all the same."""
+
+
 class SearchCancelled(TilebeamError):
     """A progress hook returned False, or something else aborted the search's requests."""

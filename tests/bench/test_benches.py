@@ -39,7 +39,7 @@ SHORTER: dict[str, list[str]] = {
     "speculation": [*TINY, "-md", "MODEL", "--only", "extract,noise", "-npl", "1,2", "-n", "6", "--llama", "0,3"],
     "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4", "-npl", "1,3", "-n", "4"],
     "serve_load": [*TINY, "--clients", "4", "--requests", "2", "--max-tokens", "8", "-np", "4"],
-    "server_mixed": [*TINY, "--clients", "4", "--minutes", "0.1", "-np", "4", "--embeddings", "30"],
+    "workers": ["-m", "MODEL", "-t", "2", "-npl", "1,2", "--workers", "1,2,64", "-n", "5"],
     "load": TINY,
     "repack": ["-m", "MODEL", "-r", "1"],
     "devices": [*TINY, "-npl", "2", "-n", "2"],

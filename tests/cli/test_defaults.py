@@ -45,6 +45,7 @@ DEFAULTS = {
     "--cache-type-k": LOAD["type_k"],
     "--cache-type-v": LOAD["type_v"],
     "--cache-ram": str(LOAD["cache_ram"]),
+    "--packed-cache": LOAD["packed_cache"],
     "--devices": LOAD["devices"],
     "--memory-limit": LOAD["memory_limit"],
     "--flash-attn": LOAD["flash_attn"],

@@ -35,6 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("-fa on -n 3", {"flash_attn": True, "n_predict": 3}),
         ("-n 3 -fa off --mlock", {"flash_attn": False, "n_predict": 3}),
         ("-ngl 99 --no-mmap", {"n_gpu_layers": 99}),
+        ("--numa distribute -n 3", {"n_predict": 3}),
+        ("--numa=numactl -n 3", {"n_predict": 3}),
         ("-cnv", {"chat": True}),
         ("-no-cnv", {"chat": False}),
         ("--stop --mlock", {"stop": ["--mlock"]}),
@@ -49,7 +51,7 @@ def test_options_of_llama_cpp(typed: str, meant: dict[str, Any], capsys: pytest.
     params = COMMANDS["generate"].make_context("generate", words).params
     assert {name: params[name] for name in meant} == meant
     said = capsys.readouterr().err
-    assert ("ignored: --" in said) == ("map" in typed or typed.endswith("off --mlock"))
+    assert ("ignored: --" in said) == ("map" in typed or "numa" in typed or typed.endswith("off --mlock"))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,8 @@ def test_options_of_llama_cpp(typed: str, meant: dict[str, Any], capsys: pytest.
         ("eval -m x --task jsonl:x -ngl 99", "No such option: -ngl: --device says where"),
         ("eval", "Missing option '-m' and '--task'."),
         ("serve", "Missing option -m (a GGUF file) or -hf"),
+        ("generate -m x -p hi --numa isolate", "No such option: --numa: distribute or numactl; in place of isolate"),
+        ("generate -m x -p hi --numa", "No such option: --numa: distribute or numactl"),
         ("generat", "Did you mean 'generate'"),
     ],
 )

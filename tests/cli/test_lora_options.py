@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from cli_kit import Ran, ok
+from lora_kit import write_adapter
 from tilebeam.cli.options import LoraOptions
 from tilebeam.errors import TilebeamError
 
-from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 

@@ -29,7 +29,13 @@ class Cells:
     def sequence_bytes(self, seq: int, *, partial: bool = False) -> int:  # noqa: ARG002
         return 10 * partial
 
-    def save_sequence(self, seq: int, *, partial: bool = False) -> npt.NDArray[np.uint8]:
+    def save_sequence(
+        self,
+        seq: int,
+        *,
+        partial: bool = False,
+        into: npt.NDArray[np.uint8] | None = None,  # noqa: ARG002
+    ) -> npt.NDArray[np.uint8]:
         return np.full(self.sequence_bytes(seq, partial=partial), seq, np.uint8)
 
     def load_sequence(self, seq: int, cells: npt.NDArray[np.uint8], *, partial: bool = False) -> bool:
@@ -196,19 +202,39 @@ def test_a_snapshot_without_room_or_that_is_refused_costs_time_only() -> None:
     assert [len(s) for s in kv.live] == [600, 0]
 
 
-def test_windows_and_states_cannot_be_cut() -> None:
-    for kv, reason in (
-        (KvCache(Cells(), Limits(64, 4, n_swa=8)), "sliding window of 8 tokens"),
-        (KvCache(Cells(), Limits(64, 4, whole_forks_only=True)), "recurrent layers"),
-    ):
-        assert reason in str(kv.uncuttable())
-        seq = kv.open()
-        kv.extend(seq, [1, 2, 3])
-        kv.truncate(seq, 3)  # nothing to cut
-        with pytest.raises(TilebeamError, match=reason):
-            kv.truncate(seq, 2)
-        assert len(seq) == 3
-    assert KvCache(Cells(), Limits(8, 4, n_swa=8)).uncuttable() is None  # nothing ever leaves the window
+def test_what_states_and_windows_need_to_be_cut() -> None:
+    cells = Cells()
+    kv = KvCache(cells, Limits(64, 4, n_swa=8))
+    seq = kv.open()
+    kv.extend(seq, [1] * 20)
+    cells.gone = 5  # others took what lies behind a window that reaches back to 5
+    assert kv.uncuttable() is None
+    with pytest.raises(TilebeamError, match="others have taken cells of its sliding window of 8 tokens"):
+        kv.truncate(seq, 12)
+    kv.truncate(seq, 13)
+    assert (len(seq), kv.free) == (13, 51)
+    kv = KvCache(cells, Limits(64, 4, whole_forks_only=True, taken_back=3))
+    seq = kv.open()
+    kv.extend(seq, [1, 2, 3])
+    kv.truncate(seq, 3)  # nothing to cut
+    with pytest.raises(TilebeamError, match="recurrent layers"):
+        kv.truncate(seq, 2)
+    assert len(seq) == 3
+    for guesses, alone, left in ((3, True, 5), (4, True, 3), (2, False, 3)):
+        assert kv.hold(seq, guesses, alone=alone)
+        kv.extend(seq, [4, 5, 6])
+        assert kv.take_back(seq, 5)
+        assert (len(seq), cells.loaded == []) == (left, left == 5)
+        kv.retract(seq, left - 3)
+    fork = kv.fork(seq, 3)
+    assert cells.loaded == [seq.id, seq.id]
+    kv.hold(seq, 1, alone=True)
+    kv.extend(seq, [4, 5])
+    assert kv.take_back(seq, 4)
+    other = kv.fork(seq, 4)  # has the state before the last token only if it gets one of its own
+    assert cells.loaded == [seq.id, seq.id, other.id]
+    assert (len(fork), len(other)) == (3, 4)
+    check_cells(kv)
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))

@@ -14,11 +14,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llama_chain import LlamaChain
 from sampler_kit import F32, Numbers, Ours
 from tilebeam import SamplingParams
 from tilebeam.engine.sampler import BAD_LOGITS, NO_TOKEN
-
-from bench.lib.llama_chain import LlamaChain
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 SLACK = 1e-5  # of probabilities

@@ -7,7 +7,6 @@ stock CPU backend, which reads prompt and sample as one sequence: a state that a
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import ScriptedDrafter, check_engine
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.outputs import RequestOutput
 from tilebeam.text_state import TextState
@@ -132,13 +132,59 @@ def test_hidden_states_of_a_text_that_grows(pair: tuple[LM, LM]) -> None:
     np.testing.assert_allclose(state.last, reading.hidden[-1], atol=5 * LIMIT)
 
 
-def test_nothing_is_guessed_where_the_state_cannot_go_back(models: dict[str, Path]) -> None:
-    """By default without a word; what was asked for is refused."""
+@pytest.mark.parametrize("n", [1, 3])
+def test_guesses_are_taken_back(pair: tuple[LM, LM], n: int) -> None:
+    """By a copy of the state, or by the states that llama.cpp keeps (LFM2, a sample alone). The last guesses of a text
+    are wrong: what goes on from it goes on from a state that was taken back."""
+    lm, stock = pair
+    free = drawn(n, 40)
+    plain = lm.generate(PROMPT, free)
+    kept = lm.info.architecture == "lfm2"
+    assert lm.engine.kv.limits.taken_back == (8 if kept else 0)
+    try:
+        with lm.keep_prefixes():
+            for mode in ("partly", "wrong", "right"):
+                lm.use_drafter(ScriptedDrafter(plain, mode))
+                outputs = lm.generate(PROMPT, free)
+                assert [s.token_ids for s in outputs[0].outputs] == [s.token_ids for s in plain[0].outputs]
+                assert worst(stock, [PROMPT], outputs) < LIMIT
+                usage = outputs[0].usage
+                assert usage.drafted_tokens > 10 * n  # full caches leave little room for more
+                assert (usage.accepted_tokens > 0) == (mode != "wrong")
+                assert (usage.recomputed_tokens > 0) == (mode != "right" and not (kept and n == 1))
+                lm.use_drafter(None)
+                turns = [PROMPT + s.token_ids[:-1] for s in plain[0].outputs]
+                turns += [[*turn, 7, 8] for turn in turns]
+                assert worst(stock, turns, lm.generate(turns, drawn(1))) < LIMIT
+        check_engine(lm.engine)
+    finally:
+        lm.speculate()
+
+
+def test_states_that_are_not_taken_are_computed_again(pair: tuple[LM, LM], monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, stock = pair
+    plain = lm.generate(PROMPT, drawn(3))
+    try:
+        lm.use_drafter(ScriptedDrafter(plain, "wrong"))
+        for name in ("load_sequence", "save_sequence"):
+            with monkeypatch.context() as patch:
+                patch.setattr(lm.engine.context, name, refuse if name == "save_sequence" else lambda *_, **__: False)
+                outputs = lm.generate(PROMPT, drawn(3))
+            assert worst(stock, [PROMPT], outputs) < LIMIT
+            assert (outputs[0].usage.drafted_tokens > 0) == (name == "load_sequence")
+            check_engine(lm.engine)
+    finally:
+        lm.speculate()
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise TilebeamError("llama.cpp cannot save this model's KV cells.")
+
+
+def test_texts_are_looked_up_and_a_recurrent_model_guesses_for_none(models: dict[str, Path]) -> None:
     options: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 1, "threads": 1}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with tilebeam.load(models["mamba2-dense"], "cpu", **options) as lm:
-            [output] = lm.generate([PROMPT * 4], drawn(1))
-            assert output.usage.drafted_tokens == output.usage.drafting_seconds == 0
-    with pytest.raises(TilebeamError, match="cannot speculate: the model has recurrent layers"):
-        tilebeam.load(models["mamba2-dense"], "cpu", lookup=True, **options)
+    with tilebeam.load(models["mamba2-dense"], "cpu", lookup=True, **options) as lm:
+        [output] = lm.generate([PROMPT * 4], drawn(1, 60, temperature=0))
+        assert output.usage.drafted_tokens > 0
+    with pytest.raises(TilebeamError, match="cannot be a draft model: the model has recurrent layers"):
+        tilebeam.load(models["mamba2-dense"], "cpu", draft=models["mamba2-dense"], **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ import tilebeam
 from engine_kit import Count, check_engine
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine.request import make_request
+from tilebeam.model import loader, memory_check
 from tilebeam.outputs import Progress, RequestOutput
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
 import run as archs
 
-STATES = ("qwen35-dense", "lfm2-dense", "nemotron_h-dense", "mamba2-dense")
+STATES = ("qwen35-dense", "lfm2-dense", "granitehybrid-dense", "nemotron_h-dense", "mamba2-dense")
 WINDOWS = ("gemma3-dense", "gpt-oss-moe")
 LIMIT = 1e-3  # as in test_recurrent_models.py
 TEXT = np.random.default_rng(0).integers(3, 100, 2000).tolist()
@@ -56,13 +58,15 @@ def stocks(models: dict[str, Path]) -> Iterator[dict[str, LM]]:
         lm.close()
 
 
-def assert_as_stock(stock: LM, prompts: Sequence[list[int]], outputs: Sequence[RequestOutput]) -> None:
+def assert_as_stock(
+    stock: LM, prompts: Sequence[list[int]], outputs: Sequence[RequestOutput], limit: float = LIMIT
+) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         for sample in output.outputs:
             logits = stock.logits(prompt + sample.token_ids).astype(np.float64)[len(prompt) - 1 : -1]
             logits -= logits.max(1, keepdims=True)
             wanted = (logits - np.log(np.exp(logits).sum(1, keepdims=True)))[range(len(logits)), sample.token_ids]
-            np.testing.assert_allclose(sample.logprobs, wanted, atol=LIMIT)
+            np.testing.assert_allclose(sample.logprobs, wanted, atol=limit)
 
 
 def fresh(output: RequestOutput) -> int:
@@ -177,3 +181,34 @@ def test_the_bytes_of_a_snapshot_are_told_and_bounded(models: dict[str, Path]) -
     for wrong in (-1, "much", True):
         with pytest.raises(TilebeamError, match="cache_ram must be MiB"):
             load(models["mamba2-dense"], cache_ram=wrong)
+
+
+def test_windows_get_cells_by_memory_and_as_asked(
+    models: dict[str, Path], stocks: dict[str, LM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells for windows alone hold fewer places to go on from, never another text."""
+    path = models["gemma3-dense"]
+    size = {"n_ctx": 4096, "n_batch": 128}
+    with load(path, **size) as lm:
+        assert (lm.info.window, lm.info.window_cells) == (32, 4096)
+    with load(path, swa_full=False, n_ctx=256) as lm:
+        assert lm.info.window_cells == 256  # fewer would not hold the windows
+    monkeypatch.setattr(loader, "usable_memory", lambda: SimpleNamespace(with_swap=1 << 20))
+    monkeypatch.setattr(memory_check, "check", lambda *_, **__: None)
+    with load(path, **size, swa_full=True) as lm:
+        assert lm.info.window_cells == 4096
+    with load(path, **size) as lm, lm.keep_prefixes():
+        assert lm.info.window_cells == 1280  # 33 texts and a batch
+        prompts = [TEXT[:1500] + [at] * 20 for at in (5, 6, 6)] + [[9, *TEXT[:300]]]
+        outputs = [lm.generate([prompt], drawn(n, 40))[0] for prompt, n in zip(prompts, (1, 1, 1, 16), strict=True)]
+        assert fresh(outputs[0]) == 1520
+        steps = [prompts[3] + sample.token_ids[:20] for sample in outputs[3].outputs[:6]]
+        beams = lm.generate(steps, drawn(2, 40))
+        # Behind 1,500 tokens other batches of the same text differ by so much on the stock backend alone.
+        assert_as_stock(stocks["gemma3-dense"], [*prompts, *steps], [*outputs, *beams], 3 * LIMIT)
+        [found] = lm.loglikelihood(TEXT[:1200], [[5, 6, 7]])
+        [wanted] = stocks["gemma3-dense"].loglikelihood(TEXT[:1200], [[5, 6, 7]])
+        np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=LIMIT)
+        check_engine(lm.engine)
+    with pytest.raises(TilebeamError, match="swa_full must be True, False or None"):
+        load(path, swa_full="yes")

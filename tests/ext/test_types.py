@@ -10,6 +10,7 @@ from tilebeam._ext import (
     Type,
     column_type,
     ffi,
+    has_file_form,
     has_quantizer,
     is_tiled,
     layout_version,
@@ -52,7 +53,8 @@ def test_a_tiled_type_has_the_bytes_of_its_source(type: Type) -> None:
     source = source_type(type)
     assert type in (column_type(source), tile_type(source))
     k = lib.tb_tile_k(type)
-    assert tile_bytes(type) * k == 32 * 32 * row_bytes(source, k)
+    assert (tile_bytes(type) * k == 32 * 32 * row_bytes(source, k)) == has_file_form(type)
+    assert tile_bytes(type) * k >= 32 * 32 * row_bytes(source, k)
     if has_quantizer(source):
         assert tile_bytes(type) == lib.tb_type_of(type).quant_bytes + 32 * 2
         assert layout_version(type) == 1

@@ -13,7 +13,7 @@ import pytest
 from gguf.quants import dequantize as gguf_dequantize
 from gguf_kit import gaussian, only_files, repack, stored, write_raw, writer
 from tilebeam import gguf as gguf_tools
-from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize
+from tilebeam._ext import Type, column_type, dequantize, has_file_form, is_tiled, layout_version, quantize
 from tilebeam.gguf import GGUFError, Policy, Rule, contents, ggml_values, gguf_write, weights
 
 Q = gguf.GGMLQuantizationType
@@ -94,7 +94,12 @@ def test_types_without_values(type: gguf.GGMLQuantizationType) -> None:
         ggml_values.to_float(type, np.zeros(32, np.uint8), 32)
 
 
-@pytest.mark.parametrize("type", [t for t in Type if t.is_in_tiles and not is_tiled(t)], ids=lambda t: t.label)
+def in_files(type: Type) -> bool:
+    tiled = column_type(type)
+    return tiled is not None and has_file_form(tiled)
+
+
+@pytest.mark.parametrize("type", [t for t in Type if in_files(t)], ids=lambda t: t.label)
 def test_blocks_of_every_type_become_tiles_bit_for_bit(tmp_path: Path, type: Type) -> None:
     """Of a matrix, a stack of experts and the output; the embedding stays; older readers refuse newer types."""
     q, tiled = Q(type.ggml), column_type(type)
@@ -115,6 +120,23 @@ def test_blocks_of_every_type_become_tiles_bit_for_bit(tmp_path: Path, type: Typ
     assert back.read_bytes() == model.read_bytes()
     devices = {t["name"]: t["device"] for t in gguf_tools.inspect(packed)["tensors"]}
     assert {devices[name] for name in names[1:]} == {"NPU"}
+
+
+@pytest.mark.parametrize("type", [t for t in Type if t.is_in_tiles and not is_tiled(t) and not in_files(t)], ids=str)
+def test_types_whose_tiles_are_larger_stay_blocks(tmp_path: Path, type: Type) -> None:
+    """They become tiles while the packed file loads; a file that says it has such tiles is refused."""
+    data = rows(Q(type.ggml), N, K, 5)
+    tensors = {"blk.0.attn_q.weight": (Q(type.ggml), data), "blk.0.ffn_up.weight": (Q.Q4_0, rows(Q.Q4_0, N, K, 6))}
+    model, packed = write_model(tmp_path / "m.gguf", tensors), tmp_path / "p.gguf"
+    gguf_tools.pack(model, packed)
+    assert layouts(packed) == {"blk.0.attn_q.weight": type.label, "blk.0.ffn_up.weight": "q4_0_col"}
+    assert {t["device"] for t in gguf_tools.inspect(packed)["tensors"]} == {"NPU"}
+    assert " MiB of memory" in repack("inspect", packed).stdout
+    assert np.array_equal(stored(packed, "blk.0.attn_q.weight"), data.reshape(-1))
+    tiled = column_type(type)
+    assert tiled is not None
+    with gguf_tools.GGUFFile(packed) as f, pytest.raises(GGUFError, match=f"cannot hold {tiled.label} tiles"):
+        contents._tiled(f, "blk.0.attn_q.weight", tiled, 0)
 
 
 @pytest.mark.parametrize("grouping", ["column", "tile"])
@@ -491,7 +513,7 @@ def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
     rows_ = {line[0]: line[1:] for line in words if line and line[0].endswith(".weight")}
     assert rows_ == {
         "token_embd.weight": ["q8_0", "256", "x", "64", "17,408", "CPU,", "NPU"],
-        "blk.0.attn_q.weight": ["iq3_s", "256", "x", "64", "7,040", "CPU"],
+        "blk.0.attn_q.weight": ["iq3_s", "256", "x", "64", "7,040", "NPU"],
         "blk.0.ffn_up.weight": ["q8_0", "column", "256", "x", "64", "17,408", "NPU"],
         "blk.0.ffn_down.weight": ["q4_0", "tile", "256", "x", "64", "9,216", "NPU"],
         "blk.0.attn_norm.weight": ["f32", "256", "1,024", "NPU"],

@@ -24,10 +24,28 @@ HALVES = {
     Type.IQ4_XS: (0,),
     Type.TQ2_0: (64,),
     Type.TQ1_0: (52,),
+    Type.IQ2_XXS: (0,),
+    Type.IQ2_XS: (0,),
+    Type.IQ2_S: (0,),
+    Type.IQ3_XXS: (0,),
+    Type.IQ3_S: (0,),
+    Type.IQ1_S: (0,),
+    Type.IQ1_M: (48,),  # in pieces: set_half
 }
 K_BLOCKS = tuple(HALVES)
 K_PANELS = tuple(Type[f"{t.name}_COL"] for t in K_BLOCKS)
 GGML = {t: gguf.GGMLQuantizationType(t.ggml) for t in K_BLOCKS}
+
+
+def set_half(type: Type, blocks: Array, at: int, value: Any) -> None:
+    """Write an FP16 scale, or one for each of the blocks (.., bytes). IQ1_M has four bits of it above each 12."""
+    half = np.broadcast_to(np.asarray(value, np.float16), blocks.shape[:-1])[..., None].copy()
+    if type != Type.IQ1_M:
+        blocks[..., at : at + 2] = half.view(np.uint8)
+        return
+    nibbles = half.view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 15
+    top = blocks[..., at + 1 : at + 8 : 2]
+    top[...] = (top & 15) | (nibbles << 4).astype(np.uint8)
 
 
 def random_super_blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> Array:
@@ -35,7 +53,7 @@ def random_super_blocks(type: Type, k: int, n: int, rng: np.random.Generator) ->
     size = gguf.GGML_QUANT_SIZES[GGML[type]][1]
     blocks = rng.integers(0, 256, (n, k // 256, size)).astype(np.uint8)
     for at in HALVES[type]:
-        blocks[..., at : at + 2] = (rng.standard_normal((n, k // 256, 1)) / 64).astype(np.float16).view(np.uint8)
+        set_half(type, blocks, at, rng.standard_normal((n, k // 256)) / 64)
     return blocks.reshape(n, -1)
 
 

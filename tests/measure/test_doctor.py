@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import tilebeam
 from gguf_kit import with_metadata
+from lora_kit import write_adapter
 from tilebeam import TilebeamError
 from tilebeam import gguf as gguf_tools
+from tilebeam._ext.cpus import Cpus
 from tilebeam.cli.main import app
 from tilebeam.gguf import gguf_write as w
-from tilebeam.measure import doctor
+from tilebeam.measure import doctor, selftest
 from typer.testing import CliRunner
 
-from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 
@@ -73,3 +74,28 @@ def test_the_command_fails_with_the_sentence_and_passes_what_loads(model: Path, 
         report = json.loads(ran.stdout)
         assert (ran.exit_code, report["healthy"]) == (0 if healthy else 1, healthy)
         assert [c["name"] for c in report["checks"] if not c["ok"]] == ([] if healthy else ["model"])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "said"),
+    [
+        (Cpus(24, 16, 8, 2, 8, None), "24 CPUs on 16 cores, 8 of them performance cores: 8 threads; 2 memory nodes; "),
+        (Cpus(8, 8, 4, 1, 2, 1.5), "8 CPUs, 4 of their cores performance cores, quota of 1.5 CPUs: 2 threads; "),
+    ],
+)
+def test_cores_and_memory_nodes_are_told(monkeypatch: pytest.MonkeyPatch, cpus: Cpus, said: str) -> None:
+    monkeypatch.setattr("tilebeam._ext.cpus.usable_cpus", lambda: cpus)
+    report = doctor.DoctorReport()
+    assert re.match(re.escape(said) + r"\d", doctor._limits(report))
+    assert report.facts["limits"]["performance_cores"] == cpus.performance_cores
+
+
+def test_kernels_that_were_never_timed_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [selftest.KernelResult(isa, "mul_mat", None, 0.0) for isa in ("i8mm", "neon", "portable")]
+    monkeypatch.setattr(selftest, "run", lambda: found)
+    monkeypatch.delenv("TILEBEAM_ISA", raising=False)
+    report = doctor.DoctorReport()
+    assert doctor._kernels(report).startswith("in use: i8mm (untimed: its speed has never been measured); all 3 tests")
+    assert report.facts["untimed_kernel_sets"] == ["i8mm", "neon"]
+    monkeypatch.setenv("TILEBEAM_ISA", "portable")
+    assert doctor._kernels(report).startswith("in use: portable; ")

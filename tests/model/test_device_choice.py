@@ -20,6 +20,7 @@ from tilebeam.cli.main import app
 from tilebeam.gguf.matrices import Matrix, grouped
 from tilebeam.model import device_choice
 from tilebeam.model.device_choice import LEAST_SHARE, MANY
+from tilebeam.native.executor import UsableMemory
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
@@ -30,7 +31,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPT = "the question is how many"
 LAYERS = r"(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight"
 # A type that the device has no tiles for.
-FOREIGN = Q.IQ3_S
+FOREIGN = Q.Q1_0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tied = write_model(folder / "q8.gguf", preset("tiny", arch="gemma3", type="q8_0"))
     patterns = {"most": rf"blk\.0\.{LAYERS}", "few": LAYERS, "none": rf"{LAYERS}|output\.weight"}
     made = {name: retyped(whole, folder / f"{name}.gguf", {p: FOREIGN}) for name, p in patterns.items()}
-    return {"whole": whole, **made, "tied": retyped(tied, folder / "tied.gguf", {"token_embd": Q.IQ2_XXS})}
+    return {"whole": whole, **made, "tied": retyped(tied, folder / "tied.gguf", {"token_embd": Q.Q1_0})}
 
 
 def matrices(path: Path) -> tuple[Matrix, ...]:
@@ -75,6 +76,20 @@ def test_products_run_where_the_list_of_tensors_says(
             assert sum(g.bytes for g in groups) == sum(m.bytes for m in on_it)
 
 
+def test_a_type_that_grows_stays_on_the_cpu_where_memory_is_short(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tiles are larger than the file; what the CPU backend reads is mapped."""
+    path = retyped(models["whole"], tmp_path / "grid.gguf", {rf"{LAYERS}|output\.weight": Q.IQ2_XXS})
+    (group,) = grouped(matrices(path))
+    assert group.packed_bytes == pytest.approx(group.bytes * 3264 / (32 * 66))
+    for available, device in ((group.packed_bytes, "npu"), (group.packed_bytes - 1, "cpu")):
+        memory = UsableMemory(1 << 40, available, 1 << 40)
+        monkeypatch.setattr(device_choice, "usable_memory", lambda of=memory: of)
+        with tilebeam.load(path, **SMALL) as lm:
+            assert lm.info.device == device
+
+
 def test_load_warns_once_with_the_share_the_reason_and_what_to_do(models: dict[str, Path]) -> None:
     with pytest.warns(PlacementWarning) as said, tilebeam.load(models["most"], **SMALL) as lm:
         assert lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
@@ -83,13 +98,13 @@ def test_load_warns_once_with_the_share_the_reason_and_what_to_do(models: dict[s
     on_cpu = sum(m.bytes for m in matrices(models["most"]) if m.why) / sum(m.bytes for m in matrices(models["most"]))
     text = str(said[0].message)
     assert f"most.gguf: {100 * on_cpu:.0f} % of the bytes of its weight matrices run on the CPU" in text
-    assert "matrices of IQ3_S (7)" in text
+    assert "matrices of Q1_0 (7)" in text
     assert "`gguf-repack pack most.gguf most-q8_0.gguf --type q8_0`" in text
     assert lm.info.device == "npu"
     assert lm.info.device_share == pytest.approx(1 - on_cpu)
     assert [(g.type, g.device, g.matrices, g.why) for g in lm.info.matrices] == [
         ("q8_0", "npu", 22, ""),
-        ("iq3_s", "cpu", 7, "type"),
+        ("q1_0", "cpu", 7, "type"),
     ]
 
 
@@ -155,7 +170,7 @@ def test_the_share_decides(models: dict[str, Path]) -> None:
     for sequences, least in ((1, 75), (MANY - 1, 75), (MANY, 25), (16, 25)):
         options = LoadOptions(n_seq_max=sequences).checked()
         for share, backend in ((0, "cpu"), (least - 1, "cpu"), (least, "npu"), (100, "npu")):
-            both = (Matrix("a.weight", "q4_0", share, 0, ""), Matrix("b.weight", "iq3_s", 100 - share, 0, "type"))
+            both = (Matrix("a.weight", "q4_0", share, 0, ""), Matrix("b.weight", "q1_0", 100 - share, 0, "type"))
             assert device_choice.choose(replace(file, matrices=both), options).backend == backend
         assert device_choice.choose(replace(file, matrices=()), options).backend == "npu"
 
@@ -182,11 +197,11 @@ def test_doctor_shows_where_matrices_run(models: dict[str, Path], tmp_path: Path
     done = run("doctor", "-m", models["few"])
     assert done.exit_code == 0, done.output
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("  ")}
-    assert rows["iq3_s"][0] == "28"
-    assert "does not multiply by this type" in " ".join(rows["iq3_s"])
+    assert rows["q1_0"][0] == "28"
+    assert "does not multiply by this type" in " ".join(rows["q1_0"])
     assert "runs on the CPU backend as a whole" in " ".join(done.stdout.split())
     model = json.loads(run("doctor", "--json", "-m", models["most"]).stdout)["model"]
-    assert (model["device"], [g["type"] for g in model["matrices"]]) == ("npu", ["q8_0", "iq3_s"])
+    assert (model["device"], [g["type"] for g in model["matrices"]]) == ("npu", ["q8_0", "q1_0"])
     assert 0.5 < model["device_share"] < 1
     (tmp_path / "damaged.gguf").write_bytes(models["most"].read_bytes()[:1000])
     assert run("doctor", "-m", tmp_path / "damaged.gguf").exit_code == 1

@@ -12,10 +12,10 @@ import pytest
 import tilebeam
 from accuracy import compare
 from gguf_kit import writer
+from lora_kit import Q, write_adapter
 from tilebeam import SamplingParams, TilebeamError, gguf
 from tilebeam.native.control import control
 
-from bench.lib.adapters import Q, write_adapter
 from bench.lib.synth import preset, write_model
 
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "threads": 1}

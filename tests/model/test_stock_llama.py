@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import process_kit
 import pytest
+from lora_kit import write_adapter
 from tilebeam import gguf
 from tilebeam.gguf import contents
 
-from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 

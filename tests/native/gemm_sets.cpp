@@ -83,10 +83,14 @@ struct k_kind {
     size_t bytes, halves; // of a block panel, and how many of its last are FP16 scales
 };
 
-constexpr k_kind k_kinds[] = {{gemm_q4_k, TB_Q4_K_PANEL, 2 * TB_K_HALVES}, {gemm_q5_k, TB_Q5_K_PANEL, 2 * TB_K_HALVES},
-                              {gemm_q6_k, TB_Q6_K_PANEL, TB_K_HALVES},     {gemm_q2_k, TB_Q2_K_PANEL, 2 * TB_K_HALVES},
-                              {gemm_q3_k, TB_Q3_K_PANEL, TB_K_HALVES},     {gemm_iq4_xs, TB_IQ4_XS_PANEL, TB_K_HALVES},
-                              {gemm_tq2_0, TB_TQ2_0_PANEL, TB_K_HALVES},   {gemm_tq1_0, TB_TQ1_0_PANEL, TB_K_HALVES}};
+constexpr k_kind k_kinds[] = {
+    {gemm_q4_k, TB_Q4_K_PANEL, 2 * TB_K_HALVES},   {gemm_q5_k, TB_Q5_K_PANEL, 2 * TB_K_HALVES},
+    {gemm_q6_k, TB_Q6_K_PANEL, TB_K_HALVES},       {gemm_q2_k, TB_Q2_K_PANEL, 2 * TB_K_HALVES},
+    {gemm_q3_k, TB_Q3_K_PANEL, TB_K_HALVES},       {gemm_iq4_xs, TB_IQ4_XS_PANEL, TB_K_HALVES},
+    {gemm_tq2_0, TB_TQ2_0_PANEL, TB_K_HALVES},     {gemm_tq1_0, TB_TQ1_0_PANEL, TB_K_HALVES},
+    {gemm_iq2_xxs, TB_IQ2_XXS_PANEL, TB_K_HALVES}, {gemm_iq2_xs, TB_IQ2_XS_PANEL, TB_K_HALVES},
+    {gemm_iq3_xxs, TB_IQ3_PANEL, TB_K_HALVES},     {gemm_iq3_s, TB_IQ3_PANEL, TB_K_HALVES},
+    {gemm_iq1_s, TB_IQ1_S_PANEL, TB_K_HALVES},     {gemm_iq1_m, TB_IQ2_XS_PANEL, TB_K_HALVES}};
 
 // A random panel of blocks of 256 k: any bytes, small scales.
 std::vector<uint8_t> k_panel(const k_kind & kind, int64_t blocks) {

@@ -11,7 +11,7 @@ import pytest
 from gemm_reference import FLAG_FP16, Weights, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from k_quants import HALVES, K_BLOCKS, make_weights, values
+from k_quants import HALVES, K_BLOCKS, make_weights, set_half, values
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
 
@@ -86,7 +86,7 @@ def test_largest_magnitudes_do_not_overflow(isa: str, type: Type) -> None:
             at, with_bytes = bits
             blocks[..., at : at + len(with_bytes)] = np.frombuffer(with_bytes, np.uint8)
         for i, at in enumerate(HALVES[type]):
-            blocks[..., at : at + 2] = np.array([1 - i], np.float16).view(np.uint8)
+            set_half(type, blocks, at, 1 - i)
         exact = values(type, rows).astype(np.float64)
         tiled = ggml_ext.column_type(type)
         assert tiled is not None
@@ -106,7 +106,7 @@ def test_hostile_numbers(isa: str, type: Type) -> None:
     plain, _ = make(type, 512, 64, 8)
     rows = plain.data.copy()
     at = HALVES[type][0]
-    rows.reshape(64, 2, -1)[37, 1, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
+    set_half(type, rows.reshape(64, 2, -1)[37, 1], at, np.inf)
     tiled = ggml_ext.column_type(type)
     assert tiled is not None
     w = Weights(tiled, 512, 64, ggml_ext.pack(tiled, rows.reshape(-1), 512, 64), plain.values)

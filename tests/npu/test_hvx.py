@@ -36,7 +36,10 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compil
 
 # As in enum gemm_format.
 FORMATS = {"q4": 0, "q8": 1, "iq4nl": 2, "prepared": 3, "q5_0": 4, "q4_1": 5, "q5_1": 6, "mxfp4": 7}
-K_FORMATS = (Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q2_K, Type.Q3_K, Type.IQ4_XS, Type.TQ2_0, Type.TQ1_0)
+K_FORMATS = (
+    *(Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q2_K, Type.Q3_K, Type.IQ4_XS, Type.TQ2_0, Type.TQ1_0),
+    *(Type.IQ2_XXS, Type.IQ2_XS, Type.IQ3_XXS, Type.IQ3_S, Type.IQ1_S, Type.IQ1_M),
+)
 QUANTS = {"q4": 512, "q8": 1024, "iq4nl": 512, "prepared": 1024, "q5_0": 640, "q4_1": 512, "q5_1": 640, "mxfp4": 512}
 TILED = [Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL, Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE]
 
@@ -47,7 +50,7 @@ def _build(arch: int, folder: Path) -> list[str]:
         ROOT / "tests" / "hexagon" / "hvx_cases.cpp",
         *sorted((kernels / "hvx").glob("*.cpp")),
         *sorted((kernels / "portable").glob("*.cpp")),
-        *(ROOT / "ggml_ext" / "src" / name for name in ("k_panels.c", "layout.c", "types.c")),
+        *(ROOT / "ggml_ext" / "src" / name for name in ("grid_blocks.c", "k_panels.c", "layout.c", "types.c")),
     ]
     places = ("tests/hexagon/emulated", "backend/npu", "ggml_ext/include", "ggml_ext/src")
     flags = ["-O0", "-ffp-contract=off", "-Wno-psabi", f"-D__HVX_ARCH__={arch}", *(f"-I{ROOT / p}" for p in places)]

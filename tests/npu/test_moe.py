@@ -11,6 +11,7 @@ import k_quants
 import npu_ops as t
 import numpy as np
 import pytest
+import tilebeam
 from gemm_reference import (
     BLOCKS,
     COLUMN,
@@ -154,7 +155,7 @@ def test_an_experts_rows_are_those_of_a_mul_mat(isa: str, type: Type, flags: int
     k = 512 if type in K_PANELS else 160
     counts = [0, 1, 2, 3, 16, 17, 33, 300]
     make = k_quants.make_weights if type in K_PANELS else make_weights
-    stack = [make(type, k, 96, rng) for _ in counts]
+    stack = [make(type, k, 160, rng) for _ in counts]
     x = rng.standard_normal((sum(counts) // 2, 2, k)).astype(np.float32)
     ids = rng.permutation(np.repeat(np.arange(8, dtype=np.int32), counts)).reshape(-1, 2)
     status, why, out, _ = run_experts(stack, x, ids, isa, 2, flags=flags)
@@ -182,3 +183,13 @@ def test_an_index_of_no_expert_is_refused(isa: str, threads: int, bad: int) -> N
     status, why, out, _ = run_experts(stack, x, np.ones((5, 2), np.int32), isa, threads)
     assert status == 0, why
     assert np.isfinite(out).all()
+
+
+def test_a_router_that_answers_nan_is_told_of(tmp_path: Path) -> None:
+    """As on the stock backend: no expert is taken for it without a word."""
+    cfg = replace(SMALL, arch="qwen3moe", n_ff=256, router_std=float("nan"))
+    model = write_model(tmp_path / "nan.gguf", cfg)
+    for where in ("npu", "cpu"):
+        lm = tilebeam.load(model, device=where, n_ctx=256, threads=2)
+        with lm, pytest.raises(tilebeam.TilebeamError, match="logits that are not numbers"):
+            lm.generate("the answer", tilebeam.SamplingParams(max_tokens=2))

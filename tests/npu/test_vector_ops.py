@@ -428,6 +428,19 @@ def test_soft_max(
 
 @runs
 @threads
+@pytest.mark.parametrize("columns", [5, 64, 700])
+def test_soft_max_of_a_row_with_a_nan(isa: str, n_threads: int, columns: int) -> None:
+    """That row is NaN, as ggml makes it; the others are what they are without it."""
+    a, x = t.Arena(), values(np.random.default_rng(3), (columns, 4, 1, 1))
+    dst = a.add(t.F32, (columns, 4, 1, 1))
+    x[0, 0, 1, columns - 1], x[0, 0, 2] = np.nan, np.nan
+    got = t.run(a, t.make_op("SOFT_MAX", dst, [a.add(t.F32, x.shape[::-1], x)], {0: 1.0, 1: 0.0}), dst, isa, n_threads)
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    np.testing.assert_allclose(got, e / e.sum(axis=-1, keepdims=True), rtol=3e-5, atol=1e-7)
+
+
+@runs
+@threads
 @pytest.mark.parametrize("place", ["logits", "mask", "both"])
 @pytest.mark.parametrize("max_bias", [0.0, 8.0])
 def test_soft_max_in_the_place_of_an_operand(isa: str, n_threads: int, place: str, max_bias: float) -> None:

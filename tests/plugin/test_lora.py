@@ -9,9 +9,9 @@ import accuracy
 import numpy as np
 import pytest
 from accuracy import Job, Result, WorkerError, compare, got
+from lora_kit import MATRICES, Q, write_adapter
 from tilebeam import gguf
 
-from bench.lib.adapters import MATRICES, Q, write_adapter
 from bench.lib.synth import SynthConfig, write_model
 
 KL_LIMIT, TOP1_LIMIT = 1e-3, 0.90  # those of test_models.py

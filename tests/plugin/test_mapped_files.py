@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Iterator
@@ -329,3 +330,43 @@ def test_writing_to_a_mapped_file_is_an_error(device: Device, mapped: Mapped) ->
         assert c.compute(y) == FAILED
         assert "write to the mapped model file" in device.control.last_error()
     assert mapped.path.read_bytes() == before
+
+
+def resident(view: npt.NDArray[np.uint8]) -> int:
+    """Pages of the memory behind an array that this process has, in bytes."""
+    at = view.ctypes.data
+    with open("/proc/self/pagemap", "rb") as pagemap:
+        pagemap.seek(at // mmap.PAGESIZE * 8)
+        entries = np.frombuffer(pagemap.read((at % mmap.PAGESIZE + view.nbytes) // mmap.PAGESIZE * 8), np.uint64)
+    return int((entries >> np.uint64(63)).sum()) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("kind", ["shared", "private", "locked"])
+def test_pages_of_a_matrix_that_was_packed_are_given_back(tmp_path: Path, device: Device, kind: str) -> None:
+    """Only where the file has them still: never what a program wrote into a mapping of its own, nor what it locked."""
+    k, n, at = 1024, 6000, 5000
+    blocks = kit.blocks(np.random.default_rng(7), Q4_0, (k, n))
+    (tmp_path / "model.bin").write_bytes(bytes(at) + bytes(blocks.nbytes))
+    access = {"private": mmap.ACCESS_COPY}.get(kind, mmap.ACCESS_READ)
+    if kind != "private":
+        (tmp_path / "model.bin").write_bytes(bytes(at) + blocks.tobytes())
+    with (tmp_path / "model.bin").open("rb") as file, mmap.mmap(file.fileno(), 0, access=access) as mapped:
+        view = np.frombuffer(mapped, np.uint8)[at:]
+        if kind == "private":
+            view[:] = blocks.reshape(-1)
+        libc = ctypes.CDLL(None)
+        if kind == "locked" and libc.mlock(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(view.nbytes)) != 0:
+            pytest.skip("this process may lock no memory")
+        assert int(view.sum()) > 0
+        assert resident(view) > 0.9 * view.nbytes
+        with Context() as c:
+            before, w = c.tensor(F32, 1 << 19), c.tensor(Q4_0, k, n)
+            c.allocate(device.tiled)
+            floats = np.arange(1 << 19, dtype=np.float32) + 1
+            kit.put(before, floats)
+            kit.put(w, view)
+            assert (resident(view) < 0.1 * view.nbytes) == (kind == "shared")
+            assert (kit.get(w) == blocks.reshape(-1)).all()
+            assert (kit.floats(before).reshape(-1) == floats).all()  # backing the tiles with huge pages changes nothing
+        assert (view == blocks.reshape(-1)).all()
+        del view

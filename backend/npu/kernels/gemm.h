@@ -53,6 +53,12 @@ enum gemm_format {
     gemm_iq4_xs,
     gemm_tq2_0,
     gemm_tq1_0,
+    gemm_iq2_xxs,
+    gemm_iq2_xs, // and IQ2_S, whose panels are the same
+    gemm_iq3_xxs,
+    gemm_iq3_s,
+    gemm_iq1_s,
+    gemm_iq1_m,
     gemm_format_count
 };
 constexpr int32_t gemm_minima_offset = -1;

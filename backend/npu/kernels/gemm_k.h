@@ -52,8 +52,13 @@ inline int32_t read_k_int(const uint8_t * p) {
     return v;
 }
 
-// ---- formats: weights(j, i) is quad j of the columns of vector i, as unsigned bytes; signed ones only of IQ4_XS.
+// ---- formats: weights(j, i) is quad j of the columns of vector i, as unsigned bytes; signed ones only of code books.
 // `plain`: they are no more than a shift and a mask away.
+
+struct k_format {
+    static constexpr int parts = 1;      // that d is divided into
+    static constexpr bool one_d = false; // minima are multiplied by d, too
+};
 
 // Of a tile: nibbles, pairs of bits and single bits, the lowest moved to bit `to`.
 template <class unit> typename unit::ints k_nibbles(const uint8_t * tile, int j, int i) {
@@ -104,7 +109,7 @@ template <class unit, int h> void unpack_k_six_signed(const uint8_t * fields, ui
 }
 
 // Scales and minima of Q4_K and Q5_K.
-template <class unit> struct k_with_minima {
+template <class unit> struct k_with_minima : k_format {
     static constexpr int scales = 1;     // of a tile
     static constexpr bool minima = true; // else scales are signed
     static constexpr int offset = 0;     // of quants
@@ -135,7 +140,7 @@ template <class unit> struct format_q5_k : k_with_minima<unit> {
     }
 };
 
-template <class unit> struct format_q6_k {
+template <class unit> struct format_q6_k : k_format {
     static constexpr bool plain = false;
     static constexpr size_t bytes = TB_Q6_K_PANEL, fields = TB_Q6_K_FIELDS, halves = TB_Q6_K_HALVES;
     static constexpr int scales = 2, most = 63, offset = 32;
@@ -149,7 +154,7 @@ template <class unit> struct format_q6_k {
     }
 };
 
-template <class unit> struct format_q2_k {
+template <class unit> struct format_q2_k : k_format {
     static constexpr bool plain = true;
     static constexpr size_t bytes = TB_Q2_K_PANEL, fields = TB_Q2_K_FIELDS, halves = TB_Q2_K_HALVES;
     static constexpr int scales = 2, most = 3, offset = 0;
@@ -166,7 +171,7 @@ template <class unit> struct format_q2_k {
     typename unit::ints weights(int j, int i) const { return k_pairs<unit>(plane, j, i, 0); }
 };
 
-template <class unit> struct format_q3_k {
+template <class unit> struct format_q3_k : k_format {
     static constexpr bool plain = false;
     static constexpr size_t bytes = TB_Q3_K_PANEL, fields = TB_Q3_K_FIELDS, halves = TB_Q3_K_HALVES;
     static constexpr int scales = 2, most = 7, offset = 4;
@@ -183,15 +188,17 @@ template <class unit> struct format_q3_k {
     }
 };
 
-// The code book's values of nibbles: as they are for a set whose dot product takes signed weights, of others 128 more.
-template <class unit> typename unit::ints k_code_book(typename unit::ints nibbles) {
-    return unit::look_up(unit::table(TB_IQ4_NL_VALUES(unit::signed_weights ? 0 : 128)), nibbles);
-}
+// A code book's values by quant: as they are for a set whose dot product takes signed weights, of others `offset` more.
+template <class unit, class Book, int offset> struct k_book {
+    static typename unit::ints look_up(typename unit::ints quants) {
+        return unit::look_up(Book::template table<unit, offset>(), quants);
+    }
+};
 
-template <class unit> struct format_iq4_xs {
+template <class unit> struct format_iq4_xs : k_format {
     static constexpr bool plain = false;
     static constexpr size_t bytes = TB_IQ4_XS_PANEL, fields = TB_IQ4_XS_FIELDS, halves = TB_IQ4_XS_HALVES;
-    static constexpr int scales = 1, offset = unit::signed_weights ? 0 : 128, most = 127 + offset;
+    static constexpr int scales = 1, offset = unit::signed_weights ? 0 : 128, most = iq4_book::most + offset;
     static constexpr bool minima = false;
     static k_factors unpack(const uint8_t * from, uint8_t * out) {
         unpack_k_six_signed<unit, 4>(from, out);
@@ -199,11 +206,73 @@ template <class unit> struct format_iq4_xs {
     }
     const uint8_t * quants;
     format_iq4_xs(const uint8_t * panel, int t) : quants(panel + k_nibbles_bytes * t) {}
-    typename unit::ints weights(int j, int i) const { return k_code_book<unit>(k_nibbles<unit>(quants, j, i)); }
+    typename unit::ints weights(int j, int i) const {
+        return k_book<unit, iq4_book, offset>::look_up(k_nibbles<unit>(quants, j, i));
+    }
+};
+
+// IQ1 to IQ3: code books, and scales that are odd numbers, 2s + 1, of which a nibble has s.
+template <class unit, class Book, int of_tile> struct k_odd_scales {
+    static constexpr bool plain = false, minima = false, one_d = false;
+    static constexpr int scales = of_tile, parts = Book::parts;
+    static constexpr int offset = unit::signed_weights ? 0 : 64, most = Book::most + offset;
+    static k_factors unpack(const uint8_t * from, uint8_t * out) {
+        constexpr int half = TB_K_FOUR(8) * of_tile;
+        for (int at = 0; at < half; at += 4 * unit::width) {
+            const typename unit::ints v = unit::load(from + at), one = unit::broadcast(0x01010101);
+            unit::store(out + at, unit::either(unit::shifted(unit::low_nibbles(v), 1), one));
+            unit::store(out + half + at, unit::either(unit::shifted(unit::high_nibbles(v), 1), one));
+        }
+        return {out, out};
+    }
+    static typename unit::ints value(typename unit::ints quants) { return k_book<unit, Book, offset>::look_up(quants); }
+};
+
+template <class unit, class Book, int of_tile> struct format_three_bits : k_odd_scales<unit, Book, of_tile> {
+    static constexpr size_t fields = TB_IQ2_FIELDS, halves = fields + TB_K_FOUR(8) * of_tile;
+    static constexpr size_t bytes = halves + TB_K_HALVES;
+    const uint8_t *pairs, *ones;
+    format_three_bits(const uint8_t * panel, int t)
+        : pairs(panel + k_pairs_bytes * t), ones(panel + TB_K_PAIRS + k_ones_bytes * t) {}
+    typename unit::ints weights(int j, int i) const {
+        return this->value(unit::either(k_pairs<unit>(pairs, j, i, 0), k_ones<unit>(ones, j, i, 2)));
+    }
+};
+
+template <class unit, class Book> struct format_four_bits : k_odd_scales<unit, Book, 1> {
+    static constexpr size_t bytes = TB_IQ3_PANEL, fields = TB_IQ3_FIELDS, halves = TB_IQ3_HALVES;
+    const uint8_t * quants;
+    format_four_bits(const uint8_t * panel, int t) : quants(panel + k_nibbles_bytes * t) {}
+    typename unit::ints weights(int j, int i) const { return this->value(k_nibbles<unit>(quants, j, i)); }
+};
+
+// A weight is 8 (q - 1) plus or minus 1, and as many times 2s + 1: a scale times q, less a minimum.
+using iq1_scales = code_book<120, 1, 8, 24, 40, 56, 72, 88, 104, 120, 8, 24, 40, 56, 72, 88, 104, 120>;
+using iq1_minima = code_book<135, 1, 7, 21, 35, 49, 63, 77, 91, 105, 9, 27, 45, 63, 81, 99, 117, 135>;
+
+template <class unit> struct format_iq1_s {
+    static constexpr bool plain = true, minima = true, one_d = true;
+    static constexpr int scales = 1, offset = 0, most = 2, parts = TB_IQ1_PARTS;
+    static constexpr size_t bytes = TB_IQ1_S_PANEL, fields = TB_IQ1_S_FIELDS, halves = TB_IQ1_S_HALVES;
+    static k_factors unpack(const uint8_t * from, uint8_t * out) {
+        constexpr int half = TB_K_FOUR(8);
+        for (int at = 0; at < half; at += 4 * unit::width) {
+            const typename unit::ints v = unit::load(from + at);
+            const typename unit::ints nibbles[2] = {unit::low_nibbles(v), unit::high_nibbles(v)};
+            for (int i = 0; i < 2; i++) {
+                unit::store(out + half * i + at, k_book<unit, iq1_scales, 0>::look_up(nibbles[i]));
+                unit::store(out + half * (2 + i) + at, k_book<unit, iq1_minima, 0>::look_up(nibbles[i]));
+            }
+        }
+        return {out, out + 2 * half};
+    }
+    const uint8_t * plane;
+    format_iq1_s(const uint8_t * panel, int t) : plane(panel + k_pairs_bytes * t) {}
+    typename unit::ints weights(int j, int i) const { return k_pairs<unit>(plane, j, i, 0); }
 };
 
 // Types with one scale, d: those of tiles are 1.
-template <class unit> struct k_without_scales {
+template <class unit> struct k_without_scales : k_format {
     static constexpr size_t fields = 0;
     static constexpr int scales = 1, most = 3, offset = 1;
     static constexpr bool minima = false;
@@ -476,8 +545,10 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
 #pragma GCC unroll 8
         for (int p = 0; p < pairs; p++)
             factor[p] = unit::template byte_pairs<!Format::minima>(factors + 64 * p + unit::width * i);
-        const floats d = unit::load_halves(halves + 2 * unit::width * i);
-        const floats dmin = Format::minima ? unit::load_halves(halves + TB_K_HALVES + 2 * unit::width * i) : d;
+        floats d = unit::load_halves(halves + 2 * unit::width * i);
+        if constexpr (Format::parts != 1) d = unit::mul(d, unit::broadcast(1.0f / Format::parts));
+        const floats dmin =
+            Format::minima && !Format::one_d ? unit::load_halves(halves + TB_K_HALVES + 2 * unit::width * i) : d;
         for (int m = 0; m < rows; m++) {
             const uint8_t * of = pairs == 4 ? r.sums32 + gemm_k_sums32 * static_cast<size_t>(m)
                                             : r.sums16 + gemm_k_sums16 * static_cast<size_t>(m);
@@ -492,7 +563,9 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
             float * to = results[m] + unit::width * i;
             const floats before = unit::load_floats(to);
             floats x;
-            if constexpr (Format::minima) {
+            if constexpr (Format::one_d) {
+                x = unit::mul(d, unit::to_floats(unit::template less_shifted<0>(sum, taken)));
+            } else if constexpr (Format::minima) {
                 x = unit::fms(d, unit::to_floats(sum), unit::mul(dmin, unit::to_floats(taken)));
             } else if constexpr (offset) {
                 x = unit::mul(d,
@@ -531,8 +604,9 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
 
 // The kernels of a set, which the names of its other kernels end in: "4x16_avx2".
 #define TILEBEAM_K_NAMES(end)                                                                                          \
-    {"gemm_q4k_" end, "gemm_q5k_" end, "gemm_q6k_" end, "gemm_q2k_" end,                                               \
-     "gemm_q3k_" end, "gemm_nlx_" end, "gemm_tq2_" end, "gemm_tq1_" end}
+    {"gemm_q4k_" end, "gemm_q5k_" end, "gemm_q6k_" end, "gemm_q2k_" end, "gemm_q3k_" end,                              \
+     "gemm_nlx_" end, "gemm_tq2_" end, "gemm_tq1_" end, "gemm_i2x_" end, "gemm_i2s_" end,                              \
+     "gemm_i3x_" end, "gemm_i3s_" end, "gemm_i1s_" end, "gemm_i1m_" end}
 
 template <class unit>
 void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_count - gemm_q4_k]) {
@@ -547,6 +621,12 @@ void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_co
     fill(gemm_iq4_xs, multiply_k_panels<unit, format_iq4_xs<unit>>);
     fill(gemm_tq2_0, multiply_k_panels<unit, format_tq2_0<unit>>);
     fill(gemm_tq1_0, multiply_k_panels<unit, format_tq1_0<unit>>);
+    fill(gemm_iq2_xxs, multiply_k_panels<unit, format_three_bits<unit, iq2_book, 1>>);
+    fill(gemm_iq2_xs, multiply_k_panels<unit, format_three_bits<unit, iq2_book, 2>>);
+    fill(gemm_iq3_xxs, multiply_k_panels<unit, format_four_bits<unit, iq3_xxs_book>>);
+    fill(gemm_iq3_s, multiply_k_panels<unit, format_four_bits<unit, iq3_s_book>>);
+    fill(gemm_iq1_s, multiply_k_panels<unit, format_iq1_s<unit>>);
+    fill(gemm_iq1_m, multiply_k_panels<unit, format_three_bits<unit, iq1_book, 2>>);
 }
 
 } // namespace

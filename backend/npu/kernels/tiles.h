@@ -46,6 +46,18 @@ constexpr int8_t iq4nl_values[16] = {TB_IQ4_NL_VALUES(0)};
 constexpr int8_t mxfp4_values[16] = {TB_MXFP4_VALUES(0)};
 constexpr int mxfp4_offset = 12; // of unsigned values
 
+// A code book of block panels: `most` is its greatest value, and d of a block stands for `parts` of them.
+template <int greatest, int parts_of_d, int... values> struct code_book {
+    static constexpr int most = greatest, parts = parts_of_d;
+    static constexpr int at[16] = {values...};
+    template <class unit, int offset> static typename unit::ints table() { return unit::table((offset + values)...); }
+};
+using iq4_book = code_book<127, 1, TB_IQ4_NL_VALUES(0)>;
+using iq1_book = code_book<9, TB_IQ1_PARTS, TB_IQ1_VALUES>;
+using iq2_book = code_book<43, TB_IQ2_PARTS, TB_IQ2_VALUES>;
+using iq3_xxs_book = code_book<62, TB_IQ3_XXS_PARTS, TB_IQ3_XXS_VALUES>;
+using iq3_s_book = code_book<15, TB_IQ3_S_PARTS, TB_IQ3_S_VALUES>;
+
 } // namespace
 } // namespace tb::npu
 

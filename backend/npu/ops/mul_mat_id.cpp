@@ -2,8 +2,10 @@
 //
 // Activations of integer products are converted before the op, each row once and as a group of its own; ops on the same
 // rows (gate and up) share them. Each thread sorts the rows by matrix for itself, which takes less time than to wait
-// for one that does. Then it takes items of (matrix, some of its rows, panels), in one list over all matrices: it puts
-// the item's rows together to groups and multiplies them the way that as many rows of a MUL_MAT go.
+// for one that does. The list of all panels that meet rows, one matrix after the other, is handed out in chunks that
+// shrink: with few rows the weights come from memory, where each begin of a stream is a wait, and large chunks have
+// fewer. Of each matrix in its chunk a thread puts the rows together to groups, once, and multiplies them the way that
+// as many rows of a MUL_MAT go.
 #include <algorithm>
 #include <cstring>
 
@@ -22,9 +24,16 @@ int64_t item_rows(const mul_mat_plan & all) {
     return std::min(all.rows, std::max<int64_t>(1, groups) * all.max_rows);
 }
 
+// A matrix and some of its rows, which are multiplied together.
+struct piece {
+    int64_t expert;
+    const picked_row * picked;
+    int64_t rows;
+};
+
 // A thread's scratch.
 struct layout {
-    int64_t groups, starts, rows, ids, end; // the stage of a MUL_MAT is in front
+    int64_t groups, starts, rows, pieces, ids, end; // the stage of a MUL_MAT is in front
 
     layout(const tb_op & op, const mul_mat_plan & all) {
         mul_mat_plan item = all;
@@ -32,7 +41,8 @@ struct layout {
         groups = all.stage;
         starts = groups + item.converted_bytes();
         rows = starts + (int64_t{op.src[0].ne[2]} + 2) * static_cast<int64_t>(sizeof(int64_t));
-        ids = rows + all.rows * static_cast<int64_t>(sizeof(picked_row));
+        pieces = rows + all.rows * static_cast<int64_t>(sizeof(picked_row));
+        ids = pieces + all.rows * static_cast<int64_t>(sizeof(piece));
         end = (ids + all.rows * static_cast<int64_t>(sizeof(int32_t)) + 127) / 128 * 128;
     }
 };
@@ -108,6 +118,22 @@ uint8_t * gather(const op_context & ctx, const mul_mat_plan & p, uint8_t * out) 
     return out;
 }
 
+// All rows, sorted, in pieces of `most` rows or fewer.
+int64_t cut_pieces(const int64_t * starts, int64_t experts, const picked_row * rows, int64_t most, piece * pieces) {
+    int64_t n = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        const int64_t count = starts[e + 1] - starts[e], parts = divide_up(count, most);
+        for (int64_t i = 0; i < parts; i++) {
+            const int64_t from = count * i / parts;
+            pieces[n++] = {e, rows + starts[e] + from, count * (i + 1) / parts - from};
+        }
+    }
+    return n;
+}
+
+// A column panel of a piece, in rows: with few of them it takes as long as its weights take from memory.
+int64_t cost_of(const piece & p) { return std::max<int64_t>(4, p.rows); }
+
 void run_id(const op_context & ctx) {
     const int64_t experts = ctx.src[0].ne(2);
     const mul_mat_plan all = plan_mul_mat_id(*ctx.op, ctx.n_threads, *ctx.kernels);
@@ -118,33 +144,41 @@ void run_id(const op_context & ctx) {
     if (!sort_rows(ctx.src[2], experts, starts, rows, reinterpret_cast<int32_t *>(stage + parts.ids))) {
         return ctx.fail(TB_E_BOUNDS, "MUL_MAT_ID: matrix index out of range");
     }
-    const int64_t most = item_rows(all);
-    int64_t pieces = 0; // a matrix and some of its rows
-    for (int64_t e = 0; e < experts; e++)
-        pieces += divide_up(starts[e + 1] - starts[e], most);
-    const int64_t blocks =
-        divide_up(all.panels, plan_mul_mat(*ctx.op, pieces, most, ctx.n_threads, *ctx.kernels).panels_per_item);
+    piece * const pieces = reinterpret_cast<piece *>(stage + parts.pieces);
+    const int64_t most = item_rows(all), n = cut_pieces(starts, experts, rows, most, pieces);
+    const int64_t block = plan_mul_mat(*ctx.op, n, most, ctx.n_threads, *ctx.kernels).panels_per_item;
+    const int64_t least = 4 * plan_mul_mat(*ctx.op, 1, 1, ctx.n_threads, *ctx.kernels).panels_per_item;
+    int64_t left = 0;
+    for (int64_t i = 0; i < n; i++)
+        left += all.panels * cost_of(pieces[i]);
 
     op_context one = ctx;
-    mul_mat_plan p{};
-    int64_t items = 0, e = -1, count = 0, first = 0; // of matrix e; its first one's number
+    int64_t chunk = 0, at = 0, panel = 0; // at: a piece
     for (;;) {
-        const int64_t i = ctx.next_chunk();
-        while (i >= first + items && ++e < experts) {
-            first += items;
-            count = starts[e + 1] - starts[e];
-            items = divide_up(count, most) * blocks;
-            if (i < first + items) p = plan_mul_mat(*ctx.op, 1, count, ctx.n_threads, *ctx.kernels);
+        const int64_t mine = ctx.next_chunk();
+        for (; chunk <= mine && left > 0; chunk++) {
+            for (int64_t share = std::max(least, left / (2 * ctx.n_threads)); share > 0 && at < n;) {
+                const piece & now = pieces[at];
+                const int64_t cost = cost_of(now);
+                const int64_t last = std::min(all.panels, panel + divide_up(share, cost));
+                share -= (last - panel) * cost;
+                left -= (last - panel) * cost;
+                if (chunk == mine) {
+                    mul_mat_plan p = plan_mul_mat(*ctx.op, 1, now.rows, ctx.n_threads, *ctx.kernels);
+                    p.expert = now.expert;
+                    p.picked = now.picked;
+                    one.prepared = p.is_integer() ? gather(ctx, p, stage + parts.groups) : stage + parts.groups;
+                    if (!p.is_integer() && converts_activations(*ctx.op, p)) convert_rows(one, p);
+                    const int64_t steps = p.groups == 1 ? 1 : divide_up(last - panel, block);
+                    const int64_t step = divide_up(last - panel, steps);
+                    for (int64_t i = panel; i < last; i += step)
+                        multiply(one, p, {0, i, std::min(last, i + step), 0, p.groups}, stage);
+                }
+                at += last == all.panels;
+                panel = last % all.panels;
+            }
         }
-        if (e >= experts) return;
-        const int64_t piece = (i - first) / blocks, block = (i - first) % blocks, n = items / blocks;
-        const int64_t from = count * piece / n;
-        p.set_rows(count * (piece + 1) / n - from, p.max_rows);
-        p.expert = e;
-        p.picked = rows + starts[e] + from;
-        one.prepared = p.is_integer() ? gather(ctx, p, stage + parts.groups) : stage + parts.groups;
-        if (!p.is_integer() && converts_activations(*ctx.op, p)) convert_rows(one, p);
-        multiply(one, p, {0, all.panels * block / blocks, all.panels * (block + 1) / blocks, 0, p.groups}, stage);
+        if (chunk <= mine) return;
     }
 }
 

@@ -36,6 +36,14 @@ void soft_max(const op_context & ctx) {
         } else {
             k.vec.scale(n, src, scale, 0.0f, out);
         }
+        // The maximum passes a NaN over, and the exponential of one is 0: nobody would hear of it.
+        int numbers = 1;
+        for (int64_t j = 0; j < n; j++)
+            numbers &= out[j] == out[j];
+        if (!numbers) {
+            std::fill(out, out + n, std::numeric_limits<float>::quiet_NaN());
+            continue;
+        }
         float max = k.vec.max(n, out);
         const float sink = sinks ? sinks.at<const float>(0)[i.i2] : -std::numeric_limits<float>::infinity();
         max = std::max(max, sink);

@@ -63,7 +63,23 @@ enum tb_type {
     // a code book of 4 bits, scales that are powers of two
     TB_MXFP4 = 36,
     TB_MXFP4_COL = 37,
-    TB_TYPE_COUNT = 38,
+    // plain ggml super-blocks of grid points
+    TB_IQ2_XXS = 38,
+    TB_IQ2_XS = 39,
+    TB_IQ2_S = 40,
+    TB_IQ3_XXS = 41,
+    TB_IQ3_S = 42,
+    TB_IQ1_S = 43,
+    TB_IQ1_M = 44,
+    // their weights one by one in block panels, larger than the blocks
+    TB_IQ2_XXS_COL = 45,
+    TB_IQ2_XS_COL = 46,
+    TB_IQ2_S_COL = 47,
+    TB_IQ3_XXS_COL = 48,
+    TB_IQ3_S_COL = 49,
+    TB_IQ1_S_COL = 50,
+    TB_IQ1_M_COL = 51,
+    TB_TYPE_COUNT = 52,
 };
 
 enum tb_status {
@@ -152,7 +168,14 @@ const char * tb_status_name(int status);
     X(Q5_0, "q5_0", 6, 32, 22, TB_IN_TILES)                                                                            \
     X(Q4_1, "q4_1", 3, 32, 20, TB_IN_TILES)                                                                            \
     X(Q5_1, "q5_1", 7, 32, 24, TB_IN_TILES)                                                                            \
-    X(MXFP4, "mxfp4", 39, 32, 17, TB_IN_TILES)
+    X(MXFP4, "mxfp4", 39, 32, 17, TB_IN_TILES)                                                                         \
+    X(IQ2_XXS, "iq2_xxs", 16, 256, 66, TB_IN_TILES)                                                                    \
+    X(IQ2_XS, "iq2_xs", 17, 256, 74, TB_IN_TILES)                                                                      \
+    X(IQ2_S, "iq2_s", 22, 256, 82, TB_IN_TILES)                                                                        \
+    X(IQ3_XXS, "iq3_xxs", 18, 256, 98, TB_IN_TILES)                                                                    \
+    X(IQ3_S, "iq3_s", 21, 256, 110, TB_IN_TILES)                                                                       \
+    X(IQ1_S, "iq1_s", 19, 256, 50, TB_IN_TILES)                                                                        \
+    X(IQ1_M, "iq1_m", 29, 256, 56, TB_IN_TILES)
 
 // X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
 #define TB_COLUMN_TYPES(X)                                                                                             \
@@ -176,7 +199,14 @@ const char * tb_status_name(int status);
     X(Q3_K_COL, "q3_k_col", Q3_K, TB_QUANTS(3), 56)                                                                    \
     X(IQ4_XS_COL, "iq4_xs_col", IQ4_XS, TB_QUANTS(4), 32)                                                              \
     X(TQ2_0_COL, "tq2_0_col", TQ2_0, TB_QUANTS(2), 8)                                                                  \
-    X(TQ1_0_COL, "tq1_0_col", TQ1_0, 208, 8)
+    X(TQ1_0_COL, "tq1_0_col", TQ1_0, 208, 8)                                                                           \
+    X(IQ2_XXS_COL, "iq2_xxs_col", IQ2_XXS, TB_QUANTS(3), 24)                                                           \
+    X(IQ2_XS_COL, "iq2_xs_col", IQ2_XS, TB_QUANTS(3), 40)                                                              \
+    X(IQ2_S_COL, "iq2_s_col", IQ2_S, TB_QUANTS(3), 40)                                                                 \
+    X(IQ3_XXS_COL, "iq3_xxs_col", IQ3_XXS, TB_QUANTS(4), 24)                                                           \
+    X(IQ3_S_COL, "iq3_s_col", IQ3_S, TB_QUANTS(4), 24)                                                                 \
+    X(IQ1_S_COL, "iq1_s_col", IQ1_S, TB_QUANTS(2), 24)                                                                 \
+    X(IQ1_M_COL, "iq1_m_col", IQ1_M, TB_QUANTS(3), 40)
 #define TB_TILED_TYPES(X) TB_COLUMN_TYPES(X) TB_TILE_TYPES(X) TB_K_TYPES(X)
 
 #define TB_QUANTS(bits) (TB_TILE_K * TB_TILE_N * (bits) / 8)
@@ -194,6 +224,16 @@ const char * tb_status_name(int status);
     (offset) + 0, (offset) + 1, (offset) + 2, (offset) + 3, (offset) + 4, (offset) + 6, (offset) + 8, (offset) + 12,   \
         (offset) - 0, (offset) - 1, (offset) - 2, (offset) - 3, (offset) - 4, (offset) - 6, (offset) - 8,              \
         (offset) - 12
+
+// Code books of grid types' panels (k_panels.h), by quant, and what part of the super-block's scale is 1 of them.
+#define TB_IQ1_PARTS 8 // of 8 (-1, 0 or 1), plus or minus 1
+#define TB_IQ1_VALUES -7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0
+#define TB_IQ2_PARTS 8
+#define TB_IQ2_VALUES 8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0
+#define TB_IQ3_XXS_PARTS 4
+#define TB_IQ3_XXS_VALUES 4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62
+#define TB_IQ3_S_PARTS 1
+#define TB_IQ3_S_VALUES 1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15
 
 #ifdef __cplusplus
 }

@@ -38,6 +38,8 @@ _FIRST = (
 _IGNORED = frozenset(
     ("--mlock", "--mmap", "--no-mmap", "--jinja", "--no-warmup", "--simple-io", "--no-perf", "-kvu", "-cnv")
 )
+# Of --numa: memory is spread over all nodes that the process may use, and a policy that numactl set is kept.
+_NUMA = ("distribute", "numactl")
 _ON, _OFF = {"on", "1", "enabled", "auto", "-1"}, {"off", "0", "disabled"}  # of -fa
 _CHAT, _FETCH = "`tilebeam chat` converses", "download the file and name it with -m, or use -hf"
 _INSTEAD = {
@@ -45,6 +47,7 @@ _INSTEAD = {
     **dict.fromkeys(("-mu", "--model-url"), _FETCH),
     **dict.fromkeys(("-hft", "--hf-token"), "set the variable HF_TOKEN, or use `hf auth login`"),
     "--mmproj": "Tilebeam reads text only",
+    "--numa": "distribute or numactl; in place of isolate: numactl -N 0 -m 0 tilebeam ..",
     "-ngl": "--device says where a model runs",
     "-no-cnv": "`tilebeam generate --raw` continues a text",
     "-sys": "`tilebeam chat` takes a system prompt; with -f a line may have messages",
@@ -94,6 +97,8 @@ class Command(help_text.PlainCommand):
                 yield "--no-flash-attn" if value in _OFF else word
             elif name in _IGNORED - known:
                 ignored.append(word)
+            elif name == "--numa" and (value := word.partition("=")[2] or (left[0] if left else "")) in _NUMA:
+                ignored.append(f"--numa {value}" if "=" in word else f"{word} {left.popleft()}")
             elif name in _INSTEAD.keys() - known:
                 ctx.fail(f"No such option: {name}: {_INSTEAD[name]}.")
             else:

@@ -30,7 +30,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from tilebeam.errors import PlacementWarning, TilebeamError
+from tilebeam.errors import CacheWarning, PlacementWarning, TilebeamError
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -54,6 +54,8 @@ _OPTIONS = {
     "device": "--device",
     "memory_limit": "--memory-limit",
     "cache_ram": "--cache-ram",
+    "packed_cache": "--packed-cache",
+    "swa_full": "--swa-full",
     "type_k": "-ctk",
     "type_v": "-ctv",
     "overwrite": "--force",
@@ -119,12 +121,12 @@ def sentences(command: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _warnings_as_sentences() -> Iterator[None]:
-    """Print `PlacementWarning` without the line of code that it came from, within this block."""
+    """Print `PlacementWarning` and `CacheWarning` without the line of code that they came from, within this block."""
     with warnings.catch_warnings():
         former = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if not issubclass(category, PlacementWarning):
+            if not issubclass(category, PlacementWarning | CacheWarning):
                 former(message, category, *where, **more)
                 return
             err().print(Text.assemble(("tilebeam: ", "bold yellow"), as_options(str(message))), soft_wrap=True)
@@ -223,14 +225,18 @@ def generating(what: str, total: int) -> Iterator[Callable[[Generation], bool]]:
 
 
 @contextmanager
-def loading(path: str) -> Iterator[None]:
-    """Show a spinner while a model loads."""
+def loading(path: str) -> Iterator[Callable[[float], None] | None]:
+    """Show a bar while a model loads, on a terminal; yields what to call with the share that is done."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+
     console = err()
     if not console.is_terminal:
-        yield
+        yield None
         return
-    with console.status(f"loading {os.path.basename(path)}"):
-        yield
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"loading {os.path.basename(path)}", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
 
 
 def about(lm: LM) -> str:

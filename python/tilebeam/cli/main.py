@@ -17,6 +17,7 @@ import typer
 
 from tilebeam.cli import (
     bench,
+    cache,
     chat,
     doctor,
     evaluate,
@@ -75,6 +76,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Models and files": {
         "doctor": doctor.doctor,
+        "cache": cache.cache,
         "reward-head": reward_head.reward_head,
     },
 }

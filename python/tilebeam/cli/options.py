@@ -115,6 +115,17 @@ class RunOptions:
         help="MiB, or a size such as 2GiB, for states that prompts of models with recurrent layers go on from; 0: "
         "none.",
     )
+    packed_cache: str | None = model_option(
+        LoadOptions.packed_cache,
+        "--packed-cache",
+        metavar="SIZE",
+        help="Keep packed files for the next load, up to this size in all, such as 20GiB; 0: none.",
+    )
+    swa_full: bool | None = model_option(
+        LoadOptions.swa_full,
+        "--swa-full/--no-swa-full",
+        help="KV cells of sliding windows: as many as other layers have, or for the windows; by memory if not given.",
+    )
     deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:
@@ -224,10 +235,9 @@ class ModelOptions:
 
         arguments, lora = self.run.arguments() | self.speculation.arguments(), self.lora.adapters()
         slots = min(self.parallel, sequences)
-        with console.loading(str(self.model)):
-            lm = load(
-                self.model, n_ctx=self.ctx_size, n_seq_max=slots, lora=lora, hidden_layer=hidden_layer, **arguments
-            )
+        arguments |= {"n_ctx": self.ctx_size, "n_seq_max": slots, "lora": lora, "hidden_layer": hidden_layer}
+        with console.loading(str(self.model)) as show:
+            lm = load(self.model, progress=show, **arguments)
         console.err().print(console.about(lm), style="dim")
         if self.ctx_size < 256 <= lm.n_ctx:
             console.err().print(f"-c {self.ctx_size}: a context has at least {lm.n_ctx} cells", style="dim")

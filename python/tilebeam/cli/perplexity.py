@@ -104,9 +104,10 @@ def _load(r: PerplexityOptions, path: Path, run: RunOptions, lora: LoraOptions) 
 
     parallel = max(1, r.batch_size // r.ctx_size)
     arguments = run.arguments()
-    with console.loading(str(path)):
+    with console.loading(str(path)) as show:
         return load(
             path,
+            progress=show,
             **arguments,
             n_ctx=parallel * r.ctx_size,
             n_seq_max=parallel,

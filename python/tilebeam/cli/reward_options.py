@@ -116,8 +116,8 @@ def open_scorer(spec: RewardSpec, lm: LM, **options: Any) -> Iterator[RewardMode
         lm: the generator.
         options: further arguments of `tilebeam.load_reward_model`.
     """
-    with console.loading(str(spec.path or spec.head)):
-        scorer = spec.open(lm, **options)
+    with console.loading(str(spec.path or spec.head)) as show:
+        scorer = spec.open(lm, **options | ({"progress": show} if spec.path else {}))
     with scorer:
         console.err().print(console.about_reward(scorer), style="dim", highlight=False)
         yield scorer

@@ -83,6 +83,10 @@ class DraftModel:
         if not text:
             return None
         seq = self._sequences.get(sample)
+        shared = 0 if seq is None else min(common_prefix(seq.tokens, text), len(text) - 1)
+        if seq is not None and self.kv.forkable(seq, shared) < shared:  # others have taken cells of its window
+            self.finished(sample)
+            seq = None
         if seq is None:
             for idle in [s for s in self._sequences if s.kv is None]:  # preempted
                 self.finished(idle)
@@ -90,7 +94,6 @@ class DraftModel:
                 return None
             source, shared = self.kv.longest_prefix(text, len(text) - 1)
             seq = self._sequences[sample] = self.kv.open_from(source, shared)
-        shared = min(common_prefix(seq.tokens, text), len(text) - 1)
         self.kv.truncate(seq, shared)
         lacks = text[shared:]
         left = sample.limit - len(sample.tokens)

@@ -123,14 +123,9 @@ class Engine:
         self.context.on_decode = None if observer is None else partial(observer.phase, "decode")
 
     def use_drafter(self, drafter: Drafter | None) -> None:
-        """Ask a drafter from the next step on; None: no drafts. Only where `drafting_off` is None."""
+        """Ask a drafter from the next step on; None: no drafts."""
         self._steady = None
         self.scheduler.drafter = drafter
-
-    @property
-    def drafting_off(self) -> str | None:
-        """Why this model's samples cannot be drafted; None: they can."""
-        return self.kv.uncuttable(last_batch=True)
 
     def lend(self) -> None:
         """Let somebody else use context and cells until the next step."""

@@ -34,9 +34,11 @@ class Sequence:
 
     ``marks``: lengths at which a batch that reads it is to end, rising; see `PrefixCache.reached`.
     ``snapshots``: by their lengths.
+    ``held``: a length and the state there, see `KvCache.hold`.
+    ``cut``: the length to which llama.cpp takes its state back when it is decoded next.
     """
 
-    __slots__ = ("cells", "id", "marks", "snapshots", "tokens")
+    __slots__ = ("cells", "cut", "held", "id", "marks", "snapshots", "tokens")
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -44,6 +46,8 @@ class Sequence:
         self.cells: list[int] = []
         self.marks: list[int] = []
         self.snapshots: dict[int, KeptState] = {}
+        self.held: tuple[int, npt.NDArray[np.uint8]] | None = None
+        self.cut = -1
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,23 +62,23 @@ class Limits:
         n_ids: sequences it can tell apart.
         n_swa: the model's sliding window, 0 if none. Cells that left a sequence's window may be taken by others.
         whole_forks_only: the model's state cannot be cut at a position (recurrent layers).
-        one_graph: every batch is decoded as one graph, not in parts.
         snapshot_bytes: of all snapshots together.
+        taken_back: tokens of the last batch that recurrent layers can forget again, by states that llama.cpp keeps.
     """
 
     n_cells: int
     n_ids: int
     n_swa: int = 0
     whole_forks_only: bool = False
-    one_graph: bool = False
     snapshot_bytes: int = 0
+    taken_back: int = 0
 
     @classmethod
     def of(cls, context: Context, n_ids: int, snapshot_bytes: int = 0) -> Limits:
         """Return those of a context with a unified cache, of whose sequences the first `n_ids` are used."""
         model = context.model
-        one_graph = context.n_ubatch >= context.n_batch
-        return cls(context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, one_graph, snapshot_bytes)
+        taken_back = context.n_taken_back
+        return cls(context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, snapshot_bytes, taken_back)
 
 
 class KvCache:
@@ -127,10 +131,12 @@ class KvCache:
             return len(source)
         if self.limits.whole_forks_only:
             return max((n for n in source.snapshots if n <= length), default=0)
+        return length if self._has_window(source, length) else 0
+
+    def _has_window(self, seq: Sequence, length: int) -> bool:
+        """Return whether the sliding window before the token at `length` is still there."""
         n_swa = self.limits.n_swa
-        if n_swa and len(source) > n_swa and self._memory.first(source.id) > max(0, length - n_swa):
-            return 0
-        return length
+        return not n_swa or len(seq) <= n_swa or self._memory.first(seq.id) <= max(0, length - n_swa)
 
     def needs_marks(self, goal: int) -> bool:
         """Return whether a sequence that is read up to `goal` tokens may then not be forked wherever somebody wants."""
@@ -159,15 +165,25 @@ class KvCache:
             self.snapshots.share(source, seq)
             if length < len(source) and self.limits.whole_forks_only:
                 self._set_back(seq, source.snapshots[length])
+            elif length == source.cut and self.limits.whole_forks_only:
+                # llama.cpp takes a state back when it computes on: until then a fork would get the one before.
+                self._give(seq, self._memory.save_sequence(source.id, partial=True))
         return seq
 
     def _set_back(self, seq: Sequence, snapshot: KeptState) -> None:
         """Give a fork the state of its own last token in place of its source's; close it if that cannot be done."""
-        if not self._memory.load_sequence(seq.id, snapshot.state, partial=True):
+        try:
+            self._give(seq, snapshot.state)
+        except TilebeamError:
             self.snapshots.remove(snapshot)
+            raise
+        self.snapshots.use(snapshot)
+
+    def _give(self, seq: Sequence, state: npt.NDArray[np.uint8]) -> None:
+        """Give a fork a state of its own; close it if that cannot be done."""
+        if not self._memory.load_sequence(seq.id, state, partial=True):
             self.close(seq)
             raise TilebeamError("llama.cpp does not take the snapshot of a sequence.")
-        self.snapshots.use(snapshot)
 
     def extend(self, seq: Sequence, tokens: list[int]) -> None:
         """Take cells for tokens that the next batch decodes."""
@@ -187,35 +203,68 @@ class KvCache:
             del seq.cells[-count:]
             del seq.tokens[-count:]
 
-    def uncuttable(self, *, last_batch: bool = False) -> str | None:
-        """Say why `truncate` is refused; None: it is not.
-
-        Args:
-            last_batch: only tokens of the batch decoded last are to be forgotten. Cells that left a sliding window
-                are given to others when a batch takes its cells, by where the window was before it: those that the
-                window reaches after the cut are still there, if the batch was decoded as one graph.
-        """
+    def uncuttable(self) -> str | None:
+        """Say why `truncate` is refused for all sequences of this model; None: it is not."""
         if self.limits.whole_forks_only:
             return "the model has recurrent layers, whose state cannot go back to an earlier token"
-        if self.limits.n_swa and self.limits.n_cells > self.limits.n_swa and not (last_batch and self.limits.one_graph):
-            return f"the model attends over a sliding window of {self.limits.n_swa} tokens, which cannot go back"
         return None
 
-    def truncate(self, seq: Sequence, length: int, *, last_batch: bool = False) -> None:
+    def truncate(self, seq: Sequence, length: int) -> None:
         """Forget all but the first `length` tokens of a sequence that were decoded.
 
-        Args:
-            last_batch: what is forgotten was decoded in the last batch.
+        A sliding window must be there that ends at the cut. It is, behind a batch that was decoded as one graph and of
+        which at least one token stays: cells are taken by where the window was before the batch.
 
         Raises:
-            TilebeamError: the model's memory cannot be cut, see `uncuttable`.
+            TilebeamError: the model's memory cannot be cut, see `uncuttable`, or not there.
         """
-        count = len(seq) - length
-        if count > 0:
-            reason = self.uncuttable(last_batch=last_batch)
+        if len(seq) > length:
+            reason = self.uncuttable()
+            if reason is None and not self._has_window(seq, length):
+                reason = f"others have taken cells of its sliding window of {self.limits.n_swa} tokens there"
             if reason or not self._memory.truncate(seq.id, length):
                 raise TilebeamError(f"A sequence cannot be cut: {reason or 'llama.cpp refused'}.")
-            self.retract(seq, count)
+            self.retract(seq, len(seq) - length)
+
+    def hold(self, seq: Sequence, guesses: int, *, alone: bool) -> bool:
+        """Prepare a sequence for a batch with guesses, so that `take_back` can be called behind it.
+
+        Recurrent layers get a copy of their state, unless llama.cpp keeps the states between so many tokens.
+
+        Args:
+            alone: nothing else is in the batch. When a sequence with more or fewer tokens follows, llama.cpp moves
+                some but not all of the states that it keeps.
+
+        Returns:
+            False: llama.cpp cannot copy the state.
+        """
+        if not self.limits.whole_forks_only or (alone and guesses <= self.limits.taken_back):
+            seq.held = None
+            return True
+        former = None if seq.held is None else seq.held[1]
+        try:
+            seq.held = len(seq), self._memory.save_sequence(seq.id, partial=True, into=former)
+        except (TilebeamError, MemoryError):
+            return False
+        return True
+
+    def take_back(self, seq: Sequence, length: int) -> bool:
+        """Forget guesses of the batch decoded last, for which `hold` was called: all but the first `length` tokens, or
+        more, up to the state that was copied, so that some must be decoded again. False: llama.cpp refused, and the
+        sequence is of no use any more."""
+        if not self.limits.whole_forks_only:
+            self.truncate(seq, length)
+            return True
+        if seq.held is not None:
+            length, state = seq.held
+            if not self._memory.load_sequence(seq.id, state, partial=True):
+                return False
+        else:
+            seq.cut = length
+        if not self._memory.truncate(seq.id, length):
+            return False
+        self.retract(seq, len(seq) - length)
+        return True
 
     def close(self, seq: Sequence) -> None:
         """Forget a sequence; cells that no other sequence shares become free."""
@@ -225,7 +274,7 @@ class KvCache:
         self._release(seq.cells)
         self._free_ids.append(seq.id)
         self.snapshots.closed(seq)
-        seq.cells, seq.tokens, seq.marks = [], [], []
+        seq.cells, seq.tokens, seq.marks, seq.held = [], [], [], None
 
     def clear(self) -> None:
         """Forget everything."""
@@ -264,7 +313,7 @@ class PrefixCache(KvCache):
     def retire(self, seq: Sequence) -> None:
         """Cache a finished sequence, or close it."""
         if self.caching:
-            seq.marks = []
+            seq.marks, seq.held = [], None
             self._cached[seq.id] = seq
         else:
             self.close(seq)
@@ -297,11 +346,10 @@ class PrefixCache(KvCache):
         if source is None or not length:
             return self.open()
         self.touch(source)
-        whole = length == len(source)
         try:
             return self.fork(source, length)
         except TilebeamError:
-            if whole or not self.limits.whole_forks_only:
+            if not self.limits.whole_forks_only or not self.free_ids:
                 raise
             return self.open()
 

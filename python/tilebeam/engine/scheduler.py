@@ -214,11 +214,13 @@ class Scheduler:
         self.kv.clear()
 
     def retire(self, sample: Sample, pending: int = 1) -> None:
-        """Retire a finished sample: free its slot, cache or close its sequence. `pending`: as for `roll_back`."""
+        """Retire a finished sample: free its slot, cache or close its sequence. `pending`: as for `_take_back`."""
         self.running.remove(sample)
         if sample.kv is not None:
-            self.roll_back(sample, pending)
-            self.kv.retire(sample.kv)
+            if self._take_back(sample, pending):
+                self.kv.retire(sample.kv)
+            else:
+                self.kv.close(sample.kv)
             sample.kv = None
 
     # --- admission --------------------------------------------------------------------------------------------------
@@ -377,11 +379,15 @@ class Scheduler:
         for sample in decoding:
             assert sample.kv is not None
             last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
-            tokens = [last, *drafted.get(sample, ())]
+            draft = drafted.get(sample, [])
+            if draft and not self.kv.hold(sample.kv, len(draft), alone=len(decoding) == 1 and not prompts):
+                draft = []
+            tokens = [last, *draft]
             self.kv.extend(sample.kv, tokens)
             spans.append(Span(sample.kv, sample.request, sample, tokens, n, len(tokens)))
             n += len(tokens)
-        for span in self._prefill(prompts, min(room, self._context.n_batch - n)):
+        most = self._context.n_ubatch if drafted else self._context.n_batch
+        for span in self._prefill(prompts, min(room, most - n)):
             span.entry = n
             spans.append(span)
             n += len(span.tokens)
@@ -440,13 +446,14 @@ class Scheduler:
         return self.drafter is not None and samples <= self.drafter.most_samples
 
     def _drafts(self, decoding: list[Sample], prompts: list[_Prompt]) -> dict[Sample, list[int]]:
-        """Ask the drafter, and cut drafts so that they take no cells, batch entries or logits that other tokens need.
-        What room there is, samples share evenly."""
+        """Ask the drafter, and cut drafts so that they take no cells, batch entries or logits that other tokens need,
+        and a batch is one graph: only behind such a one windows can be cut. What room there is, samples share evenly.
+        """
         assert self.drafter is not None
         context, prefill = self._context, sum(p.todo for p in prompts)
         room = min(
             self.kv.free - len(decoding) - prefill,
-            context.n_batch - len(decoding) - min(prefill, PREFILL_CHUNK),
+            context.n_ubatch - len(decoding) - min(prefill, PREFILL_CHUNK),
             context.max_outputs - len(decoding) - len(prompts),
         )
         # Before its first token a sample may have forks, which take its cells as they are.
@@ -477,12 +484,21 @@ class Scheduler:
         for span in plan.spans:
             self.kv.retract(span.seq, len(span.tokens))
 
-    def roll_back(self, sample: Sample, pending: int = 1) -> None:
-        """Give back the cells of a draft behind the tokens that were drawn, of which the last `pending` have none."""
+    def roll_back(self, sample: Sample) -> None:
+        """Give back the cells of a draft behind the tokens that were drawn; more, which are decoded again, where the
+        model's memory cannot be cut there."""
+        if not self._take_back(sample, 1):
+            self._requeue(sample)
+
+    def _take_back(self, sample: Sample, pending: int) -> bool:
+        """Give back cells behind the tokens that were drawn, of which the last `pending` have none. False: the sequence
+        is of no use any more."""
         assert sample.kv is not None
         length = len(sample.request.prompt_ids) + len(sample.tokens) - pending
-        if len(sample.kv) > length:
-            self.kv.truncate(sample.kv, length, last_batch=True)
+        if len(sample.kv) <= length:
+            return True
+        sample.reached = max(sample.reached, length)
+        return self.kv.take_back(sample.kv, length)
 
     def decoded(self, plan: BatchPlan) -> None:
         """Record that a batch was decoded: prompts may have come to marks, pinned prefixes may be complete."""

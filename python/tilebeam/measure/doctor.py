@@ -30,6 +30,8 @@ _FEATURES = {
     "aarch64": ("asimd", "asimdhp", "asimddp", "i8mm", "sve"),
 }
 _NOOPS = 200
+# Kernel sets whose speed was never measured, as no such CPU was at hand: their results alone are known to be right.
+_UNTIMED = ("avxvnni", "neon", "i8mm", "hvx")
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,10 @@ def _machine(report: DoctorReport) -> str:
 
 
 def _limits(report: DoctorReport) -> str:
-    """Say what of the machine this process may use, such as "2 CPUs, quota of 1.0 CPU: 1 thread"."""
+    """Say what of the machine this process may use, such as "2 CPUs, quota of 1.0 CPU: 1 thread".
+
+    "24 CPUs on 16 cores, 8 of them performance cores: 8 threads" is a machine where -t 16 may gain.
+    """
     from tilebeam._ext.cpus import usable_cpus
     from tilebeam.native.executor import usable_memory
 
@@ -166,9 +171,12 @@ def _limits(report: DoctorReport) -> str:
     usable, memory = usable_cpus(), usable_memory()
     report.facts["limits"] = {**asdict(usable), "memory": memory._asdict()}
     cores = "" if usable.cores == usable.cpus else f" on {count(usable.cores, 'core')}"
+    if usable.performance_cores < usable.cores:
+        cores += f", {usable.performance_cores} of {'them' if cores else 'their cores'} performance cores"
     quota = "" if usable.quota is None else f", quota of {count(round(usable.quota, 2), 'CPU')}"
     return (
         f"{count(usable.cpus, 'CPU')}{cores}{quota}: {count(usable.threads, 'thread')}; "
+        f"{f'{usable.nodes} memory nodes; ' if usable.nodes > 1 else ''}"
         f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB of memory available"
     )
 
@@ -353,7 +361,8 @@ def _kernels(report: DoctorReport) -> str:
     results = selftest.run()
     isas = list(dict.fromkeys(r.isa for r in results))
     report.facts["kernel_sets"] = isas
-    report.facts["kernel_set_in_use"] = os.environ.get("TILEBEAM_ISA") or isas[0]
+    used = report.facts["kernel_set_in_use"] = os.environ.get("TILEBEAM_ISA") or isas[0]
+    report.facts["untimed_kernel_sets"] = [isa for isa in isas if isa in _UNTIMED]
     report.facts["nmse_limit"] = selftest.NMSE_LIMIT
     report.facts["kernels"] = [
         asdict(r) | {"ok": r.ok, "nmse": r.nmse if math.isfinite(r.nmse) else None} for r in results
@@ -366,8 +375,9 @@ def _kernels(report: DoctorReport) -> str:
             f"{first.why or f'squared error {first.nmse:.1e}'}"
         )
     worst = max(results, key=lambda r: r.nmse)
+    untimed = " (untimed: its speed has never been measured)" if used in _UNTIMED else ""
     return (
-        f"in use: {report.facts['kernel_set_in_use']}; all {len(results)} tests of {', '.join(isas)} agree with "
+        f"in use: {used}{untimed}; all {len(results)} tests of {', '.join(isas)} agree with "
         f"numpy (largest squared error {worst.nmse:.1e}, limit {selftest.NMSE_LIMIT:.0e})"
     )
 
@@ -394,9 +404,14 @@ def _model(report: DoctorReport, path: str | os.PathLike[str]) -> str:
         "matrices": [asdict(group) for group in info.matrices],
         "warning": said,
         "snapshot_bytes": snapshot,
+        "window": info.window,
+        "window_cells": info.window_cells,
     }
     about = f"{info.architecture}, runs on {info.device} ({info.choice}), {device_choice.summary(info.matrices)}"
     if snapshot:
         room = f"{info.cache_ram // snapshot} in a cache_ram of {info.cache_ram / 2**20:.0f} MiB"
         about += f", {snapshot / 2**20:.1f} MiB for a snapshot of a text's state ({room})"
+    if info.window:
+        full = "" if info.window_cells < info.n_ctx else ", as many as other layers"
+        about += f", windows of {info.window} tokens in {info.window_cells} KV cells{full}"
     return about

@@ -49,6 +49,8 @@ class LoadInfo:
         deterministic: results do not depend on what else is computed beside them.
         kernels: the device's kernel set, such as "avx2"; "" on the CPU.
         cache_ram: bytes for states of texts at earlier tokens.
+        window: tokens of the sliding window of some layers, 0 if there is none in so short a context.
+        window_cells: KV cells that these layers have; n_ctx: as many as others.
     """
 
     path: str
@@ -72,6 +74,8 @@ class LoadInfo:
     deterministic: bool = False
     kernels: str = ""
     cache_ram: int = 0
+    window: int = 0
+    window_cells: int = 0
     choice: str = ""
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tilebeam.model.load_options import Backend, CheckedOptions
 from tilebeam.model.trial import Trial, try_both
+from tilebeam.native.executor import usable_memory
 
 if TYPE_CHECKING:
     from tilebeam.gguf import MatrixGroup
@@ -54,7 +55,11 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     asked = (options.executor, options.devices, options.memory_limit, options.deterministic or None)
     if file.repacked is not None or options.n_gpu_layers >= 0 or any(option is not None for option in asked):
         return Choice("npu", "the file or an option asks for it")
-    share = device_share(grouped(file.matrices))
+    groups = grouped(file.matrices)
+    share, packed = device_share(groups), sum(g.packed_bytes for g in groups)
+    # IQ1 to IQ3 take more memory on the device than in the file, which the CPU backend maps.
+    if packed > sum(g.bytes for g in groups) and packed > usable_memory().available:
+        return Choice("cpu", "packed for the device, the matrices take more memory than there is")
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
     rule = Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
     if not _in_doubt(file, share):

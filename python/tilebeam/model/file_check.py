@@ -40,6 +40,7 @@ class CheckedFile:
         cache: what llama.cpp keeps of each token.
         aligned: llama.cpp can map it.
         repacked: the tiles that it holds, None for an ordinary file.
+        packed: the packed file that an ordinary one is loaded from; None: it is packed while it is loaded.
         adapters: LoRA adapters that fit it.
         pooling: how the file says that a text's hidden states become one value, a name of llama.cpp's pooling types;
             None: it does not say.
@@ -54,10 +55,16 @@ class CheckedFile:
     cache: Cache
     aligned: bool
     repacked: RepackedFile | None = None
+    packed: RepackedFile | None = None
     adapters: list[CheckedAdapter] = field(default_factory=list)
     pooling: str | None = None
     causal: bool = True
     n_ctx_train: int = 0
+
+    @property
+    def tiles(self) -> RepackedFile | None:
+        """The file with tiles that is mapped, whoever packed it; None: an ordinary file is read."""
+        return self.repacked or self.packed
 
     @property
     def generates(self) -> bool:

@@ -128,12 +128,12 @@ class LM(Chatting, Reads, Embeddings):
 
         Args:
             lookup: guess from the prompt, the other samples and earlier texts. None: without a draft model, in steps
-                of few samples (at most `FEW_SAMPLES`), if this model's memory can go back to an earlier token.
+                of few samples (at most `FEW_SAMPLES`).
             draft: a model that nothing else uses; it is closed with this one.
 
         Raises:
-            TilebeamError: both are asked for; this model's memory cannot go back to an earlier token, or the draft
-                model does not fit it. The draft model is closed then.
+            TilebeamError: both are asked for, the draft model does not fit this one, or this one was loaded with
+                ``deterministic=True``. The draft model is closed then.
         """
         with self._alone(), ExitStack() as stack:
             if draft is not None:
@@ -150,7 +150,7 @@ class LM(Chatting, Reads, Embeddings):
                 drafter = Speculation(model)
             elif lookup:
                 drafter = Speculation()
-            elif lookup is None and not self._engine.drafting_off and not self.info.deterministic:
+            elif lookup is None and not self.info.deterministic:
                 drafter = Speculation(most_samples=FEW_SAMPLES)
             self._engine.use_drafter(drafter)
             self._resources.push(stack.pop_all())
@@ -160,8 +160,7 @@ class LM(Chatting, Reads, Embeddings):
         chose.
 
         Raises:
-            TilebeamError: this model's memory cannot go back to an earlier token, or it was loaded with
-                ``deterministic=True``.
+            TilebeamError: it was loaded with ``deterministic=True``.
         """
         with self._alone():
             if drafter is not None:
@@ -171,8 +170,6 @@ class LM(Chatting, Reads, Embeddings):
     def _check_guesses(self) -> None:
         if self.info.deterministic:
             raise TilebeamError(f"{self.info.path} was loaded with deterministic=True, which guesses no tokens.")
-        if reason := self._engine.drafting_off:
-            raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
 
     def observe(self, observer: Observer | None) -> None:
         """Tell an observer of all phases of the engine's work from now on; None: of none any more. A model has one

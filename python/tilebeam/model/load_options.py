@@ -46,6 +46,8 @@ class LoadOptions:
     devices: int | None = None
     memory_limit: int | str | Sequence[int | str] | None = None
     cache_ram: int | str = 1024
+    packed_cache: int | str | None = None
+    swa_full: bool | None = None
     hidden_layer: int | None = None
     lookup: bool | None = None
     deterministic: bool = False
@@ -80,6 +82,8 @@ class LoadOptions:
         _within("hidden_layer", self.hidden_layer, 0, 2**31 - 1, none=True)
         if not isinstance(self.verify, bool):
             raise TilebeamError(f"verify must be True or False, not {self.verify!r}.")
+        if self.swa_full not in (None, True, False):
+            raise TilebeamError(f"swa_full must be True, False or None, not {self.swa_full!r}.")
         complete = {
             "device": "npu" if self.device == "tilebeam" else self.device,
             "n_ctx": (self.n_ctx + 255) // 256 * 256,
@@ -87,6 +91,7 @@ class LoadOptions:
             "n_ubatch": self.n_ubatch or self.n_batch,
             "memory_limit": None if self.memory_limit is None else parse_limits(self.memory_limit),
             "cache_ram": parse_mib(self.cache_ram),
+            "packed_cache": parse_room(self.packed_cache),
             "deterministic": deterministic,
         }
         return CheckedOptions(**(vars(self) | complete))
@@ -113,6 +118,7 @@ class CheckedOptions(LoadOptions):
     n_ubatch: int
     memory_limit: list[int] | None
     cache_ram: int
+    packed_cache: int
 
 
 def backends(text: str, option: str = "--device") -> tuple[Backend, ...]:
@@ -129,7 +135,7 @@ def backends(text: str, option: str = "--device") -> tuple[Backend, ...]:
 
 
 def default_threads() -> int:
-    """Return the threads where none are asked for: TILEBEAM_THREADS, or one per core that this process may use.
+    """Return the threads where none are asked for: TILEBEAM_THREADS, or one per usable performance core.
 
     Raises:
         TilebeamError: the variable is no number of threads.
@@ -169,6 +175,20 @@ def parse_mib(given: int | str) -> int:
     size = -1 if isinstance(given, bool) else _size(f"{given}M" if str(given).strip().isdigit() else given)
     if size < 0:
         raise TilebeamError(f'cache_ram must be MiB, or a size such as "2GiB", 0 for none, not {given!r}.')
+    return size
+
+
+def parse_room(given: int | str | None) -> int:
+    """Return the bytes of a number or of a text such as "20GiB"; None: of TILEBEAM_PACKED_CACHE, or none.
+
+    Raises:
+        TilebeamError: it is no size.
+    """
+    name, given = ("packed_cache", given) if given is not None else ("TILEBEAM_PACKED_CACHE", None)
+    asked = given if given is not None else os.environ.get(name) or 0
+    size = -1 if isinstance(asked, bool) else _size(asked)
+    if size < 0:
+        raise TilebeamError(f'{name} must be bytes, or a size such as "20GiB", 0 for none, not {asked!r}.')
     return size
 
 

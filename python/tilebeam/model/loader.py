@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
 from tilebeam.model import device_choice, hub, memory_check
+from tilebeam.model import packed_cache as packed_files
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.device_choice import Choice
 from tilebeam.model.file_check import CheckedFile, inspect
@@ -27,6 +28,7 @@ from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.same_bits import reads_alike
 from tilebeam.native import releases
 from tilebeam.native.control import Control, LoadResult, control
+from tilebeam.native.executor import usable_memory
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
 from tilebeam.native.npu_options import Executor
@@ -43,6 +45,12 @@ _LOGITS_BYTES = 256 << 20
 # Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
 # prompts; those that were forgotten meanwhile are decoded again.
 _KEPT = 7
+# Share of a load that packing into the cache is.
+_PACKING = 0.9
+# Of the memory that this process can have, what a KV cache of full size may take where windows could do with less.
+_FULL = 1 / 2
+# Of `cache_ram`, what states may take that a batch's guesses are taken back with, and for how many guesses at most.
+_TAKEN_BACK, _MOST_TAKEN_BACK = 1 / 4, 8
 # ggml's types of the KV cache.
 _KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 
@@ -65,12 +73,15 @@ def load(
     memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,
     lora: Lora | Sequence[Lora] = (),
     cache_ram: int | str = LoadOptions.cache_ram,
+    packed_cache: int | str | None = LoadOptions.packed_cache,
+    swa_full: bool | None = LoadOptions.swa_full,
     hidden_layer: int | None = LoadOptions.hidden_layer,
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
     deterministic: bool = LoadOptions.deterministic,
     verify: bool = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
+    progress: Callable[[float], object] | None = None,
 ) -> LM:
     """Load a model.
 
@@ -86,8 +97,8 @@ def load(
             too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
-        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per core that this
-            process may use, within its CPU quota.
+        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per performance core that
+            this process may use, within its CPU quota.
         n_batch: most tokens per llama_decode; at least n_seq_max.
         n_ubatch: most tokens per graph; None: n_batch.
         executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
@@ -105,25 +116,33 @@ def load(
         cache_ram: MiB, or a size such as "2GiB", of memory for states of texts at earlier tokens, so that prompts can
             go on from them: of models with recurrent layers, whose state cannot go back. 0: none. `tilebeam doctor -m`
             tells how much one has.
+        packed_cache: bytes, or a size such as "20GiB", for packed files that are kept in ~/.cache/tilebeam, so that the
+            next load of an ordinary file maps it, and processes share it; those used longest ago go (docs/repack.md).
+            0: none. None: TILEBEAM_PACKED_CACHE, or none.
+        swa_full: layers with a sliding window (Gemma, gpt-oss) get as many KV cells as others, so that prompts can go
+            on from any token that was read before; False: cells for their windows, which takes less memory with a large
+            n_ctx. None: full, unless the whole cache then takes more than half of the memory that this process can
+            have. `tilebeam doctor -m` tells which.
         hidden_layer: the samples' hidden states (``SamplingParams(hidden=True)``, for `OwnReward`) are those behind
             this layer, from 0, not those behind the final norm: what its reward head was trained for (``Head.layer``).
             Prompts share batches with the samples then. None: the final norm.
         draft: a small model with the same vocabulary that guesses tokens ahead (speculative decoding), a GGUF file.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
-            most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
-            token. Texts are drawn as without guesses, from logits that a larger batch changes a little (docs/seeds.md);
-            docs/speculation.md says when which pays.
+            most four samples decode together and no draft model is given. Texts are drawn as without guesses, from
+            logits that a larger batch changes a little (docs/seeds.md); docs/speculation.md says when which pays.
         deterministic: a prompt's tokens and log-probabilities are the same bits whatever runs beside it, however many
             samples there are, in whatever pieces the prompt is read, and on any number of threads (docs/seeds.md).
             Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
         verify: read a repacked file through and compare its digests, as ``gguf-repack verify`` does. The structure of
             any file is always checked.
         verbose: show llama.cpp's log.
+        progress: called with the share that is done, from 0 to 1. What it raises ends the load, and is raised here.
 
     Raises:
         TilebeamError: with a sentence that says why not; nothing stays loaded.
 
     Warns:
+        CacheWarning: no packed file is kept, or it is made anew, and why.
         PlacementWarning: matrices run on the CPU that were not asked to: their share, why, and what to do.
     """
     arguments = locals()
@@ -152,10 +171,35 @@ def load(
     from tilebeam.native.plugin import ggml
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
-    with _loading, ExitStack() as stack, Interrupts() as interrupts:
-        lm = _Loader(file, options, choice, stack, interrupts).run()
+    begun = 0.0
+
+    def tell(share: float) -> None:
+        if progress is not None:
+            progress(begun + (1 - begun) * share)
+
+    if options.packed_cache and choice.backend == "npu" and file.repacked is None and options.n_gpu_layers < 0:
+
+        def packing(share: float) -> None:
+            nonlocal begun
+            begun = _PACKING * share
+            tell(0.0)
+
+        file.packed = packed_files.find(file, options.packed_cache, verify=options.verify, progress=packing)
+    guesses = not options.deterministic and (draft is not None or lookup is not False)
+    kept, unusable = file.packed, None
+    with _loading:
+        try:
+            lm, interrupts = _run(file, options, choice, tell, guesses)
+        except TilebeamError as error:
+            if kept is None or isinstance(error, NpuError):
+                raise
+            file.packed, unusable = None, str(error)  # another process may have deleted it meanwhile
+            lm, interrupts = _run(file, options, choice, tell, guesses)
     try:
         interrupts.check()
+        if kept is not None and unusable is not None:
+            packed_files.discard(kept, unusable)
+        tell(1.0)
         if draft is not None or lookup is not False:
             lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
     except BaseException:
@@ -179,16 +223,32 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
         executor=o.executor,
         flash_attn=o.flash_attn,
         lookup=False,
+        packed_cache=o.packed_cache,
         verify=o.verify,
         verbose=o.verbose,
     )
+
+
+def _run(
+    file: CheckedFile, options: CheckedOptions, choice: Choice, tell: Callable[[float], None], guesses: bool
+) -> tuple[LM, Interrupts]:
+    """Load a file; what interrupted that meanwhile is still to be looked at."""
+    with ExitStack() as stack, Interrupts() as interrupts:
+        return _Loader(file, options, choice, stack, interrupts, tell, guesses).run(), interrupts
 
 
 class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
     def __init__(
-        self, file: CheckedFile, options: CheckedOptions, choice: Choice, stack: ExitStack, interrupts: Interrupts
+        self,
+        file: CheckedFile,
+        options: CheckedOptions,
+        choice: Choice,
+        stack: ExitStack,
+        interrupts: Interrupts,
+        tell: Callable[[float], None],
+        guesses: bool,
     ) -> None:
         import llama_cpp.llama_cpp as capi
 
@@ -202,12 +262,16 @@ class _Loader:
         self._matrices = device_choice.groups_of(file, choice.backend, options.n_gpu_layers)
         self._stack = stack
         self._interrupts = interrupts
+        self._tell = tell  # of the share that is loaded
+        self._told: BaseException | None = None  # what it raised, within llama.cpp
+        self._guesses = guesses  # tokens may be guessed
         self._control: Control | None = None
         self._placement = Placement(())
         self._loaded = LoadResult(0, 0, 0, "")
         self._sessions: dict[int, int] = {}  # that devices had started when they had the weights
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
         self._kept = _KEPT
+        self._window_cells: int | None = None  # that layers with a sliding window get; None: as many as others
 
     def run(self) -> LM:
         from tilebeam.model.core import LoadInfo
@@ -223,7 +287,8 @@ class _Loader:
             self._control = control()
             self._placement = self._place(self._control)
         texts = self._n_ids(1 if self._file.cache.recurrent else _KEPT)
-        memory_check.check(self._file, self._o, self._matrices, texts)
+        self._window_cells = self._of_windows(texts)
+        memory_check.check(self._file, self._o, self._matrices, texts, cells=self._window_cells)
         with self._session_options():
             model, context, tiled = self._start()
         if self._control is not None and self._npu_lost():
@@ -249,6 +314,8 @@ class _Loader:
             generates=self._file.generates,
             pooling=self._file.pooling,
             cache_ram=self._o.cache_ram,
+            window=model.n_swa if model.n_swa < context.n_ctx else 0,
+            window_cells=context.n_ctx if self._window_cells is None else self._window_cells,
             hidden_layer=self._o.hidden_layer,
             deterministic=self._o.deterministic,
             kernels=self._control.device_status(0)["isa"] if self._control else "",
@@ -279,7 +346,7 @@ class _Loader:
             self._kept = 1
         adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
-        memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True)
+        memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True, cells=self._window_cells)
         tap = self._tap(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
@@ -377,15 +444,24 @@ class _Loader:
         if len(devices) > 1:
             # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
             params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
-        releases.map_files(params, self._file.aligned)
-        if self._file.repacked is not None:
-            self._file.repacked.override(params)
-        params.progress_callback = c.llama_progress_callback(lambda *_: not self._interrupts.ends)
+        tiles = self._file.tiles
+        releases.map_files(params, self._file.aligned or tiles is not None)
+        if tiles is not None:
+            tiles.override(params)
+        params.progress_callback = c.llama_progress_callback(self._goes_on)
         with self._announcement():
-            pointer = own_load()(os.fsencode(self._file.path), params)
+            pointer = own_load()(os.fsencode(self._file.path if tiles is None else tiles.path), params)
             if self._control is not None:
                 self._loaded = self._control.loaded()
         return self._llama.Model(pointer) if pointer else None
+
+    def _goes_on(self, share: float, _: Any) -> bool:
+        """Tell how far llama.cpp has come; whether it is to go on."""
+        try:
+            self._tell(share)
+        except BaseException as error:  # which ctypes would drop
+            self._told = error
+        return self._told is None and not self._interrupts.ends
 
     def _adapter(self, model: Any, path: str) -> Any:
         adapter = self._logged(f"apply the LoRA adapter {path} to", lambda: model.adapter(path))
@@ -395,7 +471,7 @@ class _Loader:
     def _announcement(self) -> Any:
         if self._control is None:
             return nullcontext()
-        file = self._file.repacked
+        file = self._file.tiles
         return self._control.announced() if file is None else self._control.announced(file.path, file.tensors)
 
     @contextmanager
@@ -427,7 +503,7 @@ class _Loader:
 
     def _check_loaded(self) -> int:
         """Count the tensors that this load tiled; refuse a repacked file unless they are all it lists."""
-        made, wanted = self._loaded, len(self._file.repacked.tensors) if self._file.repacked else 0
+        made, wanted = self._loaded, len(self._file.tiles.tensors) if self._file.tiles else 0
         if made.bad_buffers:
             raise TilebeamError(f"{self._file.path} cannot be loaded: {made.reason}")
         if made.announced_tensors != wanted:
@@ -457,9 +533,28 @@ class _Loader:
 
         return LayerTap(layer, model.n_embd, self._o.n_batch)
 
+    def _taken_back(self) -> int:
+        """Return for how many guesses llama.cpp keeps the states between. It pays for short convolutions: their states
+        are small, and steps without guesses take no longer."""
+        size = self._file.cache.convolutions * self._n_ids()
+        if not self._guesses or not size:
+            return 0
+        return max(0, min(int(self._o.cache_ram * _TAKEN_BACK) // size, _MOST_TAKEN_BACK, self._o.n_ubatch - 2))
+
+    def _of_windows(self, texts: int) -> int | None:
+        """Return the KV cells that layers with a sliding window get: as many as llama.cpp gives them for so many texts;
+        None: as many as others."""
+        cache, o = self._file.cache, self._o
+        cells = (min(o.n_ctx, cache.window * texts + o.n_ubatch) + 255) // 256 * 256
+        if not cache.window or not self._file.generates or o.swa_full or cells >= o.n_ctx:
+            return None
+        size = o.n_ctx * (cache.k * KV_BYTES[o.type_k] + cache.v * KV_BYTES[o.type_v])
+        return cells if o.swa_full is False or size > _FULL * usable_memory().with_swap else None
+
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o
         params = c.llama_context_default_params()
+        params.n_rs_seq = self._taken_back()
         params.n_ctx = o.n_ctx
         params.n_batch = max(o.n_batch, self._n_ids())
         params.n_ubatch = o.n_ubatch
@@ -473,8 +568,7 @@ class _Loader:
         ranks = self._file.pooling == "rank" and not self._file.generates
         params.pooling_type = c.LLAMA_POOLING_TYPE_RANK if ranks else c.LLAMA_POOLING_TYPE_NONE
         params.kv_unified = True
-        # A sliding-window cache of full size: forks share cells, which a small ring could not keep for all of them.
-        params.swa_full = True
+        params.swa_full = self._window_cells is None
         params.no_perf = True
         if tap is not None:
             params.cb_eval, params.cb_eval_user_data = tap.callback, tap.address
@@ -509,6 +603,8 @@ class _Loader:
         if self._o.verbose:
             sys.stderr.write("".join(text for _, text in log))
         if result is None:
+            if self._told is not None:
+                raise self._told
             reasons = [self._llama.errors_in(log)]
             if self._control is not None:
                 reasons.append(self._control.take_error())

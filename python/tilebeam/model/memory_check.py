@@ -26,13 +26,20 @@ _ENTRY_BYTES = 100
 
 
 def check(
-    file: CheckedFile, options: CheckedOptions, groups: Sequence[MatrixGroup], texts: int, *, loaded: bool = False
+    file: CheckedFile,
+    options: CheckedOptions,
+    groups: Sequence[MatrixGroup],
+    texts: int,
+    *,
+    loaded: bool = False,
+    cells: int | None = None,
 ) -> None:
     """Refuse what the memory cannot hold.
 
     Args:
         groups: the file's matrices as they will run.
         texts: rows of logits that a context has room for at least.
+        cells: of the KV cache, in all layers at least; None: for all tokens.
         loaded: weights and vocabulary are in the memory already.
 
     Raises:
@@ -42,7 +49,7 @@ def check(
     cached = rest = 0
     if file.generates:
         token = file.cache.k * KV_BYTES[options.type_k] + file.cache.v * KV_BYTES[options.type_v]
-        cached = int(options.n_ctx * token)
+        cached = int((options.n_ctx if cells is None else cells) * token)
         rest = texts * file.weights.n_vocab * 4 + (0 if loaded else file.cache.entries * _ENTRY_BYTES)
         # Of a layer's feed-forward network, for a prompt as long as most batches are.
         rows = min(options.n_ubatch, options.n_ctx, LoadOptions.n_batch)
@@ -74,11 +81,11 @@ def _unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:
     """Return the bytes of weights that must be in memory: adapters, what becomes tiles; all if the file cannot be
     mapped."""
     adapters = sum(p.a.nbytes + p.b.nbytes for adapter in file.adapters for p in adapter.pairs)
-    if file.repacked is not None:
-        return adapters
+    if file.tiles is not None:  # types that only a loaded model has in tiles
+        return adapters + sum(g.packed_bytes for g in groups if g.packed_bytes > g.bytes)
     if not file.aligned:
-        return adapters + sum(g.bytes for g in groups)
-    return adapters + sum(g.bytes for g in groups if g.device == "npu" and Type[g.type.upper()].is_in_tiles)
+        return adapters + sum(g.packed_bytes for g in groups)
+    return adapters + sum(g.packed_bytes for g in groups if g.device == "npu" and Type[g.type.upper()].is_in_tiles)
 
 
 def _size(n: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tilebeam._ext import TILE
+from tilebeam._ext import TILE, packed_bytes
 from tilebeam.errors import TilebeamError
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class Placement:
 def weights_of(gguf: Source, architecture: str) -> Weights:
     """Read a file's header for what the devices must hold. Metadata that is absent counts as large as it can be."""
     from tilebeam.gguf import layer_of, model_kv, runs_on_device
+    from tilebeam.gguf.weights import TB_TYPE
 
     metadata = model_kv(gguf)
 
@@ -105,7 +106,7 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
         if not runs_on_device(tensor) or (name == "token_embd.weight" and not tied):
             continue
         rows = tensor.rows if len(tensor.ne) == 1 else -(-tensor.rows // TILE) * TILE
-        layers[layer_of(name, n_layer)] += pages(rows * tensor.row_bytes) + PAGE
+        layers[layer_of(name, n_layer)] += pages(packed_bytes(TB_TYPE[tensor.type], rows * tensor.row_bytes)) + PAGE
     vocabulary = [t for t in (gguf.tensors.get("output.weight"), gguf.tensors.get("token_embd.weight")) if t]
     return Weights(
         layers=tuple(layers),

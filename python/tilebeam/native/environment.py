@@ -15,6 +15,7 @@ VARIABLES = {
     "TILEBEAM_NUMERICS": "how products are computed: int8 or fp16",
     "TILEBEAM_SOFTMAX": "attention: exponents from the FP16 table (table) or in float32 (exact)",
     "TILEBEAM_DETERMINISTIC": "1: results do not depend on what else is computed beside them",
+    "TILEBEAM_PACKED_CACHE": "room for packed files that are kept for the next load",
     "TILEBEAM_TRIAL": "0 chooses the backend of a model by rule, without trying both",
     "TILEBEAM_FUSE": "0 runs graphs op by op",
     "TILEBEAM_LIB_DIR": "the folder of the native libraries",

@@ -347,6 +347,8 @@ class Context:
         self.n_ctx: int = C.llama_n_ctx(pointer)
         self.n_ubatch: int = C.llama_n_ubatch(pointer)  # tokens of one graph; a larger batch is decoded in parts
         self.n_seq_max: int = C.llama_n_seq_max(pointer)
+        # Tokens of the batch decoded last that recurrent layers can forget again; 0 of models without such layers.
+        self.n_taken_back: int = C.llama_n_rs_seq(pointer) if model.whole_forks_only else 0
         self.n_batch = n_batch
         self.on_decode: Callable[[int, int], None] | None = None
         self._memory = C.llama_get_memory(pointer)
@@ -449,7 +451,8 @@ class Context:
 
     def truncate(self, seq: int, length: int) -> bool:
         """Remove a sequence from its cells behind the first `length` positions. False: the model's memory cannot be cut
-        there (recurrent layers), and nothing was removed."""
+        there, and nothing was removed: recurrent layers go back `n_taken_back` tokens of the batch decoded last, once.
+        """
         return bool(C.llama_memory_seq_rm(self._memory, seq, length, -1))
 
     def first(self, seq: int) -> int:
@@ -461,17 +464,20 @@ class Context:
         """Return the size of what `save_sequence` returns; 0: llama.cpp cannot save it."""
         return int(C.llama_state_seq_get_size_ext(self.pointer, seq, _flags(partial)))
 
-    def save_sequence(self, seq: int, *, partial: bool = False) -> npt.NDArray[np.uint8]:
+    def save_sequence(
+        self, seq: int, *, partial: bool = False, into: npt.NDArray[np.uint8] | None = None
+    ) -> npt.NDArray[np.uint8]:
         """Return the cells of a sequence as llama.cpp writes them.
 
         Args:
+            into: is used again for them if it has their size.
             partial: only what cannot be cut at an earlier token: recurrent states, sliding windows.
 
         Raises:
             TilebeamError: it cannot write them.
         """
         size = self.sequence_bytes(seq, partial=partial)
-        data = np.empty(size, np.uint8)
+        data = into if into is not None and len(into) == size else np.empty(size, np.uint8)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if not size or C.llama_state_seq_get_data_ext(self.pointer, pointer, size, seq, _flags(partial)) != size:
             raise TilebeamError("llama.cpp cannot save this model's KV cells.")

@@ -79,9 +79,12 @@ template <class Format> constexpr int k_narrow() {
     return quads;
 }
 
+// Code books: the weights of all others are unsigned.
+template <class Format> constexpr bool is_signed = !Format::minima && Format::offset == 0;
+
 // Sums in 16 bits of signed weights: |w| times x * sign(w).
-template <bool is_signed> __m256i products(__m256i w, __m256i x) {
-    return is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
+template <bool of_signed> __m256i products(__m256i w, __m256i x) {
+    return of_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
 }
 
 // Tile t's products of `n` rows with `vectors` of a panel's vectors of columns, from `first` on, added to their sums.
@@ -103,7 +106,7 @@ inline __attribute__((always_inline)) void add_tile(const Source & source, int t
                 const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
 #pragma GCC unroll 4
                 for (int i = 0; i < vectors; i++) {
-                    const __m256i p = products<narrow == 1>(w[i], x);
+                    const __m256i p = products<is_signed<Format>>(w[i], x);
                     some[m][i] = j == part ? p : _mm256_add_epi16(some[m][i], p);
                     asm("" : "+x"(some[m][i])); // keeps the order: another needs more registers
                 }

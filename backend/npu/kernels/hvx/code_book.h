@@ -10,7 +10,7 @@ namespace {
 
 // vlut32 takes entry i of its table from byte 2i. It looks at five bits of an index: 16 entries twice make the fifth
 // irrelevant.
-constexpr hvx::byte_table table_of(const int8_t (&values)[16], int offset) {
+template <class T> constexpr hvx::byte_table table_of(const T (&values)[16], int offset) {
     hvx::byte_table t{};
     for (int i = 0; i < 128; i++)
         t.at[i] = static_cast<uint8_t>(offset + values[i / 2 % 16]);

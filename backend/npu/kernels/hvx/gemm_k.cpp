@@ -192,9 +192,13 @@ struct k_unit : float_lanes {
     }
 };
 
-template <> HVX_Vector k_code_book<k_unit>(HVX_Vector nibbles) {
-    return Q6_Vb_vlut32_VbVbR_nomatch(nibbles, load_aligned(iq4nl_bytes.at), 0);
-}
+template <class Book, int offset> constexpr byte_table book_bytes = table_of(Book::at, offset);
+
+template <class Book, int offset> struct k_book<k_unit, Book, offset> {
+    static HVX_Vector look_up(HVX_Vector quants) {
+        return Q6_Vb_vlut32_VbVbR_nomatch(quants, load_aligned(book_bytes<Book, offset>.at), 0);
+    }
+};
 
 } // namespace
 

@@ -28,8 +28,15 @@ template <int h> int six_bits(const uint8_t * fields, int i, int n) {
     return low | (fields[32 * (h + at) + n] >> part * 2 & 3) << 4;
 }
 
+// Of column n and 16 k, the i-th of the block: its number of a four(8 * of_tile).
+template <int of_tile> int four_bits(const uint8_t * fields, int i, int n) {
+    constexpr int half = 4 * of_tile;
+    const int at = i * of_tile / 2;
+    return fields[32 * (at % half) + n] >> at / half * 4 & 15;
+}
+
 // Of each type: a quant, and the scale and minimum of half i of a block's tiles, 16 k each.
-struct q4_k {
+struct q4_k : k_format {
     static constexpr size_t bytes = TB_Q4_K_PANEL, fields = TB_Q4_K_FIELDS, halves = TB_Q4_K_HALVES;
     static constexpr bool minima = true;
     static int quant(const uint8_t * p, int t, int j, int at) { return nibble(p, t, j, at); }
@@ -44,7 +51,7 @@ struct q5_k : q4_k {
     }
 };
 
-struct without_minima {
+struct without_minima : k_format {
     static constexpr bool minima = false;
     static int minimum(const uint8_t *, int, int) { return 0; }
 };
@@ -57,7 +64,7 @@ struct q6_k : without_minima {
     static int scale(const uint8_t * f, int i, int n) { return static_cast<int8_t>(f[32 * i + n]); }
 };
 
-struct q2_k {
+struct q2_k : k_format {
     static constexpr size_t bytes = TB_Q2_K_PANEL, fields = TB_Q2_K_FIELDS, halves = TB_Q2_K_HALVES;
     static constexpr bool minima = true;
     static int quant(const uint8_t * p, int t, int j, int at) { return pair(p, t, j, at); }
@@ -97,6 +104,34 @@ struct tq1_0 : without_scales {
     }
 };
 
+// IQ1 to IQ3: a code book, and scale 2s + 1.
+template <class Book, int of_tile> struct three_bits : without_minima {
+    static constexpr int parts = Book::parts;
+    static constexpr size_t fields = TB_IQ2_FIELDS, halves = fields + TB_K_FOUR(8) * of_tile;
+    static constexpr size_t bytes = halves + TB_K_HALVES;
+    static int quant(const uint8_t * p, int t, int j, int at) {
+        return Book::at[pair(p, t, j, at) | one(p + TB_K_PAIRS, t, j, at) << 2];
+    }
+    static int scale(const uint8_t * f, int i, int n) { return 2 * four_bits<of_tile>(f, i, n) + 1; }
+};
+
+template <class Book> struct book_of_nibbles : without_minima {
+    static constexpr int parts = Book::parts;
+    static constexpr size_t bytes = TB_IQ3_PANEL, fields = TB_IQ3_FIELDS, halves = TB_IQ3_HALVES;
+    static int quant(const uint8_t * p, int t, int j, int at) { return Book::at[nibble(p, t, j, at)]; }
+    static int scale(const uint8_t * f, int i, int n) { return 2 * four_bits<1>(f, i, n) + 1; }
+};
+
+struct iq1_s : k_format {
+    static constexpr int parts = TB_IQ1_PARTS;
+    static constexpr bool minima = true, one_d = true;
+    static constexpr size_t bytes = TB_IQ1_S_PANEL, fields = TB_IQ1_S_FIELDS, halves = TB_IQ1_S_HALVES;
+    static int quant(const uint8_t * p, int t, int j, int at) { return pair(p, t, j, at); }
+    static int odd(const uint8_t * f, int i, int n) { return 2 * (four_bits<1>(f, i, n) & 7) + 1; }
+    static int scale(const uint8_t * f, int i, int n) { return 8 * odd(f, i, n); }
+    static int minimum(const uint8_t * f, int i, int n) { return (four_bits<1>(f, i, n) & 8 ? 9 : 7) * odd(f, i, n); }
+};
+
 template <class Format> void run(const gemm_int8_args & a) {
     const uint8_t * panel = a.panel;
     const uint8_t * record = a.group;
@@ -130,11 +165,12 @@ template <class Format> void run(const gemm_int8_args & a) {
             std::memcpy(&scale, r.scales + 4 * m, 4);
             std::memcpy(sums16, r.sums16 + gemm_k_sums16 * static_cast<size_t>(m), gemm_k_sums16);
             for (int n = 0; n < gemm_panel; n++) {
-                float x = tb_half_to_float(tb_load16(halves + 2 * n)) * static_cast<float>(sums[m][n]);
-                if (Format::minima) {
-                    int taken = 0;
-                    for (int i = 0; i < 16; i++)
-                        taken += minima[i][n] * sums16[i];
+                const float d = tb_half_to_float(tb_load16(halves + 2 * n)) * (1.0f / Format::parts);
+                int taken = 0;
+                for (int i = 0; i < 16; i++)
+                    taken += minima[i][n] * sums16[i];
+                float x = d * static_cast<float>(sums[m][n] - (Format::one_d ? taken : 0));
+                if (Format::minima && !Format::one_d) {
                     x -= tb_half_to_float(tb_load16(halves + TB_K_HALVES + 2 * n)) * static_cast<float>(taken);
                 }
                 a.out[m][n] = a.add || t0 > 0 ? a.out[m][n] + x * scale : x * scale;
@@ -181,6 +217,12 @@ void fill_gemm_portable_k(gemm_kernels & k) {
     k.int8[gemm_iq4_xs] = {"gemm_nlx_8x32_portable", max_rows, 0, run<iq4_xs>};
     k.int8[gemm_tq2_0] = {"gemm_tq2_8x32_portable", max_rows, 0, run<tq2_0>};
     k.int8[gemm_tq1_0] = {"gemm_tq1_8x32_portable", max_rows, 0, run<tq1_0>};
+    k.int8[gemm_iq2_xxs] = {"gemm_i2x_8x32_portable", max_rows, 0, run<three_bits<iq2_book, 1>>};
+    k.int8[gemm_iq2_xs] = {"gemm_i2s_8x32_portable", max_rows, 0, run<three_bits<iq2_book, 2>>};
+    k.int8[gemm_iq3_xxs] = {"gemm_i3x_8x32_portable", max_rows, 0, run<book_of_nibbles<iq3_xxs_book>>};
+    k.int8[gemm_iq3_s] = {"gemm_i3s_8x32_portable", max_rows, 0, run<book_of_nibbles<iq3_s_book>>};
+    k.int8[gemm_iq1_s] = {"gemm_i1s_8x32_portable", max_rows, 0, run<iq1_s>};
+    k.int8[gemm_iq1_m] = {"gemm_i1m_8x32_portable", max_rows, 0, run<three_bits<iq1_book, 2>>};
 }
 
 } // namespace tb::npu

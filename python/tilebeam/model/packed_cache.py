@@ -1,0 +1,246 @@
+"""Packed files kept for the next load: the first load of an ordinary file writes its tiles to a folder of the user's,
+and every later one maps them, in this process or in others, which share their pages.
+
+Off unless a size is given for it: packing takes a second or two for each GB, and a kept file as much room on the disk
+as the model, which nobody should find taken unasked.
+
+A file is named by what it was made of: the fingerprints of the model's parts and when they were written, and the
+version of the packing. It gets its name once it is whole and synced (gguf_write.complete_file). Its time of change is a
+number of that name, which nobody who writes into it later leaves as it is; its time of access tells when it was used
+last. Only what belongs to this user, and nobody else may write to, is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilebeam._ext import Type
+from tilebeam.errors import CacheWarning, TilebeamError
+from tilebeam.model.device_choice import groups_of
+from tilebeam.native.repacked import RepackedFile
+
+if TYPE_CHECKING:
+    from tilebeam.model.file_check import CheckedFile
+
+_SUFFIX = ".gguf"
+_EPOCH = 1_000_000_000  # seconds: times of change are later, and before any file was made here
+
+
+class _UnusableError(Exception):
+    """Why a folder or file cannot be used, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """A packed file of the cache: its size in bytes, and when it was used last, in seconds since 1970."""
+
+    path: Path
+    size: int
+    used: float
+
+
+def folder() -> Path:
+    """Return where packed files are kept: tilebeam/packed in XDG_CACHE_HOME, or in ~/.cache.
+
+    Raises:
+        TilebeamError: this user has no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tilebeam" / "packed"
+    except RuntimeError as error:
+        raise TilebeamError(f"No place for packed files: {error}") from None
+
+
+def kept() -> list[KeptFile]:
+    """List the packed files that are there, those used last first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder()) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process makes room
+                state = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(state.st_mode) and entry.name.endswith(_SUFFIX):
+                    found.append(KeptFile(Path(entry.path), state.st_size, state.st_atime))
+    return sorted(found, key=lambda file: -file.used)
+
+
+def clear() -> int:
+    """Delete all packed files, which models that are loaded go on with; return their bytes.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    return sum(_delete(file) for file in kept())
+
+
+def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[float], None]) -> RepackedFile | None:
+    """Return the packed form of an ordinary file, which is made if there is none. None: there can be none.
+
+    Args:
+        limit: bytes of all packed files; those used longest ago go when another needs the room.
+        verify: compare the digests of one that was there.
+        progress: called with the share of the packing that is done.
+
+    Warns:
+        CacheWarning: a packed file was damaged, or cannot be kept, and why.
+    """
+    from tilebeam.gguf import GGUFError
+
+    on_device = [group for group in groups_of(file, "npu", -1) if group.device == "npu"]
+    if not any(Type[group.type.upper()].is_in_tiles for group in on_device):
+        return None
+    name = Path(file.path).name
+    try:
+        return _found(file.path, limit, verify, progress)
+    except (_UnusableError, GGUFError, OSError, TilebeamError) as error:
+        warnings.warn(f"No packed file of {name} is kept: {_reason(error)}.", CacheWarning, stacklevel=4)
+        return None
+
+
+def discard(file: RepackedFile, reason: str) -> None:
+    """Delete a packed file that could not be loaded.
+
+    Warns:
+        CacheWarning: it was damaged, and how that showed.
+    """
+    warnings.warn(f"{file.path} could not be used and was deleted: {reason}", CacheWarning, stacklevel=3)
+    with contextlib.suppress(OSError):
+        os.unlink(file.path)
+
+
+def _found(source: str, limit: int, verify: bool, progress: Callable[[float], None]) -> RepackedFile:
+    from tilebeam.gguf import GGUFError, open_gguf, pack
+
+    with open_gguf(source) as f:
+        parts = f.paths
+    here, key = _own_folder(), _key(parts)
+    path = here / f"{Path(source).stem[:80]}-{key[:16]}{_SUFFIX}"
+    if os.path.lexists(path):
+        try:
+            return _opened(path, key, verify)
+        except (_UnusableError, GGUFError, OSError) as error:
+            said = f"The packed file of {Path(source).name} is made anew: {_reason(error)}."
+            warnings.warn(said, CacheWarning, stacklevel=5)
+            path.unlink(missing_ok=True)
+    with _alone(here):
+        if not os.path.lexists(path):  # else another process has just made it
+            _make_room(sum(part.stat().st_size for part in parts), limit)
+            pack(source, path, progress=lambda done, total: progress(done / total))
+            path.chmod(0o600)
+            os.utime(path, (time.time(), _time_of_change(key)))
+    return _opened(path, key, verify=False)
+
+
+def _key(parts: Sequence[Path]) -> str:
+    """Name what a packed file is made of, and how."""
+    from tilebeam.gguf.fingerprint import fingerprint
+    from tilebeam.gguf.repack import tool_version
+
+    made_of = [f"{fingerprint(part)} {part.stat().st_mtime_ns}" for part in parts]
+    return hashlib.sha256("\n".join([tool_version(), *made_of]).encode()).hexdigest()
+
+
+def _time_of_change(key: str) -> int:
+    """Return seconds that a file of this key has as its time of change; even, as coarse file systems keep them."""
+    return _EPOCH + 2 * int(key[:7], 16)
+
+
+def _opened(path: Path, key: str, verify: bool) -> RepackedFile:
+    """Check a packed file and note that it is used.
+
+    Raises:
+        _UnusableError, GGUFError, OSError: it is not to be trusted, or damaged.
+    """
+    from tilebeam import gguf as gguf_tools
+
+    state = path.lstat()
+    if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1:
+        raise _UnusableError(f"{path} is no file of its own")
+    _check_owner(path, state)
+    if int(state.st_mtime) != _time_of_change(key):
+        raise _UnusableError(f"{path} was written to")
+    manifest = gguf_tools.manifest(path)
+    if verify:
+        gguf_tools.verify(path, deep=False)
+    os.utime(path, ns=(time.time_ns(), state.st_mtime_ns))
+    return RepackedFile.of(manifest)
+
+
+def _own_folder() -> Path:
+    """Return the folder, made if it is missing.
+
+    Raises:
+        _UnusableError, OSError: it cannot be made, or others can write to it.
+    """
+    path = folder()
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    for part in (path.parent, path):
+        with contextlib.suppress(FileExistsError):
+            part.mkdir(0o700)
+        state = part.stat()  # a link to another disk is the user's own doing
+        if not stat.S_ISDIR(state.st_mode):
+            raise _UnusableError(f"{part} is no folder")
+        _check_owner(part, state)
+    return path
+
+
+def _check_owner(path: Path, state: os.stat_result) -> None:
+    if state.st_uid != os.geteuid():
+        raise _UnusableError(f"{path} belongs to another user")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _UnusableError(f"other users can write to {path}")
+
+
+@contextlib.contextmanager
+def _alone(here: Path) -> Iterator[None]:
+    """Pack while no other process does; nobody waits for one that may have stopped.
+
+    Raises:
+        _UnusableError: another one packs.
+    """
+    from tilebeam.gguf.whole_file import lock
+
+    fd = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not lock(fd):
+            raise _UnusableError("another process is packing a file")
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make_room(size: int, limit: int) -> None:
+    """Delete the files used longest ago until one of this size fits.
+
+    Raises:
+        _UnusableError: it never does.
+    """
+    from tilebeam.gguf.whole_file import remove_leftovers
+
+    if size > limit:
+        raise _UnusableError(f"it takes {size >> 20} MiB, and packed_cache allows {limit >> 20} MiB for all files")
+    remove_leftovers(folder(), ".*")
+    files = kept()
+    taken = sum(file.size for file in files)
+    while files and taken + size > limit:
+        taken -= _delete(files.pop())
+
+
+def _delete(file: KeptFile) -> int:
+    file.path.unlink(missing_ok=True)
+    return file.size
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error).rstrip(".")
