@@ -11,7 +11,8 @@ namespace {
 using function = float (*)(float x);
 
 // By ggml_unary_op: ABS, SGN, NEG, STEP, TANH, ELU, RELU, SIGMOID, GELU, GELU_QUICK, SILU, HARDSWISH, HARDSIGMOID, EXP,
-// EXPM1, SOFTPLUS, GELU_ERF, XIELU, FLOOR, CEIL, ROUND and TRUNC. The kinds that tb_op_check_shape refuses have none.
+// EXPM1, SOFTPLUS, GELU_ERF, XIELU, FLOOR, CEIL, ROUND and TRUNC. None: RELU, SIGMOID and SILU, see `unary`, and the
+// kinds that tb_op_check_shape refuses.
 constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
     [](float x) { return std::fabs(x); },
     [](float x) { return static_cast<float>((x > 0.0f) - (x < 0.0f)); },
@@ -19,11 +20,11 @@ constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
     [](float x) { return x > 0.0f ? 1.0f : 0.0f; },
     [](float x) { return std::tanh(x); },
     [](float x) { return x > 0.0f ? x : std::exp(x) - 1.0f; },
-    [](float x) { return x > 0.0f ? x : 0.0f; },
-    [](float x) { return 1.0f / (1.0f + std::exp(-x)); },
+    nullptr,
+    nullptr,
     [](float x) { return 0.5f * x * (1.0f + std::tanh(0.7978845608f * x * (1.0f + 0.044715f * x * x))); },
     [](float x) { return x / (1.0f + std::exp(-1.702f * x)); },
-    [](float x) { return x / (1.0f + std::exp(-x)); },
+    nullptr,
     [](float x) { return x * std::min(1.0f, std::max(0.0f, (x + 3.0f) / 6.0f)); },
     [](float x) { return std::min(1.0f, std::max(0.0f, (x + 3.0f) / 6.0f)); },
     [](float x) { return std::exp(x); },
@@ -61,14 +62,31 @@ void apply(const op_context & ctx, function f) {
     });
 }
 
-void unary(const op_context & ctx) { apply(ctx, FUNCTIONS[ctx.param_i(0)]); }
+constexpr int32_t RELU = 6; // of ggml_unary_op
+constexpr int32_t SIGMOID = 7;
+constexpr int32_t SILU = 10;
+
+void unary(const op_context & ctx) {
+    const int32_t kind = ctx.param_i(0);
+    if (kind == RELU) {
+        return elementwise(ctx, [](int64_t n, const float * x, float * y) {
+            for (int64_t i = 0; i < n; i++) {
+                y[i] = x[i] > 0.0f ? x[i] : 0.0f;
+            }
+        });
+    }
+    if (kind == SIGMOID || kind == SILU) { // gates of recurrent layers, as wide as the layer
+        return elementwise(ctx, kind == SILU ? ctx.kernels->vec.silu : ctx.kernels->vec.sigmoid);
+    }
+    apply(ctx, FUNCTIONS[kind]);
+}
 
 void log(const op_context & ctx) {
     apply(ctx, [](float x) { return std::log(x); });
 }
 
 void sqr(const op_context & ctx) {
-    apply(ctx, [](float x) { return x * x; });
+    elementwise(ctx, [&ctx](int64_t n, const float * x, float * y) { ctx.kernels->vec.mul(n, x, x, y); });
 }
 
 void sqrt(const op_context & ctx) {
