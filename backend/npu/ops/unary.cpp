@@ -19,11 +19,11 @@ constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
     [](float x) { return x > 0.0f ? 1.0f : 0.0f; },
     [](float x) { return std::tanh(x); },
     [](float x) { return x > 0.0f ? x : std::exp(x) - 1.0f; },
-    [](float x) { return x > 0.0f ? x : 0.0f; },
-    [](float x) { return 1.0f / (1.0f + std::exp(-x)); },
     nullptr,
     nullptr,
-    [](float x) { return x / (1.0f + std::exp(-x)); },
+    nullptr,
+    nullptr,
+    nullptr,
     [](float x) { return x * std::min(1.0f, std::max(0.0f, (x + 3.0f) / 6.0f)); },
     [](float x) { return std::min(1.0f, std::max(0.0f, (x + 3.0f) / 6.0f)); },
     [](float x) { return std::exp(x); },
@@ -62,8 +62,11 @@ void apply(const op_context & ctx, function f) {
 }
 
 // Kinds of ggml_unary_op.
+constexpr int32_t RELU = 6;
+constexpr int32_t SIGMOID = 7;
 constexpr int32_t GELU = 8;
 constexpr int32_t GELU_QUICK = 9;
+constexpr int32_t SILU = 10;
 constexpr int32_t GELU_ERF = 16;
 constexpr int32_t XIELU = 17;
 
@@ -87,8 +90,22 @@ void xielu(const op_context & ctx) {
     });
 }
 
+void relu(const op_context & ctx) {
+    elementwise(ctx, [](int64_t n, const float * x, float * y) {
+        for (int64_t i = 0; i < n; i++) {
+            y[i] = x[i] > 0.0f ? x[i] : 0.0f;
+        }
+    });
+}
+
 void unary(const op_context & ctx) {
     switch (const int32_t kind = ctx.param_i(0)) {
+    case RELU:
+        return relu(ctx);
+    case SIGMOID:
+        return elementwise(ctx, ctx.kernels->vec.sigmoid); // gates of recurrent layers, as wide as the layer
+    case SILU:
+        return elementwise(ctx, ctx.kernels->vec.silu);
     case GELU:
         return gate(ctx, glu_geglu);
     case GELU_QUICK:
@@ -107,7 +124,7 @@ void log(const op_context & ctx) {
 }
 
 void sqr(const op_context & ctx) {
-    apply(ctx, [](float x) { return x * x; });
+    elementwise(ctx, [&ctx](int64_t n, const float * x, float * y) { ctx.kernels->vec.mul(n, x, x, y); });
 }
 
 void sqrt(const op_context & ctx) {
