@@ -210,7 +210,7 @@ def _nothing_to_tile(f: Source, policy: Policy) -> str:
             "sides are multiples of 32"
         )
     advice = "; try --type q8_0 or q4_0" if policy.type == KEEP else ": --tensor-type leaves none"
-    return f"{f.path} has no matrix of a type that becomes tiles ({types}){advice}"
+    return f"{f.path} has no matrix of a type that a file can have in tiles ({types}){advice}"
 
 
 def pack(

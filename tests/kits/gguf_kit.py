@@ -150,7 +150,7 @@ def write_raw(
 
 def retyped(model: Path, path: Path, types: dict[str, gguf.GGMLQuantizationType]) -> Path:
     """The same model with other weights where a regex matches a tensor's name: random blocks of the regex's type, one
-    whose blocks begin with their FP16 scale (IQ2_XXS, IQ3_S, Q4_1 ..)."""
+    whose blocks begin with their FP16 scale (IQ2_XXS, IQ3_S, Q4_1 ..), or NVFP4."""
     with GGUFFile(model) as f:
         changed = {n: t for n in f.tensors for pattern, t in types.items() if re.search(pattern, n)}
         specs = [(t.name, changed.get(t.name, t.type), t.ne) for t in f.tensors.values()]
@@ -165,7 +165,10 @@ def _random_blocks(t: TensorInfo, type: gguf.GGMLQuantizationType) -> U8:
     block, size = gguf.GGML_QUANT_SIZES[type]
     n = int(np.prod(t.ne)) // int(block)
     made = np.random.default_rng(n).integers(0, 256, (n, int(size))).astype(np.uint8)
-    made[:, :2] = np.full((n, 1), 0.002, np.float16).view(np.uint8)
+    if type == gguf.GGMLQuantizationType.NVFP4:
+        made[:, :4] = 0x20  # an eighth
+    else:
+        made[:, :2] = np.full((n, 1), 0.002, np.float16).view(np.uint8)
     return made
 
 

@@ -31,7 +31,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPT = "the question is how many"
 LAYERS = r"(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight"
 # A type that the device has no tiles for.
-FOREIGN = Q.Q1_0
+FOREIGN = Q.NVFP4
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tied = write_model(folder / "q8.gguf", preset("tiny", arch="gemma3", type="q8_0"))
     patterns = {"most": rf"blk\.0\.{LAYERS}", "few": LAYERS, "none": rf"{LAYERS}|output\.weight"}
     made = {name: retyped(whole, folder / f"{name}.gguf", {p: FOREIGN}) for name, p in patterns.items()}
-    return {"whole": whole, **made, "tied": retyped(tied, folder / "tied.gguf", {"token_embd": Q.Q1_0})}
+    return {"whole": whole, **made, "tied": retyped(tied, folder / "tied.gguf", {"token_embd": Q.NVFP4})}
 
 
 def matrices(path: Path) -> tuple[Matrix, ...]:
@@ -98,13 +98,13 @@ def test_load_warns_once_with_the_share_the_reason_and_what_to_do(models: dict[s
     on_cpu = sum(m.bytes for m in matrices(models["most"]) if m.why) / sum(m.bytes for m in matrices(models["most"]))
     text = str(said[0].message)
     assert f"most.gguf: {100 * on_cpu:.0f} % of the bytes of its weight matrices run on the CPU" in text
-    assert "matrices of Q1_0 (7)" in text
+    assert "matrices of NVFP4 (7)" in text
     assert "`gguf-repack pack most.gguf most-q8_0.gguf --type q8_0`" in text
     assert lm.info.device == "npu"
     assert lm.info.device_share == pytest.approx(1 - on_cpu)
     assert [(g.type, g.device, g.matrices, g.why) for g in lm.info.matrices] == [
         ("q8_0", "npu", 22, ""),
-        ("q1_0", "cpu", 7, "type"),
+        ("nvfp4", "cpu", 7, "type"),
     ]
 
 
@@ -197,11 +197,11 @@ def test_doctor_shows_where_matrices_run(models: dict[str, Path], tmp_path: Path
     done = run("doctor", "-m", models["few"])
     assert done.exit_code == 0, done.output
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("  ")}
-    assert rows["q1_0"][0] == "28"
-    assert "does not multiply by this type" in " ".join(rows["q1_0"])
+    assert rows["nvfp4"][0] == "28"
+    assert "does not multiply by this type" in " ".join(rows["nvfp4"])
     assert "runs on the CPU backend as a whole" in " ".join(done.stdout.split())
     model = json.loads(run("doctor", "--json", "-m", models["most"]).stdout)["model"]
-    assert (model["device"], [g["type"] for g in model["matrices"]]) == ("npu", ["q8_0", "q1_0"])
+    assert (model["device"], [g["type"] for g in model["matrices"]]) == ("npu", ["q8_0", "nvfp4"])
     assert 0.5 < model["device_share"] < 1
     (tmp_path / "damaged.gguf").write_bytes(models["most"].read_bytes()[:1000])
     assert run("doctor", "-m", tmp_path / "damaged.gguf").exit_code == 1

@@ -61,9 +61,15 @@ VARIANTS: dict[str, SynthConfig] = {
     "qwen3-q2_k-and-q3_k": replace(SMALL, arch="qwen3", type="q2_k", types={"ffn_down": "q3_k", "attn_v": "q3_k"}),
     "llama-q3_k": replace(SMALL, arch="llama", type="q3_k"),
     "llama-tq2_0-and-tq1_0": replace(SMALL, arch="llama", type="tq2_0", types={"ffn_down": "tq1_0", "attn_v": "tq1_0"}),
-    "llama-iq2_xxs-and-iq2_s": replace(SMALL, arch="llama", type="iq2_xxs", types={"attn_v": "iq2_s"}),
-    "qwen3-iq3_xxs-and-iq2_xs": replace(SMALL, arch="qwen3", type="iq3_xxs", types={"ffn_down": "iq2_xs"}),
-    "qwen2-iq1_s-and-iq1_m": replace(SMALL, arch="qwen2", type="iq1_s", types={"ffn_down": "iq1_m", "attn_v": "iq3_s"}),
+    "llama-iq2_xxs-and-iq2_s": replace(
+        SMALL, arch="llama", type="iq2_xxs", types={"attn_v": "iq2_s", "attn_k": "q4_k"}
+    ),
+    "qwen3-iq3_xxs-and-iq2_xs": replace(
+        SMALL, arch="qwen3", type="iq3_xxs", types={"ffn_down": "iq2_xs", "attn_q": "q4_0"}
+    ),
+    "qwen2-iq1_s-and-iq1_m": replace(
+        SMALL, arch="qwen2", type="iq1_s", types={"ffn_down": "iq1_m", "attn_v": "iq3_s", "output": "q6_k"}
+    ),
     "qwen2-iq4_xs": replace(SMALL, arch="qwen2", type="iq4_xs"),
     "qwen2-q5_k": replace(SMALL, arch="qwen2", type="q5_k"),
     "gemma3-q6_k": replace(SMALL, arch="gemma3", type="q6_k"),
@@ -76,7 +82,7 @@ VARIANTS: dict[str, SynthConfig] = {
     "experts-q4_0": replace(EXPERTS, type="q4_0"),
     "experts-f16": replace(EXPERTS, type="f16"),
     "experts-q4_k": replace(EXPERTS, type="q4_k", types={"ffn_down_exps": "q6_k"}),
-    "experts-iq2_xs": replace(EXPERTS, type="iq2_xs", types={"ffn_down_exps": "iq3_s"}),
+    "experts-iq2_xs": replace(EXPERTS, type="iq2_xs", types={"ffn_down_exps": "iq3_s", "attn_q": "q8_0"}),
     "experts-all-used": replace(EXPERTS, type="q4_0", n_expert=3, n_expert_used=3),
     "qwen3moe-q8_0": replace(EXPERTS, arch="qwen3moe", type="q8_0", n_expert=8, n_ff=256),
     "qwen3moe-all-used": replace(EXPERTS, arch="qwen3moe", type="iq4_nl", n_expert=3, n_expert_used=3),
