@@ -156,6 +156,10 @@ class KvCache:
         """
         if self.forkable(source, length) != length:
             raise TilebeamError(f"A sequence of {len(source)} tokens cannot be forked at {length}.")
+        back = None
+        if length == len(source) == source.cut and self.limits.whole_forks_only:
+            # llama.cpp takes a state back when it computes on: until then a fork would get the one before.
+            back = self._memory.save_sequence(source.id, partial=True)
         seq = self.open()
         if length:
             self._memory.fork(source.id, seq.id, length)
@@ -165,9 +169,8 @@ class KvCache:
             self.snapshots.share(source, seq)
             if length < len(source) and self.limits.whole_forks_only:
                 self._set_back(seq, source.snapshots[length])
-            elif length == source.cut and self.limits.whole_forks_only:
-                # llama.cpp takes a state back when it computes on: until then a fork would get the one before.
-                self._give(seq, self._memory.save_sequence(source.id, partial=True))
+            elif back is not None:
+                self._give(seq, back)
         return seq
 
     def _set_back(self, seq: Sequence, snapshot: KeptState) -> None:
