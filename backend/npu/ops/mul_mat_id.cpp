@@ -164,7 +164,9 @@ void run_id(const op_context & ctx) {
                 share -= (last - panel) * cost;
                 left -= (last - panel) * cost;
                 if (chunk == mine) {
-                    mul_mat_plan p = plan_mul_mat(*ctx.op, 1, now.rows, ctx.n_threads, *ctx.kernels);
+                    const int64_t count = starts[now.expert + 1] - starts[now.expert];
+                    mul_mat_plan p = plan_mul_mat(*ctx.op, 1, count, ctx.n_threads, *ctx.kernels);
+                    p.set_rows(now.rows, p.max_rows);
                     p.expert = now.expert;
                     p.picked = now.picked;
                     one.prepared = p.is_integer() ? gather(ctx, p, stage + parts.groups) : stage + parts.groups;
