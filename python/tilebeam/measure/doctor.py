@@ -30,7 +30,7 @@ _FEATURES = {
     "aarch64": ("asimd", "asimdhp", "asimddp", "i8mm", "sve"),
 }
 _NOOPS = 200
-# Kernel sets whose speed was never measured, as no such CPU was at hand: their results alone are known to be right.
+# Kernel sets whose speed was never measured, as no such CPU was at hand.
 _UNTIMED = ("avxvnni", "neon", "i8mm", "hvx")
 
 
