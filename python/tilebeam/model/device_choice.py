@@ -32,7 +32,7 @@ LEAST_RATIO = 0.95
 # Bytes of float matrices, of which routers and other small ones are always a few, that make the rule doubtful.
 _FLOATS = 0.05
 # And matrices that are so many times as large on the device as in the file: one sequence reads that much more.
-_GROWTH = 1.2
+_GROWTH = 1.1
 
 
 @dataclass(frozen=True)
