@@ -62,6 +62,7 @@ BENCHES = (
     Bench("gemm", "MUL_MAT alone"),
     Bench("attention", "Attention"),
     Bench("whole_model", "Whole models: prefill and decoding", sliced=True),
+    Bench("families", "Every family and every type", sliced=True),
     Bench("peers", "Other engines on the same work", sliced=True),
     Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", sliced=True),
     Bench("latency", "Time to first token, and what decoding takes (the paper's figure 16)", sliced=True),

@@ -83,7 +83,8 @@ bool same_rows(const tb_tensor & a, const tb_tensor & b) {
 
 // What is known of a step while later ones look for their place.
 struct placed {
-    reach write; // .t == nullptr: memory that no other step has
+    reach write;  // .t == nullptr: memory that no other step has
+    reach states; // written, too; .t == nullptr: none
     reach reads[TB_MAX_SRC];
     int n_reads = 0;
     const tb_tensor * shape = nullptr; // whose rows or runs the threads divide
@@ -97,7 +98,13 @@ struct placed {
     bool whole_rows() const { return by_rows || divided == cut::rows || per_row() == 1; }
 };
 
+bool touches(const placed & x, const reach & bytes) {
+    if (x.write.t && overlap(x.write, bytes)) return true;
+    return std::any_of(x.reads, x.reads + x.n_reads, [&](const reach & r) { return overlap(r, bytes); });
+}
+
 bool depends(const placed & x, const placed & y) {
+    if ((x.states.t && touches(y, x.states)) || (y.states.t && touches(x, y.states))) return true;
     if (y.write.t) {
         if (x.write.t && overlap(x.write, y.write)) return true;
         for (int i = 0; i < x.n_reads; ++i)
@@ -133,6 +140,7 @@ struct bond {
 bond bond_between(const placed & x, const placed & y) {
     if (y.thread != all_threads) return x.tiny ? bond{bond::thread, y.thread} : bond{bond::barrier};
     const bool whole = y.whole_rows();
+    if (x.states.t || y.states.t) return {bond::barrier};
     const bool alike = x.divided != cut::any && y.divided != cut::any && same_rows(*x.shape, *y.shape);
     if (!alike || !is_aligned(x, y, whole)) return {bond::barrier};
     if (whole) return {bond::rows};
@@ -274,6 +282,7 @@ class scheduler {
             if (is_read) at.reads[at.n_reads++] = reach_of(*s.src[i].t);
         }
         at.write = reach_of(op.dst);
+        if (const int written = tb_op_written(&op); written >= 0) at.states = reach_of(op.src[written]);
         place(at, earliest, entry.takes_chunks);
         if (entry.scratch_bytes) {
             uint64_t & end = phases[at.phase].scratch;
@@ -283,7 +292,9 @@ class scheduler {
         if (used != none) slots[used].last = std::max(slots[used].last, at.phase);
         append(s, at, used, entry.takes_chunks);
         // What was made from bytes that are overwritten now serves no later op.
-        const auto is_stale = [&](const shared_preparation & p) { return overlap(p.operand, at.write); };
+        const auto is_stale = [&](const shared_preparation & p) {
+            return overlap(p.operand, at.write) || (at.states.t && overlap(p.operand, at.states));
+        };
         shared.erase(std::remove_if(shared.begin(), shared.end(), is_stale), shared.end());
     }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ggml-impl.h"
+#include "state_updates.h"
 
 namespace tb::plugin {
 
@@ -53,6 +54,14 @@ void keep_products_apart(ggml_backend_t, ggml_cgraph * graph, optimize_params * 
             if (left && left->op != GGML_OP_NONE) params->add_alloc_dep(params->user_data, left, until);
         }
         first = last;
+    }
+    for (const state_update & u : find_state_updates(graph, false)) {
+        for (const ggml_tensor * t : {u.numbers, u.fresh}) {
+            ggml_tensor * root = t ? root_of(const_cast<ggml_tensor *>(t)) : nullptr;
+            if (root && (root->op != GGML_OP_NONE || t == u.numbers)) {
+                params->add_alloc_dep(params->user_data, root, graph->nodes[u.node]);
+            }
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 #include "ggml-impl.h"
 #include "ggml_release.h"
 #include "manifest.h"
+#include "state_updates.h"
 #include "tilebeam/layout.h"
 #include "types.h"
 
@@ -30,6 +31,7 @@ constexpr rule rules[] = {
     {GGML_OP_MUL_MAT, TB_OP_MUL_MAT, 2},
     {GGML_OP_MUL_MAT_ID, TB_OP_MUL_MAT_ID, 3},
     {GGML_OP_SUM_ROWS, TB_OP_SUM_ROWS, 1},
+    {GGML_OP_MEAN, TB_OP_SUM_ROWS, 1},
     {GGML_OP_FLASH_ATTN_EXT, TB_OP_FLASH_ATTN, 5},
     {GGML_OP_RMS_NORM, TB_OP_RMS_NORM, 1},
     {GGML_OP_L2_NORM, TB_OP_L2_NORM, 1},
@@ -145,6 +147,9 @@ uint32_t flags_of(uint32_t code, int32_t numerics) {
     case TB_OP_MUL_MAT_ID:
         if (deterministic) return TB_FLAG_DETERMINISTIC;
         return (numerics & TILEBEAM_NUMERICS_FP16) != 0 ? TB_FLAG_FP16 : 0;
+    case TB_OP_SSM_SCAN:
+    case TB_OP_GATED_DELTA_NET:
+        return deterministic ? TB_FLAG_DETERMINISTIC : 0;
     case TB_OP_FLASH_ATTN: // exact exponentials are for attention in float32
         if (deterministic) return TB_FLAG_DETERMINISTIC;
         return (numerics & TILEBEAM_NUMERICS_EXACT_EXP) != 0 ? TB_FLAG_EXACT_EXP
@@ -167,6 +172,7 @@ bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const c
     op.code = code;
     op.flags = flags_of(code, numerics);
     std::memcpy(op.params, node->op_params, sizeof op.params);
+    if (code == TB_OP_SUM_ROWS) op.params[0] = node->op == GGML_OP_MEAN;
     std::memcpy(op.name, node->name, std::min(sizeof op.name - 1, strnlen(node->name, sizeof node->name)));
     if (!describe(node, node, op.dst, why)) return false;
     for (int i = 0; i < TB_MAX_SRC; ++i) {
@@ -209,6 +215,49 @@ bool lands_here(const ggml_tensor * node) {
     if (root == node) return true;
     if ((root->flags & GGML_TENSOR_FLAG_INPUT) != 0) return false; // inputs of graphs are on the CPU
     return can_run(root) && !follows_other_weight(root);
+}
+
+// Of an op that has its states in the cache, by its position: which operands are others than the node's own.
+struct other_operands {
+    const ggml_tensor * tensors[TB_MAX_SRC] = {};
+};
+
+// Turn an op's descriptor into that of the update (tilebeam/ops.h). False: the op does not do this one.
+bool describe_update(const ggml_tensor * node, const state_update & u, tb_op & op, other_operands & others) {
+    const char * why = "";
+    const int states = node->op == GGML_OP_SSM_CONV ? 2 : node->op == GGML_OP_SSM_SCAN ? 0 : 5;
+    const int numbers = node->op == GGML_OP_SSM_CONV ? 3 : 6;
+    if (u.first >= INT32_MAX || !describe(u.states, node, op.src[states], &why) ||
+        !describe(u.numbers, node, op.src[numbers], &why)) {
+        return false;
+    }
+    others.tensors[states] = u.states;
+    others.tensors[numbers] = u.numbers;
+    op.n_src = static_cast<uint32_t>(numbers) + 1;
+    op.params[1] = static_cast<int32_t>(u.first) + 1;
+    tb_tensor & s = op.src[states];
+    const uint64_t all = uint64_t{s.ne[0]} * s.ne[1] * s.ne[2] * s.ne[3];
+    if (node->op == GGML_OP_SSM_CONV) {
+        tb_tensor & x = op.src[0];
+        if (!describe(u.fresh, node, x, &why)) return false;
+        others.tensors[0] = u.fresh;
+        std::swap(x.ne[0], x.ne[1]);
+        std::swap(x.nb[0], x.nb[1]);
+        s.ne[0] = op.src[1].ne[0] - 1;
+        s.ne[1] = op.dst.ne[0];
+        s.ne[2] = 1;
+    } else if (node->op == GGML_OP_GATED_DELTA_NET) {
+        s.ne[0] = s.ne[1] = op.src[2].ne[0];
+        s.ne[2] = op.src[2].ne[1];
+    }
+    const int last = node->op == GGML_OP_SSM_CONV ? 2 : 3;
+    const uint64_t state = uint64_t{s.ne[0]} * s.ne[1] * (last == 3 ? s.ne[2] : 1);
+    s.ne[3] = 1;
+    if (state == 0 || all % state != 0) return false;
+    s.ne[last] = static_cast<uint32_t>(all / state);
+    for (int i = 1; i < 4; ++i)
+        s.nb[i] = s.nb[i - 1] * s.ne[i - 1];
+    return tb_op_check_shape(&op, &why) == TB_OK;
 }
 
 // One graph on its way to descriptors.
@@ -258,14 +307,37 @@ struct lowering {
         return true;
     }
 
-    bool add(const ggml_tensor * node, tb_op op, std::string & why) {
+    bool add(const ggml_tensor * node, const other_operands & others, tb_op op, std::string & why) {
         if (!place(node, op.dst, why)) return false;
-        for (uint32_t s = 0; s < op.n_src; ++s)
-            if (node->src[s] && !place(node->src[s], op.src[s], why)) return false;
+        for (uint32_t s = 0; s < op.n_src; ++s) {
+            const ggml_tensor * t = others.tensors[s] ? others.tensors[s] : node->src[s];
+            if (t && !place(t, op.src[s], why)) return false;
+        }
         out.ops.push_back(op);
         return true;
     }
 };
+
+struct described_update {
+    int node;
+    tb_op op;
+    other_operands others;
+};
+
+// All updates of a graph that their ops do; `done` becomes true for the nodes that need not be.
+std::vector<described_update> describe_updates(const ggml_cgraph * graph, int32_t numerics, std::vector<bool> & done) {
+    std::vector<described_update> out;
+    for (const state_update & u : find_state_updates(graph, true)) {
+        described_update d{u.node, {}, {}};
+        const ggml_tensor * node = graph->nodes[u.node];
+        const char * why = "";
+        if (!describe_op(node, numerics, d.op, &why) || !describe_update(node, u, d.op, d.others)) continue;
+        out.push_back(d);
+        for (const int i : u.skipped)
+            done[static_cast<size_t>(i)] = true;
+    }
+    return out;
+}
 
 } // namespace
 
@@ -285,16 +357,28 @@ bool lower(const ggml_cgraph * graph, int device, int32_t numerics, lowered_grap
     out.uid = graph->uid;
     out.numerics = numerics;
     lowering work{device, out};
+    std::vector<bool> done(static_cast<size_t>(graph->n_nodes));
+    std::vector<described_update> updates = describe_updates(graph, numerics, done);
+    auto update = updates.begin();
     for (int i = 0; i < graph->n_nodes; ++i) {
         const ggml_tensor * node = graph->nodes[i];
-        if (is_free(node) || ggml_is_empty(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;
+        if (done[static_cast<size_t>(i)] || is_free(node) || ggml_is_empty(node) ||
+            !(node->flags & GGML_TENSOR_FLAG_COMPUTE))
+            continue;
         tb_op op;
         const char * reason = "";
         std::string text;
-        bool ok = describe_op(node, numerics, op, &reason);
+        other_operands others;
+        bool ok = true;
+        if (update != updates.end() && update->node == i) {
+            op = update->op;
+            others = update++->others;
+        } else {
+            ok = describe_op(node, numerics, op, &reason);
+        }
         if (!ok) text = reason;
         op.tag = static_cast<uint32_t>(i);
-        ok = ok && work.add(node, op, text);
+        ok = ok && work.add(node, others, op, text);
         if (!ok) {
             why = std::string(ggml_op_name(node->op)) + " '" + node->name + "': " + text;
             return false;

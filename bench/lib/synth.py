@@ -38,6 +38,7 @@ MIXTURES = ("llama", "qwen3moe", "gpt-oss")  # can have experts; the last two ha
 TYPES = {
     "f32": Q.F32,
     "f16": Q.F16,
+    "bf16": Q.BF16,
     "q8_0": Q.Q8_0,
     "q4_0": Q.Q4_0,
     "iq4_nl": Q.IQ4_NL,
@@ -334,6 +335,8 @@ def quantize(x: F32, qtype: Q) -> U8:
         return flat.astype("<f4").view(np.uint8)
     if qtype is Q.F16:
         return flat.astype("<f2").view(np.uint8)
+    if qtype is Q.BF16:
+        return gguf.quants.quantize(flat, qtype).reshape(-1)
     if qtype in k_quants.TYPES:
         return k_quants.quantize(flat, qtype)
     if qtype in BY_GGUF:

@@ -15,6 +15,14 @@ static uint64_t row_bytes(const tb_tensor * t, uint64_t n) {
     return t->ne[0] / tb_type_block(t->type) * (uint64_t)tb_type_size(t->type) * n;
 }
 
+// What to add to the bytes of all operands and dst where states are replaced in place (ops.h): as many of them as there
+// are sequences are read and written, and not the room for them in dst.
+static uint64_t states_cost(const tb_op * op, const tb_tensor * states, int dim, uint64_t sequences) {
+    if (op->params[1] == 0) return 0;
+    const uint64_t all = bytes_of(states), moved = all / states->ne[dim] * sequences;
+    return (op->code == TB_OP_SSM_CONV ? 2 * moved : moved) - all;
+}
+
 void tb_op_cost(const tb_op * op, uint64_t * bytes, uint64_t * work) {
     const tb_tensor *a = &op->src[0], *b = &op->src[1], *dst = &op->dst;
     *bytes = 0;
@@ -36,12 +44,15 @@ void tb_op_cost(const tb_op * op, uint64_t * bytes, uint64_t * work) {
         *bytes += bytes_of(dst);
         *work = 2 * (uint64_t)b->ne[1] * a->ne[1] * a->ne[2] * a->ne[3] * ((uint64_t)a->ne[0] + op->src[2].ne[0]);
         break;
+    case TB_OP_SSM_CONV:
+        *bytes += bytes_of(dst) + states_cost(op, b + 1, 2, dst->ne[2]);
+        break;
     case TB_OP_SSM_SCAN: // each token goes through the states of all heads
-        *bytes += bytes_of(dst);
+        *bytes += bytes_of(dst) + states_cost(op, a, 3, b->ne[3]);
         *work = 6 * elements(b) * a->ne[0];
         break;
     case TB_OP_GATED_DELTA_NET:
-        *bytes += bytes_of(dst);
+        *bytes += bytes_of(dst) + states_cost(op, &op->src[5], 3, op->src[2].ne[3]);
         *work = 7 * elements(&op->src[2]) * op->src[2].ne[0];
         break;
     case TB_OP_LIGHTNING_INDEXER: // scores over all heads

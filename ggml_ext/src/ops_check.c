@@ -74,10 +74,10 @@ static int same_as_src0(const tb_op * op, const char ** why) {
     return same_shape(&op->dst, &op->src[0]) ? TB_OK : refuse(TB_E_SHAPE, "dst and src0 have different shapes", why);
 }
 
-// The kinds that ggml_unary_op numbers, less EXPM1 and XIELU.
+// The kinds that ggml_unary_op numbers.
 static int unary(const tb_op * op, const char ** why) {
     const int32_t kind = op->params[0];
-    if (kind < 0 || kind >= TB_UNARY_KINDS || kind == 14 || kind == 17) {
+    if (kind < 0 || kind >= TB_UNARY_KINDS) {
         return refuse(TB_E_UNSUPPORTED, "kind of unary op", why);
     }
     if (op->dst.type != op->src[0].type) return refuse(TB_E_UNSUPPORTED, "dst and src0 have different types", why);
@@ -338,9 +338,9 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_SQR]        = {"SQR",        same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_SQRT]       = {"SQRT",       same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_ADD_ID]     = {"ADD_ID",     tb_check_add_id, S(0) | S(1) | S(2), DST | S(0) | S(1) | S(2),   S(0),        F32,     {F32, F32, T(TB_I32)}},
-    [TB_OP_SSM_CONV]   = {"SSM_CONV",   tb_check_ssm_conv, S(0) | S(1),      DST | S(0) | S(1),           0,           F32,     {F32, F32}},
+    [TB_OP_SSM_CONV]   = {"SSM_CONV",   tb_check_ssm_conv, S(0) | S(1),      DST | 0xf,                   0,           F32,     {F32, F32, F32, T(TB_I32)}},
     [TB_OP_SSM_SCAN]   = {"SSM_SCAN",   tb_check_ssm_scan, 0x7f,             DST | 0x7f,                  0,           F32,     {F32, F32, F32, F32, F32, F32, T(TB_I32)}},
-    [TB_OP_GATED_DELTA_NET] = {"GATED_DELTA_NET", tb_check_gated_delta_net, 0x3f, DST | 0x3f,            0,           F32,     {F32, F32, F32, F32, F32, F32}},
+    [TB_OP_GATED_DELTA_NET] = {"GATED_DELTA_NET", tb_check_gated_delta_net, 0x3f, DST | 0x7f,            0,           F32,     {F32, F32, F32, F32, F32, F32, T(TB_I32)}},
     [TB_OP_LIGHTNING_INDEXER] = {"LIGHTNING_INDEXER", tb_check_lightning_indexer, 0xf, DST | 0xf,        0,           F32,     {F32, FLOATS | BLOCKS, F32, T(TB_F16)}},
     [TB_OP_DSV4_HC_PRE] = {"DSV4_HC_PRE", tb_check_hc_pre, S(0) | S(1),      DST | S(0),                  0,           F32,     {F32, F32}},
     [TB_OP_DSV4_HC_POST] = {"DSV4_HC_POST", tb_check_hc_post, S(0) | S(1) | S(2), DST | S(0) | S(1),     0,           F32,     {F32, F32, F32, F32}},
@@ -351,6 +351,20 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
 };
 // clang-format on
+
+int tb_op_written(const tb_op * op) {
+    if (op->params[1] == 0) return -1;
+    switch (op->code) {
+    case TB_OP_SSM_CONV:
+        return 2;
+    case TB_OP_SSM_SCAN:
+        return 0;
+    case TB_OP_GATED_DELTA_NET:
+        return 5;
+    default:
+        return -1;
+    }
+}
 
 const char * tb_op_name(unsigned code) { return code < TB_OP_COUNT ? RULES[code].name : "unknown"; }
 
@@ -429,7 +443,11 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
     const rule * r = &RULES[op->code];
     const int product = op->code == TB_OP_MUL_MAT || op->code == TB_OP_MUL_MAT_ID;
     const uint32_t one_of = TB_FLAG_FP16 | TB_FLAG_EXACT_EXP | TB_FLAG_DETERMINISTIC;
-    const uint32_t flags = product ? TB_FLAG_FP16 | TB_FLAG_DETERMINISTIC : op->code == TB_OP_FLASH_ATTN ? one_of : 0;
+    const int recurrent = op->code == TB_OP_SSM_SCAN || op->code == TB_OP_GATED_DELTA_NET;
+    const uint32_t flags = product                          ? TB_FLAG_FP16 | TB_FLAG_DETERMINISTIC
+                           : recurrent                      ? TB_FLAG_DETERMINISTIC
+                           : op->code == TB_OP_FLASH_ATTN ? one_of
+                                                            : 0;
     const uint32_t chosen = op->flags & one_of;
     const int alone = (op->flags & TB_FLAG_DETERMINISTIC) == 0 || op->flags == TB_FLAG_DETERMINISTIC;
     if ((op->flags & ~flags) != 0 || (chosen & (chosen - 1)) != 0 || !alone) {
@@ -490,6 +508,12 @@ static int check_extent(const tb_tensor * t, int written, const tb_extent * exte
     return TB_OK;
 }
 
+static int share_bytes(const tb_tensor * a, const tb_tensor * b) {
+    int empty;
+    const uint64_t of_a = tb_tensor_span(a, &empty), of_b = tb_tensor_span(b, &empty);
+    return a->buffer == b->buffer && a->offset < b->offset + of_b && b->offset < a->offset + of_a;
+}
+
 int tb_op_check_bounds(const tb_op * op, const tb_extent * extents, uint32_t n_extents, const char ** why) {
     const char * unused;
     if (why == NULL) why = &unused;
@@ -501,11 +525,16 @@ int tb_op_check_bounds(const tb_op * op, const tb_extent * extents, uint32_t n_e
     int empty, no_dst;
     const uint64_t dst_span = tb_tensor_span(&op->dst, &no_dst);
     const int dst_solid = is_solid(&op->dst, dst_span);
+    const int written = tb_op_written(op);
+    if (written >= 0 && share_bytes(&op->dst, &op->src[written])) return refuse(TB_E_BOUNDS, "dst overlaps states", why);
     for (uint32_t i = 0; i < TB_MAX_SRC; i++) {
         if (!has(op, i)) continue;
         const tb_tensor * t = &op->src[i];
-        st = check_extent(t, 0, extents, n_extents, why);
+        st = check_extent(t, (int)i == written, extents, n_extents, why);
         if (st != TB_OK) return st;
+        if (written >= 0 && (int)i != written && share_bytes(t, &op->src[written])) {
+            return refuse(TB_E_BOUNDS, "states that are written overlap another operand", why);
+        }
         // Strided views may interleave without sharing a byte, and sharing one costs only a wrong number: refuse the
         // overlaps that are sure.
         const uint64_t span = tb_tensor_span(t, &empty);

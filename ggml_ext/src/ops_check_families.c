@@ -4,6 +4,7 @@
 
 #define HC_STREAMS 4 // of DSV4_HC_COMB
 #define MOST_ROUNDS 1024
+#define MOST_TAPS 8 // of SSM_CONV with states
 
 // x [n, n_used, T, ..], biases [n, E], indices [n_used, T].
 int tb_check_add_id(const tb_op * op, const char ** why) {
@@ -13,9 +14,37 @@ int tb_check_add_id(const tb_op * op, const char ** why) {
     return same_shape(&op->dst, x) ? TB_OK : refuse(TB_E_SHAPE, "dst and src0 have different shapes", why);
 }
 
+// Are there states for these sequences, by number, and does params[1] say where new ones go, if anywhere? Those that
+// are written have no gaps and do not lie on top of each other.
+static int fit_states(const tb_op * op, const tb_tensor * states, int dim, const tb_tensor * ids, uint32_t sequences) {
+    const int64_t first = (int64_t)op->params[1] - 1;
+    if (!has_shape(ids, sequences, 1, 1, 1) || first < -1) return 0;
+    uint64_t size = sizeof(float);
+    for (int i = 0; i <= dim && first >= 0; i++) {
+        if (i < dim ? states->nb[i] != size : states->nb[i] < size) return 0;
+        size = states->nb[i] * states->ne[i];
+    }
+    return first < 0 || (uint64_t)first + sequences <= states->ne[dim];
+}
+
+// x [C, T, S], weights [d, C], states [d - 1, C, R], numbers [S], dst [C, T, S].
+static int conv_with_states(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *w = &op->src[1], *states = &op->src[2];
+    if (!same_shape(&op->dst, x) || x->ne[3] != 1) return refuse(TB_E_SHAPE, "dst and src0 have different shapes", why);
+    if (!has_shape(w, w->ne[0], x->ne[0], 1, 1)) return refuse(TB_E_SHAPE, "weights do not fit the channels", why);
+    if (w->ne[0] > MOST_TAPS) return refuse(TB_E_UNSUPPORTED, "more than 8 weights of a channel", why);
+    if (!has(op, 3) || op->params[1] < 1 || !has_shape(states, w->ne[0] - 1, x->ne[0], states->ne[2], 1) ||
+        !fit_states(op, states, 2, &op->src[3], x->ne[2])) {
+        return refuse(TB_E_SHAPE, "states do not fit", why);
+    }
+    return TB_OK;
+}
+
 // x [d - 1 + T, C, S], weights [d, C], dst [C, T, S].
 int tb_check_ssm_conv(const tb_op * op, const char ** why) {
     const tb_tensor *x = &op->src[0], *w = &op->src[1], *dst = &op->dst;
+    if (has(op, 2)) return conv_with_states(op, why);
+    if (has(op, 3) || op->params[1] != 0) return refuse(TB_E_SHAPE, "no states", why);
     if (!has_shape(w, w->ne[0], x->ne[1], 1, 1)) return refuse(TB_E_SHAPE, "weights do not fit the channels", why);
     if (!has_shape(dst, x->ne[1], dst->ne[1], x->ne[2], 1) || x->ne[3] != 1 ||
         (uint64_t)dst->ne[1] + w->ne[0] - 1 != x->ne[0]) {
@@ -27,7 +56,7 @@ int tb_check_ssm_conv(const tb_op * op, const char ** why) {
 // Are there as many elements in dst as in `results` and K states of `state` elements, for each of n sequences?
 static int holds_states(const tb_op * op, uint64_t results, uint64_t state, uint64_t n) {
     uint64_t all;
-    if (op->params[0] < 1 || __builtin_mul_overflow(state, n, &all) ||
+    if (op->params[0] < 1 || (op->params[1] != 0 && op->params[0] != 1) || __builtin_mul_overflow(state, n, &all) ||
         __builtin_mul_overflow(all, (uint64_t)op->params[0], &all) || __builtin_add_overflow(all, results, &all)) {
         return 0;
     }
@@ -47,7 +76,7 @@ int tb_check_ssm_scan(const tb_op * op, const char ** why) {
     if (!has_shape(b, n[0], b->ne[1], tokens, sequences) || !same_shape(b, &op->src[5]) || heads % b->ne[1] != 0) {
         return refuse(TB_E_SHAPE, "B and C do not fit", why);
     }
-    if (!has_shape(&op->src[6], sequences, 1, 1, 1)) return refuse(TB_E_SHAPE, "indices do not fit", why);
+    if (!fit_states(op, s, 3, &op->src[6], sequences)) return refuse(TB_E_SHAPE, "indices do not fit", why);
     if (!has_shape(&op->dst, op->dst.ne[0], 1, 1, 1) ||
         !holds_states(op, n_elements(x), (uint64_t)n[0] * n[1] * n[2], sequences)) {
         return refuse(TB_E_SHAPE, "dst does not hold results and states", why);
@@ -71,7 +100,11 @@ int tb_check_gated_delta_net(const tb_op * op, const char ** why) {
         !has_shape(&op->src[4], 1, n[1], n[2], n[3])) {
         return refuse(TB_E_SHAPE, "decays do not fit", why);
     }
-    if (!has_shape(&op->src[5], n[0], n[0], n[1], n[3])) return refuse(TB_E_SHAPE, "states do not fit", why);
+    const tb_tensor * states = &op->src[5];
+    if (!has_shape(states, n[0], n[0], n[1], states->ne[3]) ||
+        !(has(op, 6) ? fit_states(op, states, 3, &op->src[6], n[3]) : states->ne[3] == n[3] && op->params[1] == 0)) {
+        return refuse(TB_E_SHAPE, "states do not fit", why);
+    }
     const uint64_t row = (uint64_t)n[0] * n[1];
     if (!has_shape(dst, (uint32_t)row, dst->ne[1], 1, 1) || row > UINT32_MAX || dst->nb[1] != row * sizeof(float) ||
         !holds_states(op, n_elements(v), row * n[0], n[3])) {

@@ -34,6 +34,7 @@ SHORTER: dict[str, list[str]] = {
     "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2"],
     "latency": [*TINY, "-p", "16,32", "-npl", "1,2", "-n", "3"],
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
+    "families": [*ONCE, "--only", "^type-q4_K$", "-p", "8", "--rows", "1,2"],
     "peers": [*TINY, "-npl", "1,2", "-p", "6", "--shared", "9", "-n", "3"],
     "best_of_n": [*TINY, "-N", "3", "-p", "16", "-n", "4", "--calls", "2"],
     "speculation": [*TINY, "-md", "MODEL", "--only", "extract,noise", "-npl", "1,2", "-n", "6", "--llama", "0,3"],

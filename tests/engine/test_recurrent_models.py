@@ -16,6 +16,7 @@ import pytest
 import tilebeam
 from engine_kit import ScriptedDrafter, check_engine
 from tilebeam import LM, SamplingParams, TilebeamError
+from tilebeam.measure.trace import Tracer
 from tilebeam.outputs import RequestOutput
 from tilebeam.text_state import TextState
 
@@ -70,6 +71,16 @@ def worst(stock: LM, prompts: Sequence[list[int]], outputs: Sequence[RequestOutp
             got = np.array(sample.logprobs)
             found = max(found, float(np.abs(wanted[range(len(got)), sample.token_ids] - got).max()))
     return found
+
+
+def test_states_stay_in_the_cache(pair: tuple[LM, LM]) -> None:
+    lm, _ = pair
+    with Tracer(lm) as tracer:
+        lm.generate([PROMPT, PROMPT[:3]], drawn(2))
+    ops = {row.op: row.count for row in tracer.summary().ops}
+    assert "SSM_CONV" in ops
+    # Kimi Linear has three convolutions over parts of one state, which are copied.
+    assert ("CONCAT" in ops) == ("kimi-linear" in lm.description)
 
 
 def test_sixteen_samples_fork_from_one_prompt(pair: tuple[LM, LM]) -> None:

@@ -60,7 +60,9 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def build(name: str, folder: str, libraries: Sequence[str], headers: Path | None = None) -> Path:
+def build(
+    name: str, folder: str, libraries: Sequence[str], headers: Path | None = None, own: Path | None = None
+) -> Path:
     """Compile tests/NAME.cpp of llama.cpp unless this source and these libraries have been seen before.
 
     Args:
@@ -68,6 +70,7 @@ def build(name: str, folder: str, libraries: Sequence[str], headers: Path | None
         libraries: names of the wheel's libraries to link, such as "ggml-base".
         headers: for a program of llama.cpp itself and not only of ggml: a folder with headers in place of those of
             llama.cpp's library "common", which no wheel has.
+        own: a program that includes the source of that one, instead.
     """
     libs, source = wheel_libs(), llama_cpp_source()
     program_source = source / "tests" / f"{name}.cpp"
@@ -75,13 +78,15 @@ def build(name: str, folder: str, libraries: Sequence[str], headers: Path | None
     includes = [source / "ggml/include", source / "ggml/src"]
     if headers:
         includes = [headers, *includes, source / "include", source / "src"]
+    if own:
+        includes.append(source / "tests")
     command = [compiler, "-std=c++17", "-O1", "-w", *(f"-I{i}" for i in includes)]
-    command += [str(program_source), f"-L{libs}", f"-Wl,-rpath,{libs}", "-pthread"]
+    command += [str(own or program_source), f"-L{libs}", f"-Wl,-rpath,{libs}", "-pthread"]
     command += [f"-l:lib{library}.so.0" for library in libraries]
     digest = hashlib.sha256(" ".join(command).encode() + program_source.read_bytes())
-    for header in sorted(headers.iterdir()) if headers else []:
-        digest.update(header.read_bytes())
-    out = ROOT / "build" / folder / digest.hexdigest()[:16] / name
+    for file in [*(sorted(headers.iterdir()) if headers else []), *([own] if own else [])]:
+        digest.update(file.read_bytes())
+    out = ROOT / "build" / folder / digest.hexdigest()[:16] / (own.stem if own else name)
     out.parent.mkdir(parents=True, exist_ok=True)
     with _locked(out.parent / "lock"):
         if not out.exists():

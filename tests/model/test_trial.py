@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from tilebeam import PlacementWarning, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import gguf_write
 from tilebeam.model import device_choice, trial
-from tilebeam.model.file_check import CheckedFile, inspect
+from tilebeam.model.file_check import inspect
 from tilebeam.model.first_layers import write_first_layers
 from tilebeam.model.load_options import CheckedOptions, LoadOptions
 from tilebeam.model.trial import Trial
@@ -152,19 +151,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     assert trial.try_both(inspect(floats, False), options()).ratios == FASTER
 
 
-def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_MOST_FILES", 3)
-    for i in range(6):
-        trial._keep(trial._folder() / f"{i}.json", Trial(FASTER))
-        os.utime(trial._folder() / f"{i}.json", (i, i))
-    assert [p.name for p in remembered(tmp_path)] == ["2.json", "3.json", "4.json", "5.json"]
-
-
 # --- what is chosen ---------------------------------------------------------------------------------------------------
-
-
-def changed(file: CheckedFile, **changes: Any) -> CheckedFile:
-    return replace(file, **changes)
 
 
 def test_a_trial_decides_where_the_rule_is_in_doubt(floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,17 +170,19 @@ def test_a_trial_decides_where_the_rule_is_in_doubt(floats: Path, monkeypatch: p
     assert sentence == f'm.gguf runs on the CPU backend: {said.why}; device="tilebeam" forces the device.'
     tried.clear()
     quantized = tuple(replace(m, type="q4_k") for m in file.matrices)
-    sure = changed(file, matrices=quantized)
+    sure = replace(file, matrices=quantized)
     assert device_choice.choose(sure, options()).backend == "npu"
-    nothing = changed(file, matrices=tuple(replace(m, type="iq1_s", why="type") for m in quantized))
+    nothing = replace(file, matrices=tuple(replace(m, type="iq1_s", why="type") for m in quantized))
     assert device_choice.choose(nothing, options()).backend == "cpu"
     assert device_choice.choose(file, options(executor="thread")).backend == "npu"
     monkeypatch.setenv("TILEBEAM_TRIAL", "0")
     assert "TILEBEAM_TRIAL=0" in device_choice.choose(file, options()).why
+    rwkv = replace(sure, architecture="rwkv7", cache=replace(file.cache, recurrent=True))
+    assert device_choice.choose(rwkv, options()).backend == "cpu"
     assert not tried
     monkeypatch.delenv("TILEBEAM_TRIAL")
-    part = changed(file, matrices=(replace(quantized[0], type="iq3_s", why="type"), *quantized[1:]))
-    recurrent = changed(sure, cache=replace(file.cache, recurrent=True))
+    part = replace(file, matrices=(replace(quantized[0], type="iq3_s", why="type"), *quantized[1:]))
+    recurrent = replace(sure, cache=replace(file.cache, recurrent=True))
     for doubtful in (part, recurrent):
         device_choice.choose(doubtful, options())
     assert tried == [part, recurrent]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import npu_ops as t
@@ -16,6 +17,7 @@ SEEDS, ROW_ORDERS, PADS = t.SEEDS, t.ROW_ORDERS, t.PADS
 runs, threads = t.runs, t.threads
 normal, close, check = t.normal, t.close, t.shape_status
 few = settings(max_examples=20)
+TOKENS = st.sampled_from([1, 2, 3, 9, 16, 21])  # from 16 on, rows of a state side by side
 
 
 @runs
@@ -94,7 +96,7 @@ def scanned(
     rows=st.sampled_from([1, 3, 64]),
     heads=st.sampled_from([1, 4, 18]),
     groups=st.sampled_from([1, 2]),
-    tokens=st.integers(1, 9),
+    tokens=TOKENS,
     sequences=st.integers(1, 3),
     kept=st.sampled_from([1, 1, 2, 5]),
     own_decay=st.booleans(),
@@ -161,6 +163,93 @@ def test_indices_out_of_range_are_found(name: str, bad: int) -> None:
     assert name in why
 
 
+def stateful(
+    name: str, n: int, tokens: int, picked: Any, known: int, seed: int
+) -> tuple[t.Arena, list[t.Tensor], t.Tensor, int]:
+    """An op's operands that begin with states `picked` of `known` ones, room for its results, and which operand the
+    states are."""
+    rng = np.random.default_rng(seed)
+    sequences = len(picked)
+    shapes: list[Any] = [(n, tokens, sequences), (4, n), (3, n, known)]
+    at, size = 2, shapes[0]
+    if name == "SSM_SCAN":
+        inputs = (n, 1, tokens, sequences)
+        shapes = [(n, 9, 2, known), (9, 2, tokens, sequences), (2, tokens, sequences), (1, 2), inputs, inputs]
+        at, size = 0, (18 * tokens * sequences + 18 * n * sequences,)
+    elif name == "GATED_DELTA_NET":
+        heads, factors = (n, 2, tokens, sequences), (1, 2, tokens, sequences)
+        shapes = [heads, heads, heads, factors, factors, (n, n, 2, known)]
+        at, size = 5, (2 * n, tokens * sequences + n * sequences)
+    a = t.Arena(1 << 23)
+    sources = [a.add(t.F32, ne, -np.abs(normal(rng, *ne)) / 4) for ne in shapes]
+    sources.append(a.add(t.I32, (sequences,), np.array(picked, np.int32)))
+    return a, sources, a.add(t.F32, size), at
+
+
+@runs
+@threads
+@few
+@given(
+    name=st.sampled_from(["SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET"]),
+    n=st.sampled_from([1, 16, 37, 130]),
+    tokens=TOKENS,
+    picked=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    first=st.integers(0, 3),
+    seed=SEEDS,
+)
+def test_new_states_replace_old_ones(
+    isa: str, n_threads: int, name: str, n: int, tokens: int, picked: list[int], first: int, seed: int
+) -> None:
+    """.. wherever they are: sequences may begin with each other's states, or with the same one. The same bits as of
+    states that were gathered first."""
+    count = len(picked)
+    a, sources, dst, at = stateful(name, n, tokens, picked, 7, seed)
+    old = sources[at].array.copy()
+    status, why = t.try_run(a, t.make_op(name, dst, sources, {0: 1, 1: first + 1}), isa, n_threads)
+    assert status == 0, why
+    got, new = dst.array.reshape(-1), sources[at].array.copy()
+    kept = [i for i in range(7) if not first <= i < first + count]
+    states = 1 if name == "SSM_CONV" else 0  # their dimension
+    assert np.array_equal(np.take(new, kept, states), np.take(old, kept, states))
+
+    b, gathered, want, _ = stateful(name, n, tokens, list(range(count)), count, seed)
+    for mine, theirs in zip(gathered[:-1], sources[:-1], strict=True):
+        if mine.ne == theirs.ne:
+            mine.array[...] = theirs.array
+    chosen = np.take(old, picked, states)
+    if name == "SSM_CONV":
+        x = np.swapaxes(sources[0].array[0], 1, 2)
+        both = np.concatenate([chosen[0], x], axis=-1)
+        rows = b.add(t.F32, both.shape[::-1], both)
+        last = both[None, ..., -3:]
+        t.run(b, t.make_op(name, want, [rows, gathered[1]]), want, isa, n_threads)
+        assert np.array_equal(got, want.array.reshape(-1))
+    else:
+        gathered[at].array[...] = chosen
+        t.run(b, t.make_op(name, want, gathered, {0: 1}), want, isa, n_threads)
+        flat = want.array.reshape(-1)
+        last = flat[-chosen.size :].reshape(chosen.shape)
+        assert np.array_equal(got[: -chosen.size], flat[: -chosen.size])
+    assert np.array_equal(np.take(new, range(first, first + count), states), last)
+
+
+@pytest.mark.parametrize("name", ["SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET"])
+def test_states_in_place_are_checked(name: str) -> None:
+    def status(first: int, picked: list[int], kept: int = 1, onto: bool = False, flat: bool = False) -> int:
+        a, sources, dst, at = stateful(name, 8, 2, picked, 4, 0)
+        dst = replace(dst, offset=sources[at].offset) if onto else dst
+        if flat:
+            sources[at] = replace(sources[at], nb=(4, 4, *sources[at].nb[2:]))
+        return t.try_run(a, t.make_op(name, dst, sources, {0: kept, 1: first + 1}), t.ISAS[0], 2)[0]
+
+    assert status(2, [0, 3]) == 0
+    for first, picked in [(3, [0, 3]), (-2, [0, 3]), (2**31 - 2, [0, 3]), (2, [0, 4]), (2, [0, -1])]:
+        assert status(first, picked) != 0, (first, picked)
+    assert name == "SSM_CONV" or status(2, [0, 3], kept=2) != 0
+    assert status(2, [0, 3], onto=True) != 0
+    assert status(2, [0, 3], flat=True) != 0
+
+
 def test_ssm_refuses_what_does_not_fit() -> None:
     a = t.Arena()
     x, w, dst = a.add(t.F32, (6, 8, 2)), a.add(t.F32, (4, 8)), a.add(t.F32, (8, 3, 2))
@@ -193,7 +282,7 @@ def test_ssm_refuses_what_does_not_fit() -> None:
     n=st.sampled_from([1, 7, 16, 17, 64, 128]),
     heads=st.sampled_from([1, 2, 6]),
     fewer=st.sampled_from([1, 2]),
-    tokens=st.integers(1, 9),
+    tokens=TOKENS,
     sequences=st.integers(1, 3),
     kept=st.sampled_from([1, 1, 2, 5]),
     own_decay=st.booleans(),

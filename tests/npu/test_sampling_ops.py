@@ -47,6 +47,7 @@ UNARY: dict[int, Model] = {
     11: lambda x: x * np.clip((x + 3) / 6, 0, 1),
     12: lambda x: np.clip((x + 3) / 6, 0, 1),
     13: np.exp,
+    14: np.expm1,
     15: lambda x: np.log1p(np.exp(x)),
     16: lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
     18: np.floor,
@@ -77,7 +78,19 @@ def test_unary(isa: str, which: int, ne: Any, kind: int, order: Any, pad: Any, s
     close(got, UNARY[which](x.floats()), kind)
 
 
-@pytest.mark.parametrize("which", [-1, 14, 17, 22, 1 << 30])
+@runs
+@few
+@given(ne=SHAPES, kind=FLOATS, order=ORDERS, pad=PADS, seed=SEEDS)
+def test_xielu(isa: str, ne: Any, kind: int, order: Any, pad: Any, seed: int) -> None:
+    a = t.Arena()
+    x = a.add(kind, ne, values(seed, ne), order, pad)
+    dst = a.add(kind, ne)
+    got = t.run(a, t.make_op("UNARY", dst, [x], {0: 17, 1: 1.3, 2: 0.8, 3: 0.5, 4: -1e-6}), dst, isa, 3)
+    v = x.floats()
+    close(got, np.where(v > 0, 0.8 * v * v, (np.expm1(np.minimum(v, -1e-6)) - v) * 1.3) + 0.5 * v, kind)
+
+
+@pytest.mark.parametrize("which", [-1, 22, 1 << 30])
 def test_unary_kinds_without_a_function_are_refused(which: int) -> None:
     a = t.Arena()
     x = a.add(t.F32, (4,), values(0, (4, 1, 1, 1)))
@@ -110,6 +123,8 @@ def test_sum_cumsum(isa: str, ne: Any, order: Any, pad: Any, seed: int) -> None:
     one, rows, dst = a.add(t.F32, (1,)), a.add(t.F32, (1, *ne[1:])), a.add(t.F32, ne)
     got = t.run(a, t.make_op("SUM_ROWS", rows, [x]), rows, isa, 3)
     np.testing.assert_allclose(got, x.floats().sum(axis=-1, keepdims=True), rtol=2.0**-23, atol=1e-11)
+    got = t.run(a, t.make_op("SUM_ROWS", rows, [x], {0: 1}), rows, isa, 3)
+    np.testing.assert_allclose(got, x.floats().mean(axis=-1, keepdims=True), rtol=2.0**-23, atol=1e-11)
     np.testing.assert_allclose(t.run(a, t.make_op("SUM", one, [x]), one, isa, 3).item(), x.floats().sum(), rtol=1e-5)
     got = t.run(a, t.make_op("CUMSUM", dst, [x]), dst, isa, 3)
     np.testing.assert_allclose(got, x.floats().cumsum(axis=-1), rtol=1e-5, atol=1e-5)

@@ -122,11 +122,17 @@ enum gemm_float_type { gemm_f32, gemm_f16, gemm_bf16, gemm_float_type_count };
 struct gemm_dot_args {
     const uint8_t * w; // row c at w + c * stride
     int64_t stride;    // bytes
-    int cols, rows;    // 1..gemm_panel, 1 or more
+    int cols, rows;    // 1 or more
     int64_t k;
     const float * const * x; // [rows]
     float * const * out;     // [rows], `cols` floats each
+    void * scratch;          // gemm_dot_scratch(rows, k) bytes, 64-byte aligned
 };
+
+// Activations in a kernel's own order, of whole vectors.
+constexpr int64_t gemm_dot_scratch(int64_t rows, int64_t k) {
+    return rows * ((k + gemm_panel - 1) / gemm_panel * gemm_panel) * 4;
+}
 
 struct gemm_dot {
     const char * name;

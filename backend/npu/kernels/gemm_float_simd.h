@@ -4,8 +4,8 @@
 // panels  rows x vectors of columns in registers, over float panels [k][32].
 // pack    panels from F32, F16 and BF16 rows, by transposing squares in registers.
 // dot     vectors run along k, so weights are read as they lie in the file, converted on the way: rows x columns of
-//         partial sums in registers. A group of rows takes a stretch of k that stays in L1 against all columns of the
-//         panel, which come from memory for the first group and from L2 for the others.
+//         partial sums in registers, over all of k. Several groups of rows meet some columns, which come from memory
+//         for the first group and from a cache for the others, before the next ones.
 // Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_GEMM_FLOAT_SIMD_H
 #define TILEBEAM_NPU_KERNELS_GEMM_FLOAT_SIMD_H
@@ -134,65 +134,56 @@ template <class unit> void pack(uint32_t type, const uint8_t * src, int64_t stri
 
 // ---- dot
 
-// Few rows: a column after the other, so that weights are one stream, fetched a page ahead of the hardware, which stops
-// at the end of each.
-constexpr int dot_few_rows = 3;
+// Weights are asked for so far ahead, and into the second cache: a core waits for few lines at a time on the way to its
+// first one, and the hardware's own prefetching stops at the end of each page.
+constexpr int dot_locality = 2;
+constexpr int64_t dot_ahead = 16 << 10;
 
-template <class unit, class Element, int rows> void dot_few(const gemm_dot_args & a) {
-    if (a.rows != rows) {
-        if constexpr (rows > 1) dot_few<unit, Element, rows - 1>(a);
-        return;
-    }
+// One row: a column after the other, so that weights are one stream.
+template <class unit, class Element> void dot_one(const gemm_dot_args & a) {
     using vec = typename unit::vec;
-    constexpr int sums = 4, step = Element::step, ahead = 4096;
+    constexpr int sums = 4, step = Element::step;
     for (int col = 0; col < a.cols; col++) {
         const uint8_t * w = a.w + col * a.stride;
-        vec sum[rows][sums];
+        vec sum[sums];
 #pragma GCC unroll 4
-        for (int m = 0; m < rows; m++) {
-#pragma GCC unroll 4
-            for (int i = 0; i < sums; i++)
-                sum[m][i] = unit::zero();
-        }
+        for (int i = 0; i < sums; i++)
+            sum[i] = unit::zero();
         int64_t k = 0;
         for (; k + sums * step <= a.k; k += sums * step) {
 #pragma GCC unroll 4
             for (int i = 0; i < sums; i++) {
                 const uint8_t * p = w + (k + i * step) * Element::size;
-                if (i * step * Element::size % 64 == 0) __builtin_prefetch(p + ahead);
-                const typename Element::operand v = Element::load(p);
-#pragma GCC unroll 4
-                for (int m = 0; m < rows; m++)
-                    sum[m][i] = Element::fma(Element::activations(a.x[m] + k + i * step), v, sum[m][i]);
+                if (i * step * Element::size % 64 == 0) __builtin_prefetch(p + dot_ahead, 0, dot_locality);
+                sum[i] = Element::fma(Element::activations(a.x[0] + k + i * step), Element::load(p), sum[i]);
             }
         }
         for (; k < a.k; k += step) {
             const int n = static_cast<int>(std::min<int64_t>(step, a.k - k));
-            const typename Element::operand v = Element::load_n(w + k * Element::size, n);
-#pragma GCC unroll 4
-            for (int m = 0; m < rows; m++)
-                sum[m][0] = Element::fma(Element::activations_n(a.x[m] + k, n), v, sum[m][0]);
+            sum[0] =
+                Element::fma(Element::activations_n(a.x[0] + k, n), Element::load_n(w + k * Element::size, n), sum[0]);
         }
-#pragma GCC unroll 4
-        for (int m = 0; m < rows; m++) {
-            a.out[m][col] = unit::sum(unit::add(unit::add(sum[m][0], sum[m][1]), unit::add(sum[m][2], sum[m][3])));
-        }
+        a.out[0][col] = unit::sum(unit::add(unit::add(sum[0], sum[1]), unit::add(sum[2], sum[3])));
     }
 }
 
-// More rows: a stretch of k, of a group of rows 24 KiB at most.
-constexpr int64_t dot_k = 1024;
-
-// Columns at a time beside so many rows: enough sums to hide the latency of additions, no more than there are registers
-// for beside an operand of each column and one of activations.
-template <class unit> constexpr int dot_cols(int rows) { return (unit::registers - 1) / (rows + 1) >= 4 ? 4 : 2; }
+// More rows: groups of them, each beside as many columns as there are registers for sums, an operand of each column and
+// one of activations.
 constexpr int dot_group_rows = 6;
+template <class unit> constexpr int dot_cols(int rows) {
+    const int most = (unit::registers - 1) / (rows + 1);
+    return most >= 6 ? 6 : most >= 4 ? 4 : most;
+}
+constexpr int64_t dot_k = 8192; // whose activations, of a group 192 KiB at most, stay in the second cache
+constexpr int64_t dot_weight_bytes = 64 << 10; // that all groups meet before the next columns
 
-// Where a block of results lies, and the elements of k it is about; `add`: to what is there.
+// Where a block of results lies, and the elements of k it is about; `add`: to what is there. ahead: bytes to the
+// weights that are asked for, 0: none.
 struct dot_place {
     int row, col;
     int64_t begin, n;
     bool add;
+    int64_t ahead;
 };
 
 // x: [n / step][rows], n rounded up to whole steps.
@@ -200,6 +191,7 @@ template <class unit, class Element, int rows, int cols>
 void dot_block(const gemm_dot_args & a, const typename Element::operand * x, const dot_place & at) {
     using vec = typename unit::vec;
     constexpr int width = unit::width, step = Element::step, results = (rows * cols + width - 1) / width * width;
+    constexpr int line = std::max(1, 64 / (step * Element::size)) * step;
     vec sum[results];
 #pragma GCC unroll 32
     for (int i = 0; i < results; i++)
@@ -208,26 +200,35 @@ void dot_block(const gemm_dot_args & a, const typename Element::operand * x, con
     const auto multiply = [&](const typename Element::operand * v) {
 #pragma GCC unroll 8
         for (int m = 0; m < rows; m++) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < cols; c++)
                 sum[m * cols + c] = Element::fma(x[m], v[c], sum[m * cols + c]);
         }
         x += rows;
     };
-    int64_t k = 0;
     typename Element::operand v[cols];
-    for (; k + step <= at.n; k += step) {
-#pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) {
-            const uint8_t * p = w + c * a.stride + k * Element::size;
-            v[c] = Element::load(p);
-            // rows of weights are a few pages, too short for the hardware to follow: fetch the next columns'
-            if (at.row == 0) __builtin_prefetch(p + cols * a.stride);
+    const auto steps = [&](int64_t k, int64_t end) {
+#pragma GCC unroll 2
+        for (; k < end; k += step) {
+#pragma GCC unroll 8
+            for (int c = 0; c < cols; c++)
+                v[c] = Element::load(w + c * a.stride + k * Element::size);
+            multiply(v);
         }
-        multiply(v);
+    };
+    int64_t k = 0;
+    for (; k + line <= at.n; k += line) {
+        if (at.ahead != 0) {
+#pragma GCC unroll 8
+            for (int c = 0; c < cols; c++)
+                __builtin_prefetch(w + c * a.stride + k * Element::size + at.ahead, 0, dot_locality);
+        }
+        steps(k, k + line);
     }
+    steps(k, at.n / step * step);
+    k = at.n / step * step;
     if (k < at.n) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < cols; c++)
             v[c] = Element::load_n(w + c * a.stride + k * Element::size, static_cast<int>(at.n - k));
         multiply(v);
@@ -260,41 +261,68 @@ void dot_block(const gemm_dot_args & a, const typename Element::operand * x, con
         std::memcpy(a.out[at.row + m] + at.col, total + m * cols, cols * sizeof(float));
 }
 
-template <class unit, class Element, int rows>
-void dot_group(const gemm_dot_args & a, int row, int count, int64_t begin, int64_t n) {
-    if (count != rows) {
-        if constexpr (rows > dot_few_rows) dot_group<unit, Element, rows - 1>(a, row, count, begin, n);
-        return;
+// Columns [at.col, last) of a group.
+template <class unit, class Element, int rows, int cols>
+void dot_columns(const gemm_dot_args & a, const typename Element::operand * x, dot_place at, int last) {
+    for (; at.col + cols <= last; at.col += cols)
+        dot_block<unit, Element, rows, cols>(a, x, at);
+    for (; at.col < last; at.col++)
+        dot_block<unit, Element, rows, 1>(a, x, at);
+}
+
+template <class Element> void dot_activations(const gemm_dot_args & a, const dot_place & at, int rows, void * out) {
+    constexpr int step = Element::step;
+    typename Element::operand * x = static_cast<typename Element::operand *>(out);
+    for (int64_t k = 0; k < at.n; k += step, x += rows) {
+        const int n = static_cast<int>(std::min<int64_t>(step, at.n - k));
+        for (int m = 0; m < rows; m++) {
+            const float * from = a.x[at.row + m] + at.begin + k;
+            x[m] = n == step ? Element::activations(from) : Element::activations_n(from, n);
+        }
     }
+}
+
+// Groups of `rows` and, where that does not come out even, of one row less.
+template <class unit, class Element, int rows> void dot_groups(const gemm_dot_args & a, int groups) {
+    if constexpr (rows > 2) {
+        if ((a.rows + groups - 1) / groups < rows) return dot_groups<unit, Element, rows - 1>(a, groups);
+    }
+    using operand = typename Element::operand;
     constexpr int cols = dot_cols<unit>(rows), step = Element::step;
-    alignas(64) typename Element::operand x[rows * dot_k / step];
-    int64_t k = 0;
-    for (; k + step <= n; k += step) {
-        for (int m = 0; m < rows; m++)
-            x[k / step * rows + m] = Element::activations(a.x[row + m] + begin + k);
+    operand * const x = static_cast<operand *>(a.scratch);
+    for (int64_t begin = 0; begin < a.k; begin += dot_k) {
+        dot_place at = {0, 0, begin, std::min(dot_k, a.k - begin), begin > 0, 0};
+        const int64_t steps = (at.n + step - 1) / step, block_bytes = cols * at.n * Element::size;
+        const auto group = [&](int g) { return static_cast<int>(int64_t{a.rows} * g / groups); };
+        for (int g = 0; g < groups; g++) {
+            at.row = group(g);
+            dot_activations<Element>(a, at, group(g + 1) - at.row, x + at.row * steps);
+        }
+        const int blocks = static_cast<int>(std::max<int64_t>(1, dot_weight_bytes / block_bytes));
+        const int chunk = groups == 1 ? a.cols : cols * blocks;
+        for (int first = 0; first < a.cols; first += chunk) {
+            const int last = std::min(a.cols, first + chunk);
+            for (int g = 0; g < groups; g++) {
+                at.row = group(g);
+                at.col = first;
+                at.ahead = g > 0 ? 0 : (dot_ahead + block_bytes - 1) / block_bytes * cols * a.stride;
+                const operand * group_x = x + at.row * steps;
+                if constexpr (rows > 2) {
+                    if (group(g + 1) - at.row < rows) {
+                        dot_columns<unit, Element, rows - 1, cols>(a, group_x, at, last);
+                        continue;
+                    }
+                }
+                dot_columns<unit, Element, rows, cols>(a, group_x, at, last);
+            }
+        }
     }
-    if (k < n) {
-        for (int m = 0; m < rows; m++)
-            x[k / step * rows + m] = Element::activations_n(a.x[row + m] + begin + k, static_cast<int>(n - k));
-    }
-    int col = 0;
-    for (; col + cols <= a.cols; col += cols)
-        dot_block<unit, Element, rows, cols>(a, x, {row, col, begin, n, begin > 0});
-    for (; col < a.cols; col++)
-        dot_block<unit, Element, rows, 1>(a, x, {row, col, begin, n, begin > 0});
 }
 
 template <class unit, class Element> void dot(const gemm_dot_args & a) {
-    if (a.rows <= dot_few_rows) return dot_few<unit, Element, dot_few_rows>(a);
-    const int groups = (a.rows + dot_group_rows - 1) / dot_group_rows;
-    for (int64_t begin = 0; begin < a.k; begin += dot_k) {
-        const int64_t n = std::min(dot_k, a.k - begin);
-        for (int g = 0, row = 0; g < groups; g++) {
-            const int count = (a.rows - row) / (groups - g);
-            dot_group<unit, Element, dot_group_rows>(a, row, count, begin, n);
-            row += count;
-        }
-    }
+    if (a.rows == 1) return dot_one<unit, Element>(a);
+    constexpr int most = dot_group_rows;
+    dot_groups<unit, Element, most>(a, (a.rows + most - 1) / most);
 }
 
 } // namespace

@@ -23,6 +23,10 @@ enum glu_kind {
     glu_kind_count,
 };
 
+// Rows of a recurrent state that lie side by side: element i of row r is state[i * state_lanes + r].
+constexpr int64_t state_lanes = 16;
+constexpr int64_t most_taps = 8; // of a short convolution
+
 struct vec_kernels {
     // Conversions by tb_type, nullptr where there is none. Block types want n % 32 == 0.
     void (*to_f32[TB_TYPE_COUNT])(int64_t n, const void * src, float * dst);
@@ -37,6 +41,8 @@ struct vec_kernels {
     float (*max)(int64_t n, const float * x); // -inf if n == 0
     // x = exp(x - max) in place; returns the sum. exp(-inf) is 0.
     float (*exp_sum)(int64_t n, float * x, float max);
+    void (*sigmoid)(int64_t n, const float * x, float * dst);
+    void (*silu)(int64_t n, const float * x, float * dst); // x * sigmoid(x)
     // dst = act(gate) * up; alpha belongs to glu_swiglu_oai, limit to it and to glu_swiglu_clamp
     void (*glu[glu_kind_count])(int64_t n, const float * gate, const float * up, float alpha, float limit, float * dst);
     // Rotate n pairs by the angles whose cosines and sines are given: pairs (x[2i], x[2i+1]), or (x[i], x[i+half]).
@@ -46,9 +52,17 @@ struct vec_kernels {
     // be `row`.
     float (*scan_step)(int64_t n, const float * row, const float * decay, float x, const float * in, const float * out,
                        float * next);
-    // GATED_DELTA_NET: row *= decay, then row += (v - row . k) * beta * k; returns row . q.
-    float (*delta_step)(int64_t n, float * row, const float * decay, const float * k, const float * q, float v,
-                        float beta);
+    // GATED_DELTA_NET: next = row * decay, then next += (v - next . k) * beta * k; returns next . q.
+    float (*delta_step)(int64_t n, const float * row, const float * decay, const float * k, const float * q, float v,
+                        float beta, float * next);
+    // The same of state_lanes rows side by side, in place, which need no sums across a vector; x, v and result have an
+    // element for each row. seen = decay * k.
+    void (*scan_rows)(int64_t n, float * state, const float * decay, const float * x, const float * in,
+                      const float * out, float * result);
+    void (*delta_rows)(int64_t n, float * state, const float * decay, const float * k, const float * seen,
+                       const float * q, const float * v, float beta, float * result);
+    // SSM_CONV: dst = sum of rows[i] * taps[i], i below n_taps, in this order.
+    void (*convolve)(int64_t n, int64_t n_taps, const float * const * rows, const float * const * taps, float * dst);
 };
 
 void fill_vec_portable(vec_kernels & k);

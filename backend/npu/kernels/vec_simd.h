@@ -104,18 +104,27 @@ float scan_step_simd(int64_t n, const float * row, const float * decay, float x,
     });
 }
 
-float delta_step_simd(int64_t n, float * row, const float * decay, const float * k, const float * q, float v,
-                      float beta) {
+float delta_step_simd(int64_t n, const float * row, const float * decay, const float * k, const float * q, float v,
+                      float beta, float * next) {
     const float known = sum_up(n, [=](int64_t i, int m, vec sum) {
-        const vec old = simd::mul(get(row + i, m), get(decay + i, m));
-        put(row + i, old, m);
-        return simd::fma(old, get(k + i, m), sum);
+        return simd::fma(simd::mul(get(row + i, m), get(decay + i, m)), get(k + i, m), sum);
     });
     const vec change = simd::set1((v - known) * beta);
     return sum_up(n, [=](int64_t i, int m, vec sum) {
-        const vec made = simd::fma(change, get(k + i, m), get(row + i, m));
-        put(row + i, made, m);
+        const vec made = simd::fma(change, get(k + i, m), simd::mul(get(row + i, m), get(decay + i, m)));
+        put(next + i, made, m);
         return simd::fma(made, get(q + i, m), sum);
+    });
+}
+
+void sigmoid_simd(int64_t n, const float * x, float * dst) {
+    each(n, [=](int64_t i, int m) { put(dst + i, sigmoid(get(x + i, m)), m); });
+}
+
+void silu_simd(int64_t n, const float * x, float * dst) {
+    each(n, [=](int64_t i, int m) {
+        const vec a = get(x + i, m);
+        put(dst + i, simd::mul(a, sigmoid(a)), m);
     });
 }
 
@@ -232,6 +241,8 @@ void q8_0_to_f32_simd(int64_t n, const void * src, float * dst) {
     k.dot = dot_simd;
     k.scan_step = scan_step_simd;
     k.delta_step = delta_step_simd;
+    k.sigmoid = sigmoid_simd;
+    k.silu = silu_simd;
     k.max = max_simd;
     k.exp_sum = exp_sum_simd;
     k.glu[glu_geglu] = geglu_simd;

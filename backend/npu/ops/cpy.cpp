@@ -7,9 +7,7 @@ namespace tb::npu {
 namespace {
 
 // Rows of the same shape on both sides, split over threads in runs.
-void cpy_same_shape(const op_context & ctx) {
-    const view & src = ctx.src[0];
-    const view & dst = ctx.dst;
+void copy_rows(const op_context & ctx, const view & src, const view & dst) {
     for (const int64_t item : ctx.share(dst.rows() * runs_per_row(dst))) {
         const auto [i, at, n] = run_of(dst, item);
         copy_run(*ctx.kernels, src, src.at<uint8_t>(i.i1, i.i2, i.i3), at, dst, dst.at<uint8_t>(i.i1, i.i2, i.i3), at,
@@ -17,12 +15,11 @@ void cpy_same_shape(const op_context & ctx) {
     }
 }
 
-// Short rows that lie crosswise (a transpose): squares of both sides stay in the cache.
+// Rows that lie crosswise (a transpose), or are short: squares of both sides stay in the cache.
 constexpr int64_t square = 64;
+constexpr int64_t short_row = 16;
 
-template <class T> void transpose(const op_context & ctx) {
-    const view & src = ctx.src[0];
-    const view & dst = ctx.dst;
+template <class T> void transpose(const op_context & ctx, const view & src, const view & dst) {
     const int64_t squares0 = (dst.ne(0) + square - 1) / square;
     const int64_t squares1 = (dst.ne(1) + square - 1) / square;
     for (const int64_t item : ctx.share(squares0 * squares1 * dst.ne(2) * dst.ne(3))) {
@@ -60,30 +57,64 @@ void cpy_reshape(const op_context & ctx) {
     }
 }
 
-void cpy(const op_context & ctx) {
-    const view & src = ctx.src[0];
-    const view & dst = ctx.dst;
-    const bool same_shape =
-        src.ne(0) == dst.ne(0) && src.ne(1) == dst.ne(1) && src.ne(2) == dst.ne(2) && src.ne(3) == dst.ne(3);
-    if (!same_shape) {
-        cpy_reshape(ctx);
-        return;
+bool is_contiguous(const view & v) {
+    uint64_t bytes = tb_type_size(v.type());
+    for (int i = 0; i < 4; i++) {
+        if (v.ne(i) > 1 && v.t->nb[i] != bytes) {
+            return false;
+        }
+        bytes *= static_cast<uint64_t>(v.ne(i));
     }
-    const bool crosswise = !dense_rows(src) || !dense_rows(dst);
-    if (crosswise && src.type() == dst.type()) {
-        switch (tb_type_size(src.type())) {
-        case 2:
-            return transpose<uint16_t>(ctx);
-        case 4:
-            return transpose<uint32_t>(ctx);
-        default:
-            return transpose<uint64_t>(ctx);
+    return tb_type_block(v.type()) == 1;
+}
+
+// The elements of v, which has no gaps, in another shape.
+view shaped_as(const view & v, const view & other, tb_tensor & room) {
+    room = *v.t;
+    uint64_t bytes = tb_type_size(v.type());
+    for (int i = 0; i < 4; i++) {
+        room.ne[i] = other.t->ne[i];
+        room.nb[i] = bytes;
+        bytes *= room.ne[i];
+    }
+    view out = v;
+    out.t = &room;
+    return out;
+}
+
+void cpy(const op_context & ctx) {
+    view src = ctx.src[0];
+    view dst = ctx.dst;
+    tb_tensor room;
+    if (!std::equal(src.t->ne, src.t->ne + 4, dst.t->ne)) {
+        if (is_contiguous(dst)) {
+            dst = shaped_as(dst, src, room);
+        } else if (is_contiguous(src)) {
+            src = shaped_as(src, dst, room);
+        } else {
+            cpy_reshape(ctx);
+            return;
         }
     }
-    cpy_same_shape(ctx);
+    copy_same_shape(ctx, src, dst);
 }
 
 } // namespace
+
+void copy_same_shape(const op_context & ctx, const view & src, const view & dst) {
+    const bool crosswise = !dense_rows(src) || !dense_rows(dst) || dst.ne(0) < short_row;
+    if (!crosswise || src.type() != dst.type() || tb_type_block(src.type()) != 1) {
+        return copy_rows(ctx, src, dst);
+    }
+    switch (tb_type_size(src.type())) {
+    case 2:
+        return transpose<uint16_t>(ctx, src, dst);
+    case 4:
+        return transpose<uint32_t>(ctx, src, dst);
+    default:
+        return transpose<uint64_t>(ctx, src, dst);
+    }
+}
 
 const op_entry cpy_entry = {cpy, nullptr};
 

@@ -28,7 +28,6 @@ constexpr int64_t block_tiles = 96;        // k tiles of a block of activations 
 constexpr int64_t block_bytes = 512 << 10; // of a block of activations: half of L2
 constexpr int64_t stage_k = 256;           // k of staged float panels: 32 KiB
 constexpr int64_t block_rows = mul_mat_stage_bytes / (TB_TILE_N * static_cast<int64_t>(sizeof(float))); // 288
-constexpr int64_t dot_rows = 96;   // of one call of the dot kernel at most
 constexpr int64_t convert_k = 256; // activations converted at a time: a block of the longest types
 
 static_assert(run_elements % convert_k == 0 && convert_k % TB_K_BLOCK == 0, "a run is converted in whole pieces");
@@ -301,28 +300,22 @@ void run_matrix(const op_context & ctx, const mul_mat_plan & p, const mul_mat_it
     }
 }
 
-void run_dot(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & r) {
-    const auto run = ctx.kernels->gemm.dot[float_of(p.type)].run;
-    const uint8_t * weights = weights_of(ctx, p, r.matrix);
-    const int64_t stride = ctx.src[0].nb(1), last = std::min<int64_t>(p.n, r.last_panel * TB_TILE_N);
-    const float * x[dot_rows];
-    float * dst[dot_rows];
-    for (int64_t first = 0; first < p.rows; first += dot_rows) {
-        const int rows = static_cast<int>(std::min(dot_rows, p.rows - first));
+void run_dot(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item & r, uint8_t * scratch) {
+    const int64_t stride = ctx.src[0].nb(1), n = r.panel * TB_TILE_N, last = std::min(p.n, r.last_panel * TB_TILE_N);
+    const uint8_t * weights = weights_of(ctx, p, r.matrix) + n * stride;
+    const float * x[mul_mat_dot_rows];
+    float * out[mul_mat_dot_rows];
+    for (int64_t first = 0; first < p.rows; first += mul_mat_dot_rows) {
+        const int rows = static_cast<int>(std::min(mul_mat_dot_rows, p.rows - first));
         for (int m = 0; m < rows; m++) {
             const int64_t row = first + m;
             x[m] = ctx.src[1].type() == TB_F32
                        ? reinterpret_cast<const float *>(row_of_matrix(p, ctx.src[1], ctx.src[0], r.matrix, row))
                        : reinterpret_cast<const float *>(ctx.prepared + (r.matrix * p.rows + row) * p.row_bytes);
-            dst[m] = reinterpret_cast<float *>(row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, row));
+            out[m] = reinterpret_cast<float *>(row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, row)) + n;
         }
-        for (int64_t n = r.panel * TB_TILE_N; n < last; n += TB_TILE_N) {
-            float * out[dot_rows];
-            for (int m = 0; m < rows; m++)
-                out[m] = dst[m] + n;
-            const int cols = static_cast<int>(std::min<int64_t>(TB_TILE_N, last - n));
-            run({weights + n * stride, stride, cols, rows, p.k, x, out});
-        }
+        ctx.kernels->gemm.dot[float_of(p.type)].run(
+            {weights, stride, static_cast<int>(last - n), rows, p.k, x, out, scratch});
     }
 }
 
@@ -432,7 +425,7 @@ void multiply(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item
     case mul_mat_way::matrix:
         return run_matrix(ctx, p, item, stage);
     case mul_mat_way::dot:
-        return run_dot(ctx, p, item);
+        return run_dot(ctx, p, item, stage);
     }
 }
 

@@ -12,6 +12,8 @@ namespace tb::npu {
 constexpr int64_t mul_mat_stage_tiles = 32; // k tiles of staged weights at most: 36 KiB of int8
 constexpr int64_t mul_mat_stage_bytes = mul_mat_stage_tiles * static_cast<int64_t>(gemm_prepared_bytes);
 
+constexpr int64_t mul_mat_dot_rows = 32; // of one call of a dot kernel at most
+
 enum class mul_mat_way { integer, integer_staged, floats, matrix, dot };
 
 // A row of MUL_MAT_ID: dst's dimensions 1 and 2.

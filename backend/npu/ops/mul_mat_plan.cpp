@@ -67,6 +67,8 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     // a panel as FP16 tiles and, of plain blocks, as packed tiles before
     p.stage = matrix ? p.k / TB_TILE_K * (gemm_fp16_tile_bytes + static_cast<int64_t>(gemm_prepared_bytes))
                      : 2 * mul_mat_stage_bytes;
+    // of MUL_MAT_ID, whose matrices may meet fewer rows and take another way than all rows would
+    if (is_float(p.type)) p.stage = std::max(p.stage, gemm_dot_scratch(std::min(rows, mul_mat_dot_rows), p.k));
     p.panels = divide_up(p.n, TB_TILE_N);
 
     const int64_t wanted = n_threads * items_per_thread;

@@ -31,7 +31,8 @@ void sum_rows(const op_context & ctx) {
         for (int64_t j = 0; j < x.ne(0); j++) {
             total += static_cast<double>(row[j]);
         }
-        *ctx.dst.at<float>(i.i1, i.i2, i.i3) = static_cast<float>(total);
+        const double by = ctx.param_i(0) == 1 ? static_cast<double>(x.ne(0)) : 1.0;
+        *ctx.dst.at<float>(i.i1, i.i2, i.i3) = static_cast<float>(total / by);
     }
 }
 

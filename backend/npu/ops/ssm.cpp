@@ -1,11 +1,10 @@
 // Ops of state space models. SSM_CONV: a short convolution along the tokens, of each channel by itself. SSM_SCAN: each
 // head's state, a matrix of D rows of N, decays and takes in x B^T from token to token; the result is the state times
 // C.
-#include "ops/ops.h"
+#include "ops/states.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace tb::npu {
 namespace {
@@ -59,7 +58,114 @@ void convolve(const op_context & ctx, int64_t channel, int64_t n_channels, int64
     }
 }
 
+// One more token for channels whose d - 1 last ones are their states: `next`, which may be `state`, has the new ones.
+template <int d>
+void one_token(int64_t n, const float * w, int64_t weight_step, const float * x, const float * state, float * next,
+               int64_t state_step, float * out) {
+    for (int64_t c = 0; c < n; c++, w += weight_step, state += state_step, next += state_step) {
+        float last[d];
+        std::copy_n(state, d - 1, last);
+        last[d - 1] = x[c];
+        float sum = last[0] * w[0];
+        for (int i = 1; i < d; i++) {
+            sum += last[i] * w[i];
+        }
+        out[c] = sum;
+        std::copy_n(last + 1, d - 1, next);
+    }
+}
+
+// What a convolution with states works on at once: so many channels of one sequence, all of its tokens.
+constexpr int64_t chunk_channels = 128;
+
+// With the sequences' last tokens before these ones as states [d - 1, C], and x as [C, T, S]: nothing is laid crosswise
+// but these few. Sums are in the same order as without.
+class stateful_convolution {
+  public:
+    explicit stateful_convolution(const op_context & of, const sequence_states & from) : ctx(of), first(from) {}
+
+    void run(int64_t channel, int64_t n_channels, int64_t sequence) {
+        if (n_tokens == 1 && (n_taps == 3 || n_taps == 4)) {
+            const auto one = n_taps == 3 ? one_token<3> : one_token<4>;
+            one(n_channels, ctx.src[1].at<const float>(channel), weight_step,
+                ctx.src[0].at<const float>(0, sequence) + channel, first.from(channel, 0, sequence),
+                first.into(channel, 0, sequence), state_step, ctx.dst.at<float>(0, sequence) + channel);
+            return;
+        }
+        if (channel != weights_of) {
+            spread(ctx.src[1].at<const float>(channel), weight_step, n_taps, n_channels, taps);
+            weights_of = channel;
+        }
+        spread(first.from(channel, 0, sequence), state_step, n_taps - 1, n_channels, before);
+        const float *rows[most_taps], *weights[most_taps];
+        for (int64_t i = 0; i < n_taps; i++) {
+            weights[i] = taps[i];
+        }
+        for (int64_t t = 0; t < n_tokens; t++) {
+            for (int64_t i = 0; i < n_taps; i++) {
+                rows[i] = token(t + i, channel, sequence);
+            }
+            ctx.kernels->vec.convolve(n_channels, n_taps, rows, weights, ctx.dst.at<float>(t, sequence) + channel);
+        }
+        for (int64_t i = 0; i + 1 < n_taps; i++) {
+            const float * x = token(n_tokens + i, channel, sequence);
+            float * state = first.into(channel, 0, sequence) + i;
+            for (int64_t c = 0; c < n_channels; c++) {
+                state[c * state_step] = x[c];
+            }
+        }
+    }
+
+  private:
+    const op_context & ctx;
+    const sequence_states & first;
+    const int64_t n_taps = ctx.src[1].ne(0);
+    const int64_t n_tokens = ctx.dst.ne(1);
+    const int64_t weight_step = ctx.src[1].nb(1) / static_cast<int64_t>(sizeof(float)); // from channel to channel
+    const int64_t state_step = ctx.src[2].nb(1) / static_cast<int64_t>(sizeof(float));
+    int64_t weights_of = -1; // channel of `taps`
+    float taps[most_taps][chunk_channels];
+    float before[most_taps][chunk_channels];
+
+    static void spread(const float * x, int64_t step, int64_t n, int64_t n_channels, float (*to)[chunk_channels]) {
+        for (int64_t i = 0; i < n; i++) {
+            for (int64_t c = 0; c < n_channels; c++) {
+                to[i][c] = x[c * step + i];
+            }
+        }
+    }
+
+    // Token t, counted from the first one of the state.
+    const float * token(int64_t t, int64_t channel, int64_t sequence) const {
+        return t + 1 < n_taps ? before[t] : ctx.src[0].at<const float>(t + 1 - n_taps, sequence) + channel;
+    }
+};
+
+void convolve_with_states(const op_context & ctx) {
+    const int64_t channels = ctx.dst.ne(0);
+    const int64_t sequences = ctx.dst.ne(2);
+    sequence_states states(ctx, 2, 2, 3, sequences);
+    if (!states.begin(reinterpret_cast<float *>(ctx.scratch))) {
+        return;
+    }
+    stateful_convolution work(ctx, states);
+    for (const int64_t item : ctx.share(divide_up(channels, chunk_channels) * sequences)) {
+        const int64_t channel = item / sequences * chunk_channels;
+        work.run(channel, std::min(chunk_channels, channels - channel), item % sequences);
+    }
+}
+
+uint64_t ssm_conv_scratch(const tb_op & op, int, const kernel_table &) {
+    const tb_tensor & weights = op.src[1];
+    const bool stateful = op.n_src > 2;
+    return stateful ? sizeof(float) * (weights.ne[0] - 1) * uint64_t{weights.ne[1]} * op.dst.ne[2] : 0;
+}
+
 void ssm_conv(const op_context & ctx) {
+    if (ctx.src[2]) {
+        convolve_with_states(ctx);
+        return;
+    }
     const int64_t channels = ctx.dst.ne(0);
     const int64_t tokens = ctx.dst.ne(1);
     const int64_t pieces = divide_up(channels, line_floats);
@@ -78,85 +184,78 @@ void ssm_conv(const op_context & ctx) {
 
 float softplus(float x) { return x > 20.0f ? x : std::log(1.0f + std::exp(x)); }
 
-// One head of one sequence, through all of its tokens.
-class head_scan {
-  public:
-    head_scan(const op_context & of, int64_t head_number, int64_t sequence_number)
-        : ctx(of), head(head_number), sequence(sequence_number), n(of.src[0].ne(0)), rows(of.src[0].ne(1)),
-          heads(of.src[1].ne(1)), tokens(of.src[1].ne(2)), sequences(of.src[1].ne(3)),
-          decay(reinterpret_cast<float *>(of.scratch + of.thread * bytes(n))) {}
-
-    static int64_t bytes(int64_t n) { return static_cast<int64_t>(align64(static_cast<uint64_t>(n) * sizeof(float))); }
-
-    // From the state with this index. The last state is dst's first one, where it becomes what it is.
-    void run(int32_t index) const {
-        const int64_t kept = ctx.param_i(0);
-        float * state = state_at(0);
-        for (int64_t t = 0; t < tokens; t++) {
-            step(t, state, index);
-            const int64_t back = tokens - 1 - t;
-            if (back > 0 && back < kept) {
-                std::copy_n(state, n * rows, state_at(back));
-            }
-        }
-    }
-
-  private:
+// What one token does to the rows of a head's state.
+struct token {
     const op_context & ctx;
-    const int64_t head, sequence, n, rows, heads, tokens, sequences;
-    float * const decay; // of the elements of a row
+    const head_states & of;
+    float * const decay; // of a row's elements
+    float dt = 0;
+    const float *x = nullptr, *b = nullptr, *c = nullptr;
+    float * result = nullptr;
 
-    // The state after the token that is so many before the last one.
-    float * state_at(int64_t back) const {
-        const int64_t results = rows * heads * tokens * sequences;
-        return ctx.dst.at<float>(0) + results + ((back * sequences + sequence) * heads + head) * rows * n;
-    }
-
-    void step(int64_t t, float * state, int32_t index) const {
-        const vec_kernels & vec = ctx.kernels->vec;
+    void read(int64_t t) {
         const view & a = ctx.src[3];
         const view & in = ctx.src[4];
-        const int64_t group = head / (heads / in.ne(1));
-        const float dt = softplus(ctx.src[2].at<const float>(t, sequence)[head]);
-        const float * x = ctx.src[1].at<const float>(head, t, sequence);
-        const float * b = in.at<const float>(group, t, sequence);
-        const float * c = ctx.src[5].at<const float>(group, t, sequence);
-        float * result = ctx.dst.at<float>(0) + ((sequence * tokens + t) * heads + head) * rows;
+        const int64_t group = of.head / (of.heads / in.ne(1));
+        dt = softplus(ctx.src[2].at<const float>(t, of.sequence)[of.head]);
+        x = ctx.src[1].at<const float>(of.head, t, of.sequence);
+        b = in.at<const float>(group, t, of.sequence);
+        c = ctx.src[5].at<const float>(group, t, of.sequence);
+        result = ctx.dst.at<float>(0) + ((of.sequence * of.tokens + t) * of.heads + of.head) * of.rows;
         if (a.ne(0) == 1) {
-            std::fill_n(decay, n, std::exp(dt * *a.at<const float>(head)));
+            std::fill_n(decay, of.n, std::exp(dt * *a.at<const float>(of.head)));
         } else {
-            vec.scale(n, a.at<const float>(head), dt, 0.0f, decay);
-            vec.exp_sum(n, decay, 0.0f);
+            ctx.kernels->vec.scale(of.n, a.at<const float>(of.head), dt, 0.0f, decay);
+            ctx.kernels->vec.exp_sum(of.n, decay, 0.0f);
         }
-        for (int64_t r = 0; r < rows; r++) {
-            const float * from = t == 0 ? ctx.src[0].at<const float>(r, head, index) : state + r * n;
-            result[r] = vec.scan_step(n, from, decay, x[r] * dt, b, c, state + r * n);
+    }
+
+    void row(int64_t r, const float * from, float * next) const {
+        result[r] = ctx.kernels->vec.scan_step(of.n, from, decay, x[r] * dt, b, c, next);
+    }
+
+    void lanes(int64_t r, int64_t count) const {
+        float taken[state_lanes] = {};
+        float out[state_lanes];
+        for (int64_t i = 0; i < count; i++) {
+            taken[i] = x[r + i] * dt;
         }
+        ctx.kernels->vec.scan_rows(of.n, of.lanes, decay, taken, b, c, out);
+        std::copy_n(out, count, result + r);
     }
 };
 
+// Of a thread: rows side by side, and one of their length.
+int64_t workspace_bytes(int64_t n) {
+    return static_cast<int64_t>(align64(static_cast<uint64_t>((state_lanes + 1) * n) * sizeof(float)));
+}
+
 void ssm_scan(const op_context & ctx) {
-    const view & states = ctx.src[0];
     const view & x = ctx.src[1];
+    const int64_t n = ctx.src[0].ne(0);
+    const int64_t rows = x.ne(0);
     const int64_t heads = x.ne(1);
-    for (const int64_t item : ctx.share(heads * x.ne(3), std::max(int64_t{1}, line_floats / x.ne(0)))) {
-        const int64_t sequence = item / heads;
-        const int32_t index = ctx.src[6].at<const int32_t>(0)[sequence];
-        if (index < 0 || index >= states.ne(3)) {
-            ctx.fail(TB_E_BOUNDS, "SSM_SCAN: index of a state out of range");
-            return;
-        }
-        head_scan(ctx, item % heads, sequence).run(index);
+    float * const last = ctx.dst.at<float>(0) + rows * x.rows();
+    sequence_states states(ctx, 0, 3, 6, x.ne(3));
+    if (!states.begin(last)) {
+        return;
+    }
+    const bool side_by_side = rows >= state_lanes / 2 && (ctx.op->flags & TB_FLAG_DETERMINISTIC) == 0;
+    float * const lanes = reinterpret_cast<float *>(ctx.scratch + ctx.thread * workspace_bytes(n));
+    for (const int64_t item : ctx.share(heads * x.ne(3), std::max(int64_t{1}, line_floats / rows))) {
+        const head_states of{states,  last, item % heads, heads,          item / heads, x.ne(3),
+                             x.ne(2), n,    rows,         ctx.param_i(0), lanes};
+        of.walk(0, rows, side_by_side, token{ctx, of, lanes + state_lanes * n});
     }
 }
 
 uint64_t ssm_scan_scratch(const tb_op & op, int n_threads, const kernel_table &) {
-    return static_cast<uint64_t>(n_threads) * static_cast<uint64_t>(head_scan::bytes(op.src[0].ne[0]));
+    return static_cast<uint64_t>(n_threads) * static_cast<uint64_t>(workspace_bytes(op.src[0].ne[0]));
 }
 
 } // namespace
 
-const op_entry ssm_conv_entry = {ssm_conv, nullptr};
+const op_entry ssm_conv_entry = {ssm_conv, ssm_conv_scratch};
 const op_entry ssm_scan_entry = {ssm_scan, ssm_scan_scratch};
 
 } // namespace tb::npu

@@ -11,7 +11,7 @@ namespace {
 using function = float (*)(float x);
 
 // By ggml_unary_op: ABS, SGN, NEG, STEP, TANH, ELU, RELU, SIGMOID, GELU, GELU_QUICK, SILU, HARDSWISH, HARDSIGMOID, EXP,
-// EXPM1, SOFTPLUS, GELU_ERF, XIELU, FLOOR, CEIL, ROUND and TRUNC. The kinds that tb_op_check_shape refuses have none.
+// EXPM1, SOFTPLUS, GELU_ERF, XIELU, FLOOR, CEIL, ROUND and TRUNC. None: those of which `unary` knows more.
 constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
     [](float x) { return std::fabs(x); },
     [](float x) { return static_cast<float>((x > 0.0f) - (x < 0.0f)); },
@@ -19,17 +19,17 @@ constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
     [](float x) { return x > 0.0f ? 1.0f : 0.0f; },
     [](float x) { return std::tanh(x); },
     [](float x) { return x > 0.0f ? x : std::exp(x) - 1.0f; },
-    [](float x) { return x > 0.0f ? x : 0.0f; },
-    [](float x) { return 1.0f / (1.0f + std::exp(-x)); },
-    [](float x) { return 0.5f * x * (1.0f + std::tanh(0.7978845608f * x * (1.0f + 0.044715f * x * x))); },
-    [](float x) { return x / (1.0f + std::exp(-1.702f * x)); },
-    [](float x) { return x / (1.0f + std::exp(-x)); },
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
     [](float x) { return x * std::min(1.0f, std::max(0.0f, (x + 3.0f) / 6.0f)); },
     [](float x) { return std::min(1.0f, std::max(0.0f, (x + 3.0f) / 6.0f)); },
     [](float x) { return std::exp(x); },
-    nullptr,
+    [](float x) { return std::expm1(x); },
     [](float x) { return x > 20.0f ? x : std::log(1.0f + std::exp(x)); },
-    [](float x) { return 0.5f * x * (1.0f + std::erf(x * 0.7071067812f)); },
+    nullptr,
     nullptr,
     [](float x) { return std::floor(x); },
     [](float x) { return std::ceil(x); },
@@ -61,14 +61,70 @@ void apply(const op_context & ctx, function f) {
     });
 }
 
-void unary(const op_context & ctx) { apply(ctx, FUNCTIONS[ctx.param_i(0)]); }
+// Kinds of ggml_unary_op.
+constexpr int32_t RELU = 6;
+constexpr int32_t SIGMOID = 7;
+constexpr int32_t GELU = 8;
+constexpr int32_t GELU_QUICK = 9;
+constexpr int32_t SILU = 10;
+constexpr int32_t GELU_ERF = 16;
+constexpr int32_t XIELU = 17;
+
+// The gate of a gated unit whose other half is one.
+void gate(const op_context & ctx, glu_kind kind) {
+    float ones[run_elements];
+    std::fill(ones, ones + run_elements, 1.0f);
+    elementwise(ctx,
+                [&](int64_t n, const float * x, float * y) { ctx.kernels->vec.glu[kind](n, x, ones, 0.0f, 0.0f, y); });
+}
+
+// params: [1] alpha of negative x, [2] of positive ones, [3] beta, [4] eps, as ggml_xielu makes them of a model's own.
+void xielu(const op_context & ctx) {
+    const float negative = ctx.param_f(1), positive = ctx.param_f(2), beta = ctx.param_f(3), eps = ctx.param_f(4);
+    elementwise(ctx, [=](int64_t n, const float * x, float * y) {
+        for (int64_t i = 0; i < n; i++) {
+            const float v = x[i];
+            const float bent = v > 0.0f ? positive * v * v : (std::expm1(std::min(v, eps)) - v) * negative;
+            y[i] = bent + beta * v;
+        }
+    });
+}
+
+void relu(const op_context & ctx) {
+    elementwise(ctx, [](int64_t n, const float * x, float * y) {
+        for (int64_t i = 0; i < n; i++) {
+            y[i] = x[i] > 0.0f ? x[i] : 0.0f;
+        }
+    });
+}
+
+void unary(const op_context & ctx) {
+    switch (const int32_t kind = ctx.param_i(0)) {
+    case RELU:
+        return relu(ctx);
+    case SIGMOID:
+        return elementwise(ctx, ctx.kernels->vec.sigmoid); // gates of recurrent layers, as wide as the layer
+    case SILU:
+        return elementwise(ctx, ctx.kernels->vec.silu);
+    case GELU:
+        return gate(ctx, glu_geglu);
+    case GELU_QUICK:
+        return gate(ctx, glu_geglu_quick);
+    case GELU_ERF:
+        return gate(ctx, glu_geglu_erf);
+    case XIELU:
+        return xielu(ctx);
+    default:
+        return apply(ctx, FUNCTIONS[kind]);
+    }
+}
 
 void log(const op_context & ctx) {
     apply(ctx, [](float x) { return std::log(x); });
 }
 
 void sqr(const op_context & ctx) {
-    apply(ctx, [](float x) { return x * x; });
+    elementwise(ctx, [&ctx](int64_t n, const float * x, float * y) { ctx.kernels->vec.mul(n, x, x, y); });
 }
 
 void sqrt(const op_context & ctx) {

@@ -48,7 +48,7 @@ enum tb_op_code {
     // what sampling on the device needs, and activations that stand alone
     TB_OP_SUB = 13, // as MUL
     TB_OP_DIV = 14,
-    TB_OP_UNARY = 15,   // params: [0] kind (ggml_unary_op)
+    TB_OP_UNARY = 15,   // params: [0] kind (ggml_unary_op); of XIELU also [1..4], floats
     TB_OP_LOG = 16,     // natural
     TB_OP_CLAMP = 17,   // params f32: [0] min [1] max
     TB_OP_FILL = 18,    // params f32: [0] value; src0 gives the shape only
@@ -61,7 +61,7 @@ enum tb_op_code {
     // mixtures of experts
     TB_OP_MUL_MAT_ID = 25, // src0 weights [K,N,E], src1 F32 [K, n_used or a divisor of it, T], src2 I32 [n_used, T]:
                            // dst F32 [N, n_used, T], dst[:,i,t] = src0[:,:,src2[i,t]] * src1[:, i % .., t]
-    TB_OP_SUM_ROWS = 26,   // src0 [n, ..], dst [1, ..]
+    TB_OP_SUM_ROWS = 26,   // src0 [n, ..], dst [1, ..]; params: [0] 1: their mean
     // shapes of other model families
     TB_OP_REPEAT = 27, // dst is src0 repeated in all dimensions
     TB_OP_NORM = 28,   // params f32: [0] eps
@@ -71,13 +71,17 @@ enum tb_op_code {
     TB_OP_L2_NORM = 32, // params f32: [0] eps
     TB_OP_ADD_ID =
         33, // src0 [n, n_used, T] + src1 [n, E], src2 I32 [n_used, T]: dst[:,i,t] = src0[:,i,t] + src1[:,src2[i,t]]
-    // recurrent states
-    TB_OP_SSM_CONV = 34, // src0 [d - 1 + T, C, S], src1 [d, C]: dst[c,t,s] = sum_i src0[t+i,c,s] * src1[i,c]
+    // Recurrent states. With params[1] = 1 + r the new states go where the old ones are: sequence s begins with the state
+    // of its number, and its last one (K is 1) replaces number r + s. dst then holds the results, and room for states.
+    TB_OP_SSM_CONV = 34, // src0 [d - 1 + T, C, S], src1 [d, C]: dst[c,t,s] = sum_i src0[t+i,c,s] * src1[i,c].
+                         // Or, always with params[1]: src0 [C,T,S] what is new, src2 states [d-1,C,R] what comes before
+                         // it, src3 their numbers I32 [S]
     TB_OP_SSM_SCAN = 35, // src states [N,D,H,R], x [D,H,T,S], dt [H,T,S], A [1 or N,H], B and C [N,G,T,S], which of
                          // the states I32 [S]; params: [0] K. dst: results [D,H,T,S], then K states [N,D,H,S]: the
                          // last one, the one before it, ..
     TB_OP_GATED_DELTA_NET = 36, // src q and k [D,Hk,T,S], v [D,H,T,S], decay [1 or D,H,T,S] (its logarithm), beta
-                                // [1,H,T,S], states [D,D,H,S]; params: [0] K. dst [D*H,..]: results, then K states
+                                // [1,H,T,S], states [D,D,H,S], or with their numbers I32 [S] [D,D,H,R]; params:
+                                // [0] K. dst [D*H,..]: results, then K states
     // sparse attention, residual streams
     TB_OP_LIGHTNING_INDEXER = 37, // src q [D,H,T,S], k [D,1,cells,S], weights [H,T,1,S], mask F16 [cells,T,1,divides
                                   // S]: dst [cells,T,1,S]: sum over heads of weight * max(q k, 0), plus mask
@@ -98,6 +102,7 @@ enum tb_op_code {
 #define TB_FLAG_EXACT_EXP 2 // FLASH_ATTN, without TB_FLAG_FP16: float32 exponentials instead of the FP16 table
 // MUL_MAT, MUL_MAT_ID, FLASH_ATTN, without any other: a row's result is the same bits whatever other rows there are,
 // and wherever the cells that it sees lie (docs/accuracy.md)
+// SSM_SCAN, GATED_DELTA_NET: .. the same bits however many tokens are read at once
 #define TB_FLAG_DETERMINISTIC 16
 
 typedef struct tb_tensor {
@@ -127,6 +132,9 @@ typedef struct tb_extent {
 } tb_extent;
 
 const char * tb_op_name(unsigned code);
+
+// The operand that the op writes besides dst: states that new ones replace. -1: none.
+int tb_op_written(const tb_op * op);
 
 // Does the executor have this op for these types, shapes, strides and params? Looks at no buffer, so the plugin's
 // supports_op asks the same question before anything is allocated. `why` (may be NULL) gets a static string.

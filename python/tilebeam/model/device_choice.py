@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 # everything 1.2 with one. The lines between these points cross 1 at 0.75 for one sequence, at 0.2 for 8, at 0.1 for 16.
 MANY = 8
 LEAST_SHARE, LEAST_SHARE_OF_FEW = 0.25, 0.75
+# Families whose recurrence the device leaves to the CPU, which cuts each layer in two: 0.6 to 0.9 times as fast there.
+CUT_UP = ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 # A trial chooses the device unless that was slower than this times the CPU backend in something. Trials of the same
 # model differ by a few percent.
 LEAST_RATIO = 0.95
 # Bytes of float matrices, of which routers and other small ones are always a few, that make the rule doubtful.
 _FLOATS = 0.05
+# And matrices that are so many times as large on the device as in the file: one sequence reads that much more.
+_GROWTH = 1.1
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
 
     An option that only the device has, or a file that only the device can read, asks for the device. Of the others,
     models of quantized matrices that all run on the device were never slower there; where the rule may be wrong (some
-    matrices on the CPU, float ones, recurrent layers) both are tried on the model's first layers, unless
-    TILEBEAM_TRIAL=0 (trial.py).
+    matrices on the CPU, float ones, types that grow, recurrent layers) both are tried on the model's first layers,
+    unless TILEBEAM_TRIAL=0 (trial.py).
     """
     from tilebeam.gguf import device_share, grouped
 
@@ -62,7 +66,9 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
         return Choice("cpu", "packed for the device, the matrices take more memory than there is")
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
     rule = Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
-    if not _in_doubt(file, share):
+    if file.architecture in CUT_UP:
+        rule = Choice("cpu", f"the device leaves the recurrence of {file.architecture} to the CPU")
+    if not _in_doubt(file, share, packed):
         return rule
     if os.environ.get("TILEBEAM_TRIAL") == "0":
         return Choice(rule.backend, f"{rule.why}; TILEBEAM_TRIAL=0 tries nothing")
@@ -72,12 +78,13 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     return Choice("npu" if min(trial.ratios.values()) >= LEAST_RATIO else "cpu", _told(trial), tried=True)
 
 
-def _in_doubt(file: CheckedFile, share: float) -> bool:
-    """Tell whether both backends may be faster."""
+def _in_doubt(file: CheckedFile, share: float, packed: int) -> bool:
+    """Tell whether both backends may be faster, of a model whose matrices have so many bytes packed."""
     if share == 0 or not file.generates or not file.matrices:
         return False
+    size = sum(m.bytes for m in file.matrices)
     floats = sum(m.bytes for m in file.matrices if m.type in ("f32", "f16", "bf16"))
-    return share < 1 or file.cache.recurrent or floats > _FLOATS * sum(m.bytes for m in file.matrices)
+    return share < 1 or file.cache.recurrent or floats > _FLOATS * size or packed > _GROWTH * size
 
 
 def _told(trial: Trial) -> str:

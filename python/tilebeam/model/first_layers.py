@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
@@ -19,15 +19,6 @@ _MOST_LAYERS, _MOST_BYTES = 8, 1 << 30
 _FEWEST_TOKENS = 256  # of the vocabulary
 # Lists with an entry per section or table, not per layer, as long as they happen to be.
 _NOT_BY_LAYER = (".rope.", ".ple.")
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A tensor of which the first `nbytes` bytes are kept, and its shape then."""
-
-    source: TensorInfo
-    ne: tuple[int, ...]
-    nbytes: int
 
 
 def write_first_layers(f: Source, descriptor: int) -> int:
@@ -47,6 +38,8 @@ def write_first_layers(f: Source, descriptor: int) -> int:
         TilebeamError: these layers are most of a large model, or are too many; its tensors have other names.
         GGUFError, OSError: reading or writing fails.
     """
+    import numpy as np
+
     from tilebeam.gguf import architecture_of, gguf_write
 
     architecture = architecture_of(f)
@@ -61,12 +54,16 @@ def write_first_layers(f: Source, descriptor: int) -> int:
     records = [_record(kv, architecture, n_layer.value, layers) for key, kv in f.kv.items() if _kept(key)]
     records += [gguf_write.kv_text("tokenizer.ggml.model", "no_vocab")]
     records += [gguf_write.kv_u32(f"{architecture}.vocab_size", tokens)]
-    specs = [(part.source.name, part.source.type, part.ne) for part in parts]
+    specs = [(part.name, part.type, part.ne) for part in parts]
     head, offsets, size = gguf_write.header(f.version, records, specs, f.alignment)
     os.pwrite(descriptor, head, 0)
     os.truncate(descriptor, size)
+    buffer = np.empty(1 << 24, np.uint8)
     for part, at in zip(parts, offsets, strict=True):
-        _copy(f, part, descriptor, at)
+        for first in range(0, part.nbytes, buffer.size):
+            piece = buffer[: part.nbytes - first]
+            f.read_tensor(part, first, piece)
+            os.pwrite(descriptor, piece.data, at + first)
     return layers
 
 
@@ -87,17 +84,18 @@ def _layers(f: Source, n_layer: int) -> int:
     return layers
 
 
-def _parts(f: Source, layers: int, n_vocab: int, tokens: int) -> Iterator[_Part]:
+def _parts(f: Source, layers: int, n_vocab: int, tokens: int) -> Iterator[TensorInfo]:
+    """Yield the tensors to keep, with as many of their rows."""
     for t in f.tensors.values():
         block, _, rest = t.name.partition(".")
         number = rest.partition(".")[0]
         if block == "blk" and number.isdigit():
             if int(number) < layers:
-                yield _Part(t, t.ne, t.nbytes)
+                yield t
         elif t.ne[-1] == n_vocab:
-            yield _Part(t, (*t.ne[:-1], tokens), t.nbytes // n_vocab * tokens)
+            yield replace(t, ne=(*t.ne[:-1], tokens), nbytes=t.nbytes // n_vocab * tokens)
         else:
-            yield _Part(t, t.ne, t.nbytes)
+            yield t
 
 
 def _kept(key: str) -> bool:
@@ -118,13 +116,3 @@ def _record(kv: KeyValue, architecture: str, n_layer: int, layers: int) -> bytes
     if len(data) % n_layer:  # strings
         return raw
     return raw[: kv.body] + struct.pack("<IQ", type, layers) + data[: len(data) // n_layer * layers]
-
-
-def _copy(f: Source, part: _Part, descriptor: int, at: int) -> None:
-    import numpy as np
-
-    buffer = np.empty(min(part.nbytes, 1 << 24), np.uint8)
-    for first in range(0, part.nbytes, 1 << 24):
-        piece = buffer[: part.nbytes - first]
-        f.read_tensor(part.source, first, piece)
-        os.pwrite(descriptor, piece.data, at + first)

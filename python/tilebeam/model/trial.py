@@ -30,7 +30,6 @@ _SECONDS = 20.0  # for a trial, most of which are loading on a machine that has 
 _BUSY = 0.1
 _BUSY_QUEUE = 1.5  # or so many programs for each CPU that no trial is begun
 _FORMAT = 1
-_MOST_FILES = 500
 # Variables that a step's time depends on.
 _VARIABLES = ("TILEBEAM_NPU", "TILEBEAM_ISA", "TILEBEAM_NUMERICS", "TILEBEAM_SOFTMAX", "TILEBEAM_FUSE")
 
@@ -167,9 +166,6 @@ def _keep(path: Path, trial: Trial) -> None:
     text = json.dumps({"failure": trial.failure} if trial.failure else {"ratios": trial.ratios})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime)
-        for old in kept[: max(0, len(kept) - _MOST_FILES)]:
-            old.unlink(missing_ok=True)
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError:

@@ -128,15 +128,28 @@ float scan_step(int64_t n, const float * row, const float * decay, float x, cons
     return dot(n, next, out);
 }
 
-float delta_step(int64_t n, float * row, const float * decay, const float * k, const float * q, float v, float beta) {
+float delta_step(int64_t n, const float * row, const float * decay, const float * k, const float * q, float v,
+                 float beta, float * next) {
     for (int64_t i = 0; i < n; i++) {
-        row[i] *= decay[i];
+        next[i] = row[i] * decay[i];
     }
-    const float change = (v - dot(n, row, k)) * beta;
+    const float change = (v - dot(n, next, k)) * beta;
     for (int64_t i = 0; i < n; i++) {
-        row[i] += change * k[i];
+        next[i] += change * k[i];
     }
-    return dot(n, row, q);
+    return dot(n, next, q);
+}
+
+void sigmoid(int64_t n, const float * x, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        dst[i] = 1.0f / (1.0f + std::exp(-x[i]));
+    }
+}
+
+void silu(int64_t n, const float * x, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        dst[i] = x[i] / (1.0f + std::exp(-x[i]));
+    }
 }
 
 float max_value(int64_t n, const float * x) {
@@ -218,6 +231,8 @@ void fill_vec_portable(vec_kernels & k) {
     k.dot = dot;
     k.scan_step = scan_step;
     k.delta_step = delta_step;
+    k.sigmoid = sigmoid;
+    k.silu = silu;
     k.max = max_value;
     k.exp_sum = exp_sum;
     k.glu[glu_geglu] = geglu;

@@ -1,0 +1,112 @@
+// The recurrent states of an op's sequences: which of a tensor's states each sequence begins with, where the one after
+// its last token goes, and the way through its tokens. A graph that is told to keeps states in the cache: they are read
+// and written there, and no copy of them is made unless a sequence's new state takes the place of one that another
+// sequence begins with.
+#ifndef TILEBEAM_NPU_OPS_STATES_H
+#define TILEBEAM_NPU_OPS_STATES_H
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/ops.h"
+
+namespace tb::npu {
+
+class sequence_states {
+  public:
+    // Of operand `states`, whose dimension `dim` counts them. Operand `which`, if there, has the number of each
+    // sequence's first state, else it is the sequence's own. params[1]: 0, or one more than the number of the state
+    // that sequence 0's last one replaces, which those of the others follow.
+    sequence_states(const op_context & of, int states, int dim, int which, int64_t n_sequences);
+
+    // Look at the numbers, and put states aside that would be overwritten too early: into `aside`, which has room for
+    // all sequences' ones without gaps. All threads call it; false: a number is out of range, and said.
+    bool begin(float * aside);
+
+    bool in_place() const { return first >= 0; }
+
+    // Row (i1, i2) of a sequence's first state; of three-dimensional states i2 is 0.
+    const float * from(int64_t i1, int64_t i2, int64_t sequence) const {
+        return now.at<const float>(i1, dim == 3 ? i2 : 0) + index(sequence) * stride;
+    }
+    // .. and of the state in the cache that takes its place.
+    float * into(int64_t i1, int64_t i2, int64_t sequence) const {
+        return ctx.src[operand].at<float>(i1, dim == 3 ? i2 : first + sequence, dim == 3 ? first + sequence : 0);
+    }
+
+  private:
+    const op_context & ctx;
+    const int operand, dim;
+    const int64_t sequences;
+    const int64_t first; // below 0: not in place
+    const int32_t * numbers;
+    tb_tensor shape; // of `now`
+    view now;        // the operand, or what was put aside
+    int64_t stride;  // floats from one state to the next
+
+    int64_t index(int64_t sequence) const { return numbers ? numbers[sequence] : sequence; }
+    void put_aside(float * aside);
+};
+
+// One head of one sequence on its way through the tokens. Its state has rows of n elements.
+struct head_states {
+    const sequence_states & first;
+    float * last; // of all heads and sequences, without gaps: the last states, the ones before, ..; unless in place
+    int64_t head, heads, sequence, sequences, tokens, n, rows;
+    int64_t kept;  // last states to keep
+    float * lanes; // for state_lanes rows side by side
+
+    // A row of the state after the token that is so many before the last one.
+    float * row(int64_t r, int64_t back) const {
+        if (first.in_place()) {
+            return first.into(r, head, sequence);
+        }
+        return last + (((back * sequences + sequence) * heads + head) * rows + r) * n;
+    }
+
+    // Take rows [begin, end) through all tokens. token.read(t) comes before the rows of token t; then token.row(r,
+    // from, next) for each, or token.lanes(r, count) for `count` rows of `lanes` from r on. Side by side pays from so
+    // many tokens on, for which the rows are laid so; sums of the two ways are in different orders.
+    template <class Token> void walk(int64_t begin, int64_t end, bool side_by_side, Token && token) const {
+        if (!side_by_side || tokens < 16) {
+            for (int64_t t = 0; t < tokens; t++) {
+                token.read(t);
+                const int64_t back = tokens - 1 - t;
+                for (int64_t r = begin; r < end; r++) {
+                    float * next = row(r, 0); // rows change where the last state will be
+                    token.row(r, t == 0 ? first.from(r, head, sequence) : next, next);
+                    if (back > 0 && back < kept) {
+                        std::copy_n(next, n, row(r, back));
+                    }
+                }
+            }
+            return;
+        }
+        for (int64_t r = begin; r < end; r += state_lanes) {
+            const int64_t count = std::min(state_lanes, end - r);
+            std::fill_n(lanes, n * state_lanes, 0.0f);
+            for (int64_t i = 0; i < count; i++) {
+                spread(n, first.from(r + i, head, sequence), 1, lanes + i, state_lanes);
+            }
+            for (int64_t t = 0; t < tokens; t++) {
+                token.read(t);
+                token.lanes(r, count);
+                const int64_t back = tokens - 1 - t;
+                for (int64_t i = 0; i < count && back < kept; i++) {
+                    spread(n, lanes + i, state_lanes, row(r + i, back), 1);
+                }
+            }
+        }
+    }
+
+  private:
+    static void spread(int64_t n, const float * x, int64_t step_x, float * y, int64_t step_y) {
+        for (int64_t i = 0; i < n; i++) {
+            y[i * step_y] = x[i * step_x];
+        }
+    }
+};
+
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_OPS_STATES_H
