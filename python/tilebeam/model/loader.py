@@ -204,6 +204,8 @@ class _Loader:
         self._sessions: dict[int, int] = {}  # that devices had started when they had the weights
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
         self._kept = _KEPT
+        self._limited = False  # a device maps a part of the address space only
+        self._mapped = file.aligned
 
     def run(self) -> LM:
         from tilebeam.model.core import LoadInfo
@@ -219,7 +221,9 @@ class _Loader:
             self._control = control()
             self._placement = self._place(self._control)
         texts = self._n_ids(1 if self._file.cache.recurrent else _KEPT)
-        memory_check.check(self._file, self._o, self._matrices, texts)
+        spare = memory_check.check(self._file, self._o, self._matrices, texts)
+        copied = not self._limited and device_choice.copied(self._file, self._matrices, spare)
+        self._mapped = self._file.aligned and not copied
         with self._session_options():
             model, context, tiled = self._start()
         if self._control is not None and self._npu_lost():
@@ -344,7 +348,8 @@ class _Loader:
             return Planner(weights, Use(o.n_ctx, rows, min(rows, n_outputs), o.flash_attn, kv_bytes))
 
         most_outputs = self._n_outputs(weights.n_vocab)
-        if not any(rooms[:most]):
+        self._limited = any(rooms[:most])
+        if not self._limited:
             return planner(most_outputs).place(rooms, least, most)
         # As few devices as do with the fewest rows of logits, of which llama.cpp wants one for every sequence; then as
         # many rows as these have room for.
@@ -372,7 +377,7 @@ class _Loader:
         if len(devices) > 1:
             # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
             params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
-        releases.map_files(params, self._file.aligned)
+        releases.map_files(params, self._mapped)
         if self._file.repacked is not None:
             self._file.repacked.override(params)
         params.progress_callback = c.llama_progress_callback(lambda *_: not self._interrupts.ends)
