@@ -354,6 +354,11 @@ void buffer::write(const ggml_tensor * t, const void * data, size_t offset, size
             spoil(std::string("cannot pack tensor '") + t->name + "'");
         return;
     }
+    // Weights fill their buffer, before anything else is written to it.
+    if (what == kind::plain && t->buffer && t->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
+        !written.exchange(true)) {
+        tb::use_huge_pages(base, size);
+    }
     std::memcpy(static_cast<uint8_t *>(t->data) + offset, data, n);
 }
 
@@ -362,6 +367,7 @@ void buffer::fill(const ggml_tensor * t, uint8_t value, size_t offset, size_t n)
     if (tiled_tensor tiles; what == kind::tiled && tiles_of(t, tiles, offset)) {
         return spoil(std::string("tensor '") + t->name + "' is tiled and cannot be filled with one byte");
     }
+    written = true;
     std::memset(static_cast<uint8_t *>(t->data) + offset, value, n);
 }
 
@@ -378,6 +384,7 @@ void buffer::read(const ggml_tensor * t, void * data, size_t offset, size_t n) {
 
 void buffer::clear(uint8_t value) {
     if (what == kind::mapped) return spoil("write to the mapped model file");
+    written = true;
     std::memset(base, value, size);
     if (what == kind::tiled && value != 0) spoil("tiles can be cleared with zeros only");
 }

@@ -113,6 +113,7 @@ class buffer {
     mutable std::mutex lock;
     std::map<uint64_t, tiled_entry> tiled; // by offset from base
     std::vector<std::unique_ptr<window>> windows;
+    std::atomic<bool> written{false}; // plain memory
 };
 
 // Bytes of a tensor as stored: `type` is enum tb_type if it is tiled, else TB_TYPE_COUNT.

@@ -18,7 +18,7 @@ from tilebeam import PlacementWarning, SamplingParams
 from tilebeam import gguf as gguf_tools
 from tilebeam.cli.main import app
 from tilebeam.gguf.matrices import Matrix, grouped
-from tilebeam.model import device_choice
+from tilebeam.model import device_choice, file_check
 from tilebeam.model.device_choice import LEAST_SHARE, MANY
 from tilebeam.native.executor import UsableMemory
 from typer.testing import CliRunner
@@ -173,6 +173,17 @@ def test_the_share_decides(models: dict[str, Path]) -> None:
             both = (Matrix("a.weight", "q4_0", share, 0, ""), Matrix("b.weight", "q1_0", 100 - share, 0, "type"))
             assert device_choice.choose(replace(file, matrices=both), options).backend == backend
         assert device_choice.choose(replace(file, matrices=()), options).backend == "npu"
+
+
+def test_floats_are_read_where_memory_has_room(tmp_path: Path) -> None:
+    def copied(spare: int, **types: Any) -> bool:
+        path = write_model(tmp_path / "m.gguf", preset("tiny", **types))
+        file = file_check.inspect(path, verify=False)
+        return device_choice.copied(file, device_choice.groups_of(file, "npu", -1), spare)
+
+    assert copied(1 << 30, type="f16")
+    assert not copied(1 << 10, type="f16")
+    assert not copied(1 << 30, type="q8_0", types={"output": "f16"})
 
 
 def test_an_output_matrix_that_stays_with_the_embeddings_is_named() -> None:

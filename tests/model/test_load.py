@@ -372,9 +372,11 @@ def test_metadata_that_would_end_the_process_is_refused(
         tilebeam.load(bad, "cpu", **SMALL)
 
 
-def test_packed_weights_lie_in_huge_pages(tmp_path: Path) -> None:
-    """Where the kernel gives shared memory huge pages on demand, nearly all tiles are in some, on one side at least."""
-    model = write_model(tmp_path / "small.gguf", preset("small", arch="qwen2", type="q4_0"))
+@pytest.mark.parametrize("type", ["q4_0", "f16"])
+def test_weights_lie_in_huge_pages(type: str, tmp_path: Path) -> None:
+    """Where the kernel gives shared memory huge pages on demand, nearly all tiles and plain floats are in some, on one
+    side at least."""
+    model = write_model(tmp_path / "small.gguf", preset("small", arch="qwen2", type=type))
     result = process_kit.python(
         f"""
 import ctypes, os, re
@@ -405,4 +407,4 @@ print(huge)
     answer = result.stdout.split()[-1]
     if answer == "refused":
         pytest.skip("this kernel gives no huge pages to shared memory on demand")
-    assert int(answer) >= 4 << 10  # KiB, of 8 MiB of tiles: what is left begins or ends inside a page
+    assert int(answer) >= 4 << 10  # KiB, of 8 MiB of tiles or 30 of floats: what is left begins or ends inside a page

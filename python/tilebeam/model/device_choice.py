@@ -96,6 +96,23 @@ def _told(trial: Trial) -> str:
     return f"{when} of its first layers the device was {listed(said)} times as fast as the CPU backend"
 
 
+def copied(file: CheckedFile, groups: Sequence[MatrixGroup], spare: int) -> bool:
+    """Tell whether weights are read into memory of their own rather than mapped from the file.
+
+    The device multiplies by F16, BF16 and F32 as they lie in the file, and streams them a fourth faster from huge
+    pages, which a file's pages in the cache seldom are.
+
+    Args:
+        groups: the file's matrices as they will run.
+        spare: bytes of memory that are left.
+    """
+    from tilebeam._ext import Type
+
+    floats = sum(g.bytes for g in groups if g.device == "npu" and not Type[g.type.upper()].is_in_tiles)
+    total = _bytes(groups)
+    return file.repacked is None and total < 2 * floats and total <= spare
+
+
 def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:
     """Say why results would depend on what else is computed beside them; None: matrices are no reason.
 

@@ -272,6 +272,8 @@ class _Loader:
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
         self._kept = _KEPT
         self._window_cells: int | None = None  # that layers with a sliding window get; None: as many as others
+        self._limited = False  # a device maps a part of the address space only
+        self._mapped = file.aligned
 
     def run(self) -> LM:
         from tilebeam.model.core import LoadInfo
@@ -288,7 +290,9 @@ class _Loader:
             self._placement = self._place(self._control)
         texts = self._n_ids(1 if self._file.cache.recurrent else _KEPT)
         self._window_cells = self._of_windows(texts)
-        memory_check.check(self._file, self._o, self._matrices, texts, cells=self._window_cells)
+        spare = memory_check.check(self._file, self._o, self._matrices, texts, cells=self._window_cells)
+        copied = not self._limited and device_choice.copied(self._file, self._matrices, spare)
+        self._mapped = self._file.aligned and not copied
         with self._session_options():
             model, context, tiled = self._start()
         if self._control is not None and self._npu_lost():
@@ -416,7 +420,8 @@ class _Loader:
             return Planner(weights, Use(o.n_ctx, rows, min(rows, n_outputs), o.flash_attn, kv_bytes))
 
         most_outputs = self._n_outputs(weights.n_vocab)
-        if not any(rooms[:most]):
+        self._limited = any(rooms[:most])
+        if not self._limited:
             return planner(most_outputs).place(rooms, least, most)
         # As few devices as do with the fewest rows of logits, of which llama.cpp wants one for every sequence; then as
         # many rows as these have room for.
@@ -445,7 +450,7 @@ class _Loader:
             # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
             params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
         tiles = self._file.tiles
-        releases.map_files(params, self._file.aligned or tiles is not None)
+        releases.map_files(params, self._mapped or tiles is not None)
         if tiles is not None:
             tiles.override(params)
         params.progress_callback = c.llama_progress_callback(self._goes_on)

@@ -33,8 +33,8 @@ def check(
     *,
     loaded: bool = False,
     cells: int | None = None,
-) -> None:
-    """Refuse what the memory cannot hold.
+) -> int:
+    """Refuse what the memory cannot hold; return the bytes that are left.
 
     Args:
         groups: the file's matrices as they will run.
@@ -56,7 +56,7 @@ def check(
         rest += 4 * rows * (file.weights.n_ff + 2 * file.weights.n_embd)
     needed, left = weights + cached + rest, usable_memory().with_swap
     if needed <= left:
-        return
+        return left - needed
     samples = "1 sample" if options.n_seq_max == 1 else f"{options.n_seq_max} samples"
     parts = [
         (weights, "its weights"),

@@ -35,9 +35,9 @@ static_assert(rows == 14 && panel_shape<unit>.vectors * unit::width == 32, "the 
 
 void fill_gemm_avx512vnni_float(gemm_kernels & k) {
     k.f32 = {"gemm_f32_14x32_avx512vnni", rows, float_panel<unit, rows>};
-    k.dot[gemm_f32] = {"gemm_f32d_6x4_avx512vnni", 32, dot<unit, element_f32<unit>>};
-    k.dot[gemm_f16] = {"gemm_f16d_6x4_avx512vnni", 32, dot<unit, element_f16<unit>>};
-    k.dot[gemm_bf16] = {"gemm_bf16d_6x4_avx512vnni", 32, dot<unit, element_bf16<unit>>};
+    k.dot[gemm_f32] = {"gemm_f32d_6x4_avx512vnni", 64, dot<unit, element_f32<unit>>};
+    k.dot[gemm_f16] = {"gemm_f16d_6x4_avx512vnni", 96, dot<unit, element_f16<unit>>};
+    k.dot[gemm_bf16] = {"gemm_bf16d_6x4_avx512vnni", 96, dot<unit, element_bf16<unit>>};
     k.pack = pack<unit>;
     k.dequantize = dequantize<unit>;
     k.round_fp16 = round_fp16<unit>;

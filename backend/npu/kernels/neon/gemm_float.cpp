@@ -50,8 +50,8 @@ static_assert(rows == 6 && panel_shape<unit>.vectors * unit::width == 16, "the k
 void fill_gemm_neon_float(gemm_kernels & k) {
     k.f32 = {"gemm_f32_6x16_neon", rows, float_panel<unit, rows>};
     k.dot[gemm_f32] = {"gemm_f32d_6x4_neon", 32, dot<unit, element_f32<unit>>};
-    k.dot[gemm_f16] = {"gemm_f16d_6x4_neon", 32, dot<unit, element_f16<unit>>};
-    k.dot[gemm_bf16] = {"gemm_bf16d_6x4_neon", 32, dot<unit, element_bf16<unit>>};
+    k.dot[gemm_f16] = {"gemm_f16d_6x4_neon", 48, dot<unit, element_f16<unit>>};
+    k.dot[gemm_bf16] = {"gemm_bf16d_6x4_neon", 48, dot<unit, element_bf16<unit>>};
     k.pack = pack<unit>;
     k.prepare = prepare<unit>;
     k.dequantize = dequantize<unit>;
