@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -158,33 +158,18 @@ def load(
     from tilebeam.native.plugin import ggml
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
-    begun = 0.0
-
-    def tell(share: float) -> None:
-        if progress is not None:
-            progress(begun + (1 - begun) * share)
-
+    tell, begun = progress or (lambda _: None), 0.0
+    tell(begun)
     if options.packed_cache and backend == "npu" and file.repacked is None and options.n_gpu_layers < 0:
-
-        def packing(share: float) -> None:
-            nonlocal begun
-            begun = _PACKING * share
-            tell(0.0)
-
-        file.packed = packed_files.find(file, options.packed_cache, verify=options.verify, progress=packing)
-    kept, unusable = file.packed, None
-    with _loading:
-        try:
-            lm, interrupts = _run(file, options, backend, tell)
-        except TilebeamError as error:
-            if kept is None or isinstance(error, NpuError):
-                raise
-            file.packed, unusable = None, str(error)  # another process may have deleted it meanwhile
-            lm, interrupts = _run(file, options, backend, tell)
+        begun = _PACKING
+        file.packed = packed_files.find(
+            file, options.packed_cache, verify=options.verify, progress=lambda share: tell(_PACKING * share)
+        )
+    with _loading, ExitStack() as stack, Interrupts() as interrupts:
+        loader = _Loader(file, options, backend, stack, interrupts, lambda share: tell(begun + (1 - begun) * share))
+        lm = loader.run()
     try:
         interrupts.check()
-        if kept is not None and unusable is not None:
-            packed_files.discard(kept, unusable)
         tell(1.0)
         if draft is not None or lookup is not False:
             lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
@@ -215,14 +200,6 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
     )
 
 
-def _run(
-    file: CheckedFile, options: CheckedOptions, backend: Backend, tell: Callable[[float], None]
-) -> tuple[LM, Interrupts]:
-    """Load a file; what interrupted that meanwhile is still to be looked at."""
-    with ExitStack() as stack, Interrupts() as interrupts:
-        return _Loader(file, options, backend, stack, interrupts, tell).run(), interrupts
-
-
 class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
@@ -233,7 +210,7 @@ class _Loader:
         backend: Backend,
         stack: ExitStack,
         interrupts: Interrupts,
-        tell: Callable[[float], None],
+        tell: Callable[[float], object],
     ) -> None:
         import llama_cpp.llama_cpp as capi
 
@@ -412,6 +389,17 @@ class _Loader:
         return found
 
     def _load_model(self) -> Any:
+        packed, model = self._file.packed, None
+        with nullcontext() if packed is None else suppress(TilebeamError):
+            model = self._load_file()
+        stopped = self._told is not None or self._interrupts.ends or self._npu_lost()
+        if model is None and packed is not None and not stopped:
+            packed_files.discard(packed)  # another process may have deleted it meanwhile
+            self._file.packed = None
+            model = self._load_file()
+        return model
+
+    def _load_file(self) -> Any:
         c = self._c
         devices = []
         if self._control is not None:
