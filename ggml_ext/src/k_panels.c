@@ -313,8 +313,15 @@ static inline __attribute__((always_inline)) void pack_panel(uint32_t type, cons
     const size_t block = block_bytes(type), bytes = k_panel_bytes(type);
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
         if (rows < TILE) memset(panel + b * bytes, 0, bytes);
-        for (uint32_t n = 0; n < rows; n++)
-            pack_column(type, s, src + n * row_stride + b * block, panel + b * bytes, n);
+        for (uint32_t n = 0; n < rows; n++) {
+            const uint8_t * from = src + n * row_stride + b * block;
+            // Of so many rows the hardware does not foresee what is read next: behind a row's end, that of the next
+            // panel.
+            const uint8_t * next = b + 1 < k / TB_K_BLOCK ? from + block : src + (n + TILE) * row_stride;
+            for (size_t line = 0; line < block + 64; line += 64)
+                __builtin_prefetch(next + line);
+            pack_column(type, s, from, panel + b * bytes, n);
+        }
     }
 }
 

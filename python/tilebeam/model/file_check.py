@@ -34,6 +34,7 @@ class CheckedFile:
 
     Attributes:
         path: of the file; of a split model, of its first part.
+        parts: the file, or all files of a split model.
         architecture: the real one, also of a repacked file.
         matrices: weights that are multiplied by, and which of them the device takes.
         weights: what devices must hold of it.
@@ -49,6 +50,7 @@ class CheckedFile:
     """
 
     path: str
+    parts: tuple[Path, ...]
     architecture: str
     matrices: tuple[Matrix, ...]
     weights: Weights
@@ -99,7 +101,8 @@ def inspect(model: str | os.PathLike[str], verify: bool, lora: Sequence[tuple[st
             real = gguf_tools.architecture_of(gguf)
             gguf_tools.check_model(gguf, real)
             matrices, weights, cache = gguf_tools.matrices_of(gguf), weights_of(gguf, real), cache_of(gguf, real)
-            file = CheckedFile(str(path), gguf.architecture, matrices, weights, cache, _aligned(gguf))
+            parts = tuple(gguf.paths)
+            file = CheckedFile(str(path), parts, gguf.architecture, matrices, weights, cache, _aligned(gguf))
             file.pooling, file.causal = _pooling(gguf, real), _value(gguf, f"{real}.attention.causal") is not False
             trained = _value(gguf, f"{real}.context_length")
             file.n_ctx_train = trained if isinstance(trained, int) else 0

@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -171,34 +171,21 @@ def load(
     from tilebeam.native.plugin import ggml
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
-    begun = 0.0
-
-    def tell(share: float) -> None:
-        if progress is not None:
-            progress(begun + (1 - begun) * share)
-
+    tell, begun = progress or (lambda _: None), 0.0
+    tell(begun)
     if options.packed_cache and choice.backend == "npu" and file.repacked is None and options.n_gpu_layers < 0:
-
-        def packing(share: float) -> None:
-            nonlocal begun
-            begun = _PACKING * share
-            tell(0.0)
-
-        file.packed = packed_files.find(file, options.packed_cache, verify=options.verify, progress=packing)
+        begun = _PACKING
+        file.packed = packed_files.find(
+            file, options.packed_cache, verify=options.verify, progress=lambda share: tell(_PACKING * share)
+        )
     guesses = not options.deterministic and (draft is not None or lookup is not False)
-    kept, unusable = file.packed, None
-    with _loading:
-        try:
-            lm, interrupts = _run(file, options, choice, tell, guesses)
-        except TilebeamError as error:
-            if kept is None or isinstance(error, NpuError):
-                raise
-            file.packed, unusable = None, str(error)  # another process may have deleted it meanwhile
-            lm, interrupts = _run(file, options, choice, tell, guesses)
+    with _loading, ExitStack() as stack, Interrupts() as interrupts:
+        loader = _Loader(
+            file, options, choice, stack, interrupts, lambda share: tell(begun + (1 - begun) * share), guesses
+        )
+        lm = loader.run()
     try:
         interrupts.check()
-        if kept is not None and unusable is not None:
-            packed_files.discard(kept, unusable)
         tell(1.0)
         if draft is not None or lookup is not False:
             lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
@@ -229,14 +216,6 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
     )
 
 
-def _run(
-    file: CheckedFile, options: CheckedOptions, choice: Choice, tell: Callable[[float], None], guesses: bool
-) -> tuple[LM, Interrupts]:
-    """Load a file; what interrupted that meanwhile is still to be looked at."""
-    with ExitStack() as stack, Interrupts() as interrupts:
-        return _Loader(file, options, choice, stack, interrupts, tell, guesses).run(), interrupts
-
-
 class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
@@ -247,7 +226,7 @@ class _Loader:
         choice: Choice,
         stack: ExitStack,
         interrupts: Interrupts,
-        tell: Callable[[float], None],
+        tell: Callable[[float], object],
         guesses: bool,
     ) -> None:
         import llama_cpp.llama_cpp as capi
@@ -438,6 +417,17 @@ class _Loader:
         return found
 
     def _load_model(self) -> Any:
+        packed, model = self._file.packed, None
+        with nullcontext() if packed is None else suppress(TilebeamError):
+            model = self._load_file()
+        stopped = self._told is not None or self._interrupts.ends or self._npu_lost()
+        if model is None and packed is not None and not stopped:
+            packed_files.discard(packed)  # another process may have deleted it meanwhile
+            self._file.packed = None
+            model = self._load_file()
+        return model
+
+    def _load_file(self) -> Any:
         c = self._c
         devices = []
         if self._control is not None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilebeam._ext import Type
+from tilebeam._ext import LAYOUT_VERSION, Type
 from tilebeam.errors import CacheWarning, TilebeamError
 from tilebeam.model.device_choice import groups_of
 from tilebeam.native.repacked import RepackedFile
@@ -37,6 +37,10 @@ _EPOCH = 1_000_000_000  # seconds: times of change are later, and before any fil
 
 class _UnusableError(Exception):
     """Why a folder or file cannot be used, as the end of a sentence."""
+
+
+class _StoppedError(Exception):
+    """Carries what `progress` raised past those who handle errors of packing."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,13 @@ def clear() -> int:
     return sum(_delete(file) for file in kept())
 
 
-def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[float], None]) -> RepackedFile | None:
+def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[float], object]) -> RepackedFile | None:
     """Return the packed form of an ordinary file, which is made if there is none. None: there can be none.
 
     Args:
         limit: bytes of all packed files; those used longest ago go when another needs the room.
         verify: compare the digests of one that was there.
-        progress: called with the share of the packing that is done.
+        progress: called with the share of the packing that is done; what it raises is raised here.
 
     Warns:
         CacheWarning: a packed file was damaged, or cannot be kept, and why.
@@ -100,41 +104,43 @@ def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[flo
         return None
     name = Path(file.path).name
     try:
-        return _found(file.path, limit, verify, progress)
+        return _found(file, limit, verify, progress)
+    except _StoppedError as stopped:
+        raise (stopped.__cause__ or stopped) from None
     except (_UnusableError, GGUFError, OSError, TilebeamError) as error:
         warnings.warn(f"No packed file of {name} is kept: {_reason(error)}.", CacheWarning, stacklevel=4)
         return None
 
 
-def discard(file: RepackedFile, reason: str) -> None:
-    """Delete a packed file that could not be loaded.
-
-    Warns:
-        CacheWarning: it was damaged, and how that showed.
-    """
-    warnings.warn(f"{file.path} could not be used and was deleted: {reason}", CacheWarning, stacklevel=3)
+def discard(file: RepackedFile) -> None:
+    """Delete a packed file that llama.cpp could not load, and warn of it."""
+    warnings.warn(f"{file.path} could not be loaded, and the model was packed again.", CacheWarning, stacklevel=2)
     with contextlib.suppress(OSError):
         os.unlink(file.path)
 
 
-def _found(source: str, limit: int, verify: bool, progress: Callable[[float], None]) -> RepackedFile:
-    from tilebeam.gguf import GGUFError, open_gguf, pack
+def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[float], object]) -> RepackedFile:
+    from tilebeam.gguf import GGUFError, pack
 
-    with open_gguf(source) as f:
-        parts = f.paths
-    here, key = _own_folder(), _key(parts)
-    path = here / f"{Path(source).stem[:80]}-{key[:16]}{_SUFFIX}"
+    def told(done: int, total: int) -> None:
+        try:
+            progress(done / total)
+        except Exception as error:
+            raise _StoppedError from error
+
+    here, key = _own_folder(), _key(file.parts)
+    path = here / f"{Path(file.path).stem[:80]}-{key[:16]}{_SUFFIX}"
     if os.path.lexists(path):
         try:
             return _opened(path, key, verify)
         except (_UnusableError, GGUFError, OSError) as error:
-            said = f"The packed file of {Path(source).name} is made anew: {_reason(error)}."
+            said = f"The packed file of {Path(file.path).name} is made anew: {_reason(error)}."
             warnings.warn(said, CacheWarning, stacklevel=5)
             path.unlink(missing_ok=True)
     with _alone(here):
         if not os.path.lexists(path):  # else another process has just made it
-            _make_room(sum(part.stat().st_size for part in parts), limit)
-            pack(source, path, progress=lambda done, total: progress(done / total))
+            _make_room(sum(part.stat().st_size for part in file.parts), limit)
+            pack(file.path, path, progress=told)
             path.chmod(0o600)
             os.utime(path, (time.time(), _time_of_change(key)))
     return _opened(path, key, verify=False)
@@ -145,8 +151,9 @@ def _key(parts: Sequence[Path]) -> str:
     from tilebeam.gguf.fingerprint import fingerprint
     from tilebeam.gguf.repack import tool_version
 
+    made_by = f"{tool_version()} {LAYOUT_VERSION}"
     made_of = [f"{fingerprint(part)} {part.stat().st_mtime_ns}" for part in parts]
-    return hashlib.sha256("\n".join([tool_version(), *made_of]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([made_by, *made_of]).encode()).hexdigest()
 
 
 def _time_of_change(key: str) -> int:
@@ -163,8 +170,8 @@ def _opened(path: Path, key: str, verify: bool) -> RepackedFile:
     from tilebeam import gguf as gguf_tools
 
     state = path.lstat()
-    if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1:
-        raise _UnusableError(f"{path} is no file of its own")
+    if not stat.S_ISREG(state.st_mode):
+        raise _UnusableError(f"{path} is no regular file")
     _check_owner(path, state)
     if int(state.st_mtime) != _time_of_change(key):
         raise _UnusableError(f"{path} was written to")
