@@ -341,11 +341,6 @@ std::vector<described_update> describe_updates(const ggml_cgraph * graph, int32_
 
 } // namespace
 
-bool is_free(const ggml_tensor * node) {
-    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
-           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
-}
-
 bool can_run(const ggml_tensor * node) {
     if (is_free(node)) return true;
     tb_op op;
@@ -362,9 +357,7 @@ bool lower(const ggml_cgraph * graph, int device, int32_t numerics, lowered_grap
     auto update = updates.begin();
     for (int i = 0; i < graph->n_nodes; ++i) {
         const ggml_tensor * node = graph->nodes[i];
-        if (done[static_cast<size_t>(i)] || is_free(node) || ggml_is_empty(node) ||
-            !(node->flags & GGML_TENSOR_FLAG_COMPUTE))
-            continue;
+        if (done[static_cast<size_t>(i)] || is_idle(node)) continue;
         tb_op op;
         const char * reason = "";
         std::string text;

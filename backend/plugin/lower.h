@@ -16,9 +16,6 @@ struct ggml_cgraph;
 
 namespace tb::plugin {
 
-// Views and the like: nothing to compute.
-bool is_free(const ggml_tensor * node);
-
 // Could the device run this op, with operands where they are now (or where the loader thinks of putting them)?
 bool can_run(const ggml_tensor * node);
 

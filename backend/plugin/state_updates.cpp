@@ -2,10 +2,9 @@
 #include "state_updates.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "ggml-impl.h"
-#include "lower.h"
+#include "types.h"
 
 namespace tb::plugin {
 
@@ -16,8 +15,6 @@ constexpr int most_between = 64; // nodes from one of the ops to another
 const ggml_tensor * root_of(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
 
 bool is_floats(const ggml_tensor * t) { return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t); }
-
-bool is_idle(const ggml_tensor * t) { return is_free(t) || ggml_is_empty(t) || !(t->flags & GGML_TENSOR_FLAG_COMPUTE); }
 
 size_t offset_of(const ggml_tensor * t) { return t->view_src ? t->view_offs : 0; }
 
@@ -58,9 +55,10 @@ class finder {
 
     // Do only so many nodes read it, and nobody after the graph?
     bool has_uses(const ggml_tensor * t, int n) const {
+        if (graph->visited_hash_set.size == 0) return false; // a graph without counts
         const size_t at = ggml_hash_find(&graph->visited_hash_set, t);
-        return ggml_bitset_get(graph->visited_hash_set.used, at) && graph->use_counts[at] == n &&
-               (t->flags & GGML_TENSOR_FLAG_OUTPUT) == 0;
+        return at != GGML_HASHSET_FULL && ggml_bitset_get(graph->visited_hash_set.used, at) &&
+               graph->use_counts[at] == n && (t->flags & GGML_TENSOR_FLAG_OUTPUT) == 0;
     }
 
     // Is t, or what it is another shape of, the rows of a cache that GET_ROWS picks by number, for this one reader?

@@ -20,4 +20,13 @@ uint32_t type_of(ggml_type type) {
 
 std::string device_name(int device) { return "HMX" + std::to_string(device); }
 
+bool is_free(const ggml_tensor * node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
+           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
+bool is_idle(const ggml_tensor * node) {
+    return is_free(node) || ggml_is_empty(node) || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0;
+}
+
 } // namespace tb::plugin

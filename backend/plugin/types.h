@@ -16,6 +16,12 @@ using session_ptr = std::shared_ptr<tb::session::session>;
 // enum tb_type of a ggml type; TB_TYPE_COUNT if the NPU does not know it.
 uint32_t type_of(ggml_type type);
 
+// Views and the like: nothing to compute.
+bool is_free(const ggml_tensor * node);
+
+// .. in this graph: neither there, nor where there are no elements or nobody needs them.
+bool is_idle(const ggml_tensor * node);
+
 // HMX0, HMX1, ...
 std::string device_name(int device);
 

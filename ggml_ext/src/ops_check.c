@@ -444,10 +444,10 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
     const int product = op->code == TB_OP_MUL_MAT || op->code == TB_OP_MUL_MAT_ID;
     const uint32_t one_of = TB_FLAG_FP16 | TB_FLAG_EXACT_EXP | TB_FLAG_DETERMINISTIC;
     const int recurrent = op->code == TB_OP_SSM_SCAN || op->code == TB_OP_GATED_DELTA_NET;
-    const uint32_t flags = product                          ? TB_FLAG_FP16 | TB_FLAG_DETERMINISTIC
-                           : recurrent                      ? TB_FLAG_DETERMINISTIC
+    const uint32_t flags = product                        ? TB_FLAG_FP16 | TB_FLAG_DETERMINISTIC
+                           : recurrent                    ? TB_FLAG_DETERMINISTIC
                            : op->code == TB_OP_FLASH_ATTN ? one_of
-                                                            : 0;
+                                                          : 0;
     const uint32_t chosen = op->flags & one_of;
     const int alone = (op->flags & TB_FLAG_DETERMINISTIC) == 0 || op->flags == TB_FLAG_DETERMINISTIC;
     if ((op->flags & ~flags) != 0 || (chosen & (chosen - 1)) != 0 || !alone) {
@@ -526,7 +526,8 @@ int tb_op_check_bounds(const tb_op * op, const tb_extent * extents, uint32_t n_e
     const uint64_t dst_span = tb_tensor_span(&op->dst, &no_dst);
     const int dst_solid = is_solid(&op->dst, dst_span);
     const int written = tb_op_written(op);
-    if (written >= 0 && share_bytes(&op->dst, &op->src[written])) return refuse(TB_E_BOUNDS, "dst overlaps states", why);
+    if (written >= 0 && share_bytes(&op->dst, &op->src[written]))
+        return refuse(TB_E_BOUNDS, "dst overlaps states", why);
     for (uint32_t i = 0; i < TB_MAX_SRC; i++) {
         if (!has(op, i)) continue;
         const tb_tensor * t = &op->src[i];

@@ -71,8 +71,9 @@ enum tb_op_code {
     TB_OP_L2_NORM = 32, // params f32: [0] eps
     TB_OP_ADD_ID =
         33, // src0 [n, n_used, T] + src1 [n, E], src2 I32 [n_used, T]: dst[:,i,t] = src0[:,i,t] + src1[:,src2[i,t]]
-    // Recurrent states. With params[1] = 1 + r the new states go where the old ones are: sequence s begins with the state
-    // of its number, and its last one (K is 1) replaces number r + s. dst then holds the results, and room for states.
+    // Recurrent states. With params[1] = 1 + r the new states go where the old ones are: sequence s begins with the
+    // state of its number, and its last one (K is 1) replaces number r + s. dst then holds the results, and room for
+    // states.
     TB_OP_SSM_CONV = 34, // src0 [d - 1 + T, C, S], src1 [d, C]: dst[c,t,s] = sum_i src0[t+i,c,s] * src1[i,c].
                          // Or, always with params[1]: src0 [C,T,S] what is new, src2 states [d-1,C,R] what comes before
                          // it, src3 their numbers I32 [S]
