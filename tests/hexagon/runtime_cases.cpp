@@ -33,6 +33,7 @@ constexpr function<float> floats[] = {
     {"sinf", 1, [](const float * x) { return std::sin(x[0]); }},
     {"cosf", 1, [](const float * x) { return std::cos(x[0]); }},
     {"tanhf", 1, [](const float * x) { return std::tanh(x[0]); }},
+    {"expm1f", 1, [](const float * x) { return std::expm1(x[0]); }},
     {"erff", 1, [](const float * x) { return std::erf(x[0]); }},
     {"erfcf", 1, [](const float * x) { return std::erfc(x[0]); }},
     {"floorf", 1, [](const float * x) { return std::floor(x[0]); }},

@@ -45,6 +45,7 @@ float expf(float x);
 double exp2(double x);
 float exp2f(float x);
 double expm1(double x);
+float expm1f(float x);
 double log(double x);
 float logf(float x);
 double log2(double x);

@@ -159,6 +159,8 @@ double expm1(double x) {
     return x * (1.0 + x * (1.0 / 2 + x * (1.0 / 6 + x * (1.0 / 24 + x * (1.0 / 120 + x * (1.0 / 720 + x / 5040))))));
 }
 
+float expm1f(float x) { return (float)expm1((double)x); }
+
 double tanh(double x) {
     const double a = fabs(x);
     if (a > 20.0) return copysign(1.0, x);
