@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilebeam._ext import LAYOUT_VERSION, Type
+from tilebeam._ext import LAYOUT_VERSION, Type, column_type, has_file_form
 from tilebeam.errors import CacheWarning, TilebeamError
 from tilebeam.model.device_choice import groups_of
 from tilebeam.native.repacked import RepackedFile
@@ -99,8 +99,8 @@ def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[flo
     """
     from tilebeam.gguf import GGUFError
 
-    on_device = [group for group in groups_of(file, "npu", -1) if group.device == "npu"]
-    if not any(Type[group.type.upper()].is_in_tiles for group in on_device):
+    columns = [column_type(Type[group.type.upper()]) for group in groups_of(file, "npu", -1) if group.device == "npu"]
+    if not any(column is not None and has_file_form(column) for column in columns):
         return None
     name = Path(file.path).name
     try:
