@@ -194,7 +194,7 @@ def test_windows_get_cells_by_memory_and_as_asked(
     with load(path, swa_full=False, n_ctx=256) as lm:
         assert lm.info.window_cells == 256  # fewer would not hold the windows
     monkeypatch.setattr(loader, "usable_memory", lambda: SimpleNamespace(with_swap=1 << 20))
-    monkeypatch.setattr(memory_check, "check", lambda *_, **__: None)
+    monkeypatch.setattr(memory_check, "check", lambda *_, **__: 0)
     with load(path, **size, swa_full=True) as lm:
         assert lm.info.window_cells == 4096
     with load(path, **size) as lm, lm.keep_prefixes():
