@@ -57,9 +57,10 @@ inline bool use_huge_pages(void * base, size_t size) {
     const auto first_on_next = [&](size_t i) {
         return nodes < 2 ? 0 : i * (nodes + 1 - huge_page / page % nodes) % nodes;
     };
-    for (size_t i = 0; at + huge_page <= size; at += huge_page, ++i) {
+    const size_t number = reinterpret_cast<uintptr_t>(base) / huge_page; // of those in memory, whoever asks for them
+    for (; at + huge_page <= size; at += huge_page) {
         // A range without any page is refused.
-        static_cast<void>(static_cast<volatile uint8_t *>(start)[at + first_on_next(i) * page]);
+        static_cast<void>(static_cast<volatile uint8_t *>(start)[at + first_on_next(number + at / huge_page) * page]);
         if (madvise(start + at, huge_page, collapse) != 0) return false;
     }
     return true;

@@ -58,6 +58,7 @@ bool find_region(uint64_t begin, uint64_t end, region & found) {
                    r.offset - found.offset != r.begin - found.begin) {
             return false;
         }
+        found.read_only = found.read_only && r.read_only;
         reached = r.end;
         if (reached >= end) return true;
     }

@@ -84,8 +84,6 @@ bool find_rule(ggml_op op, uint32_t & code, int & n_src) {
     return find_newer_op(op, code, n_src);
 }
 
-const ggml_tensor * root_of(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
-
 // How a tensor is stored: enum tb_type, or TB_TYPE_COUNT if no op can use it where it lies.
 uint32_t stored_type(const ggml_tensor * t, const ggml_tensor * user) {
     const uint32_t plain = type_of(t->type);

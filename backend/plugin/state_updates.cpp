@@ -12,8 +12,6 @@ namespace {
 
 constexpr int most_between = 64; // nodes from one of the ops to another
 
-const ggml_tensor * root_of(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
-
 bool is_floats(const ggml_tensor * t) { return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t); }
 
 size_t offset_of(const ggml_tensor * t) { return t->view_src ? t->view_offs : 0; }
@@ -66,6 +64,7 @@ class finder {
     int gathered(const ggml_tensor * t, int reader, state_update & out) const {
         const ggml_tensor * rows = root_of(t);
         const int node = index_before(rows, reader);
+        if (t != rows && !(t->op == GGML_OP_RESHAPE && t->src[0] == rows)) return -1;
         if (node < 0 || rows->op != GGML_OP_GET_ROWS || offset_of(t) != 0 || !is_floats(t) || !has_uses(t, 1) ||
             !has_uses(rows, 1) || ggml_nelements(t) != ggml_nelements(rows) || is_idle(rows)) {
             return -1;
@@ -83,6 +82,7 @@ class finder {
             const ggml_tensor * copy = graph->nodes[i];
             if (copy->op != GGML_OP_CPY || is_idle(copy) || root_of(copy->src[0]) != op) continue;
             const ggml_tensor * from = copy->src[0];
+            if (from->op != GGML_OP_VIEW || from->src[0] != op) return -1;
             const int64_t size = elements / out.numbers->ne[0]; // of a state
             const size_t bytes = static_cast<size_t>(size) * sizeof(float);
             const size_t base = offset_of(out.states);
@@ -136,7 +136,8 @@ class finder {
         if (!is_floats(out.states) || !are_numbers(out.numbers, sequences) || !has_uses(t, 2)) return false;
         const auto offset = static_cast<size_t>(results) * sizeof(float);
         const int to = copied(t, offset, elements, out.node, out);
-        return to >= 0 && other_view_ends(t, out.node, offset) && is_undisturbed(from, to, out);
+        return to >= 0 && is_floats(graph->nodes[to]->src[0]) && other_view_ends(t, out.node, offset) &&
+               is_undisturbed(from, to, out);
     }
 
     // Does the one other user of t's results look at bytes before `end` only?

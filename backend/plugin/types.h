@@ -16,6 +16,9 @@ using session_ptr = std::shared_ptr<tb::session::session>;
 // enum tb_type of a ggml type; TB_TYPE_COUNT if the NPU does not know it.
 uint32_t type_of(ggml_type type);
 
+// The tensor whose memory it is in.
+inline const ggml_tensor * root_of(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
+
 // Views and the like: nothing to compute.
 bool is_free(const ggml_tensor * node);
 

@@ -102,6 +102,9 @@ static int mul_mat_id(const tb_op * op, const char ** why) {
 
 static int sum_rows(const tb_op * op, const char ** why) {
     const tb_tensor * x = &op->src[0];
+    if (op->params[0] != 0 && op->params[0] != 1) {
+        return refuse(TB_E_UNSUPPORTED, "neither sums nor means", why);
+    }
     return has_shape(&op->dst, 1, x->ne[1], x->ne[2], x->ne[3])
                ? TB_OK
                : refuse(TB_E_SHAPE, "dst does not have one element per row", why);

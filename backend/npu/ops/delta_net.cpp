@@ -9,7 +9,7 @@
 namespace tb::npu {
 namespace {
 
-// Of a thread: rows side by side, and three of a row's length.
+// Of a thread: rows side by side, and two of a row's length.
 int64_t workspace_bytes(int64_t n) {
     return static_cast<int64_t>(align64(static_cast<uint64_t>((state_lanes + 2) * n) * sizeof(float)));
 }
@@ -71,7 +71,7 @@ void gated_delta_net(const op_context & ctx) {
     const int64_t sequences = v.ne(3);
     float * const last = ctx.dst.at<float>(0) + n * v.rows();
     sequence_states states(ctx, 5, 3, 6, sequences);
-    if (!states.begin(last)) {
+    if (!states.begin(last, ctx.scratch + ctx.n_threads * workspace_bytes(n))) {
         return;
     }
     const bool side_by_side = (ctx.op->flags & TB_FLAG_DETERMINISTIC) == 0;
@@ -90,7 +90,8 @@ void gated_delta_net(const op_context & ctx) {
 }
 
 uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) {
-    return static_cast<uint64_t>(n_threads) * static_cast<uint64_t>(workspace_bytes(op.src[2].ne[0]));
+    const tb_tensor & v = op.src[2];
+    return static_cast<uint64_t>(n_threads * workspace_bytes(v.ne[0]) + sequence_states::copy_bytes(v.ne[3]));
 }
 
 } // namespace

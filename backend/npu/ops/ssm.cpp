@@ -141,11 +141,17 @@ class stateful_convolution {
     }
 };
 
+// Room for all sequences' states.
+uint64_t aside_bytes(const tb_op & op) {
+    const tb_tensor & weights = op.src[1];
+    return sizeof(float) * (weights.ne[0] - 1) * uint64_t{weights.ne[1]} * op.dst.ne[2];
+}
+
 void convolve_with_states(const op_context & ctx) {
     const int64_t channels = ctx.dst.ne(0);
     const int64_t sequences = ctx.dst.ne(2);
     sequence_states states(ctx, 2, 2, 3, sequences);
-    if (!states.begin(reinterpret_cast<float *>(ctx.scratch))) {
+    if (!states.begin(reinterpret_cast<float *>(ctx.scratch), ctx.scratch + aside_bytes(*ctx.op))) {
         return;
     }
     stateful_convolution work(ctx, states);
@@ -156,9 +162,10 @@ void convolve_with_states(const op_context & ctx) {
 }
 
 uint64_t ssm_conv_scratch(const tb_op & op, int, const kernel_table &) {
-    const tb_tensor & weights = op.src[1];
-    const bool stateful = op.n_src > 2;
-    return stateful ? sizeof(float) * (weights.ne[0] - 1) * uint64_t{weights.ne[1]} * op.dst.ne[2] : 0;
+    if (op.n_src <= 2) {
+        return 0;
+    }
+    return aside_bytes(op) + static_cast<uint64_t>(sequence_states::copy_bytes(op.dst.ne[2]));
 }
 
 void ssm_conv(const op_context & ctx) {
@@ -237,7 +244,7 @@ void ssm_scan(const op_context & ctx) {
     const int64_t heads = x.ne(1);
     float * const last = ctx.dst.at<float>(0) + rows * x.rows();
     sequence_states states(ctx, 0, 3, 6, x.ne(3));
-    if (!states.begin(last)) {
+    if (!states.begin(last, ctx.scratch + ctx.n_threads * workspace_bytes(n))) {
         return;
     }
     const bool side_by_side = rows >= state_lanes / 2 && (ctx.op->flags & TB_FLAG_DETERMINISTIC) == 0;
@@ -250,7 +257,8 @@ void ssm_scan(const op_context & ctx) {
 }
 
 uint64_t ssm_scan_scratch(const tb_op & op, int n_threads, const kernel_table &) {
-    return static_cast<uint64_t>(n_threads) * static_cast<uint64_t>(workspace_bytes(op.src[0].ne[0]));
+    const int64_t copy = sequence_states::copy_bytes(op.src[1].ne[3]);
+    return static_cast<uint64_t>(n_threads * workspace_bytes(op.src[0].ne[0]) + copy);
 }
 
 } // namespace

@@ -10,23 +10,45 @@ sequence_states::sequence_states(const op_context & of, int states, int counted,
       numbers(of.src[which] ? of.src[which].at<const int32_t>(0) : nullptr), shape(*of.src[states].t),
       now(of.src[states]), stride(now.nb(counted) / static_cast<int64_t>(sizeof(float))) {}
 
-bool sequence_states::begin(float * aside) {
-    const int64_t n_states = now.ne(dim);
-    bool collides = false;
-    for (int64_t s = 0; s < sequences; s++) {
-        const int64_t i = index(s);
-        if (i < 0 || i >= n_states) {
-            ctx.fail(TB_E_BOUNDS, dim == 2       ? "SSM_CONV: index of a state out of range"
-                                  : operand == 0 ? "SSM_SCAN: index of a state out of range"
-                                                 : "GATED_DELTA_NET: index of a state out of range");
-            return false;
+bool sequence_states::begin(float * aside, uint8_t * copy) {
+    verdict found = fine;
+    if (numbers) {
+        auto * const read = reinterpret_cast<int32_t *>(copy);
+        if (ctx.thread == 0) {
+            std::copy_n(numbers, sequences, read);
+            numbers = read;
+            read[sequences] = look();
         }
-        collides = collides || (in_place() && i >= first && i < first + sequences && i != first + s);
+        ctx.barrier();
+        numbers = read;
+        found = static_cast<verdict>(read[sequences]);
+    } else {
+        found = look();
     }
-    if (collides) {
+    if (found == out_of_range) {
+        ctx.fail(TB_E_BOUNDS, dim == 2       ? "SSM_CONV: index of a state out of range"
+                              : operand == 0 ? "SSM_SCAN: index of a state out of range"
+                                             : "GATED_DELTA_NET: index of a state out of range");
+        return false;
+    }
+    if (found == collide) {
         put_aside(aside);
     }
     return true;
+}
+
+sequence_states::verdict sequence_states::look() const {
+    verdict found = fine;
+    for (int64_t s = 0; s < sequences; s++) {
+        const int64_t i = index(s);
+        if (i < 0 || i >= now.ne(dim)) {
+            return out_of_range;
+        }
+        if (in_place() && i >= first && i < first + sequences && i != first + s) {
+            found = collide;
+        }
+    }
+    return found;
 }
 
 void sequence_states::put_aside(float * aside) {

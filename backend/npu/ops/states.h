@@ -20,8 +20,14 @@ class sequence_states {
     sequence_states(const op_context & of, int states, int dim, int which, int64_t n_sequences);
 
     // Look at the numbers, and put states aside that would be overwritten too early: into `aside`, which has room for
-    // all sequences' ones without gaps. All threads call it; false: a number is out of range, and said.
-    bool begin(float * aside);
+    // all sequences' ones without gaps. All threads call it, with the same memory; false: a number is out of range, and
+    // said. The numbers come from data that may change meanwhile, so each is read once, into `copy`, by one thread.
+    bool begin(float * aside, uint8_t * copy);
+
+    // Bytes of `copy` for so many sequences.
+    static constexpr int64_t copy_bytes(int64_t n_sequences) {
+        return (n_sequences + 1) * static_cast<int64_t>(sizeof(int32_t));
+    }
 
     bool in_place() const { return first >= 0; }
 
@@ -45,6 +51,8 @@ class sequence_states {
     int64_t stride;  // floats from one state to the next
 
     int64_t index(int64_t sequence) const { return numbers ? numbers[sequence] : sequence; }
+    enum verdict { fine, collide, out_of_range };
+    verdict look() const;
     void put_aside(float * aside);
 };
 
