@@ -234,7 +234,8 @@ void dot_block(const gemm_dot_args & a, const typename Element::operand * x, con
         multiply(v);
     }
     float total[results];
-    if constexpr (rows * cols <= width / 2) {
+    // The same way for all columns, or bits would depend on where a thread's columns begin.
+    if constexpr (rows * dot_cols<unit>(rows) <= width / 2) {
         for (int i = 0; i < rows * cols; i++)
             total[i] = unit::sum(sum[i]);
     } else {
