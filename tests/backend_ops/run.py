@@ -67,8 +67,9 @@ OPS: dict[str, Op] = {
     "TOP_K": Op(500, r"ne=\[(1023|2047|65000|262144)\b|k=(1|15|400)\b"),
     "PAD": Op(4),
     # Mixtures of experts.
-    # The program quantizes the experts itself, large K-quants for minutes.
-    "MUL_MAT_ID": Op(330, r"^(?!.*type_a=q[2-6]_K.*k=\d{4})"),
+    # The program quantizes the experts itself, large ones in K-quants for minutes, and IQ types, too:
+    # one type of each kind of panels.
+    "MUL_MAT_ID": Op(330, r"^(?!.*type_a=(q[2-6]_K.*k=\d{4}|iq1_s|iq2_xxs|iq2_s|iq3|iq[12].*k=\d{4}))"),
     "SUM_ROWS": Op(10),
     # Shapes of other model families.
     "REPEAT": Op(16),
