@@ -139,6 +139,53 @@ def test_what_is_used_longest_ago_makes_room(tmp_path: Path) -> None:
         assert not said(models[1], packed_cache=1000)[1]
 
 
+def test_what_has_no_tiles_to_keep_costs_no_file_and_no_word(ordinary: Path, home: Path, tmp_path: Path) -> None:
+    quietly(ordinary)
+    kept = only(home)
+    config = preset("tiny", arch="qwen2", type="iq3_s", types={"token_embd": "q8_0"}, tied=True)
+    assert not quietly(write_model(tmp_path / "model.gguf", config), packed_cache=1)[1]
+    assert only(home) == kept
+
+
+def test_it_has_its_name_once_it_can_be_trusted(ordinary: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    utime, seen = os.utime, []
+
+    def noted(*args: Any, **options: Any) -> None:
+        seen.append(only(home).suffix)
+        utime(*args, **options)
+
+    monkeypatch.setattr(packed_cache.os, "utime", noted)
+    quietly(ordinary)
+    assert seen == [".part", ".gguf"]
+
+
+def test_what_another_process_has_just_made_stays(ordinary: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, opened = quietly(ordinary), packed_cache._opened
+    made, answers = only(home).stat().st_ino, [packed_cache._UnusableError("it was damaged")]
+
+    def then_sound(*args: Any, **options: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return opened(*args, **options)
+
+    monkeypatch.setattr(packed_cache, "_opened", then_sound)
+    assert quietly(ordinary) == first
+    assert only(home).stat().st_ino == made
+
+
+def test_long_names_and_file_systems_without_locks(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_model(tmp_path / f"{'模' * 80}.gguf", preset("tiny", arch="qwen2", type="q4_0"))
+    assert quietly(model)[1]
+    only(home).unlink()
+
+    def no_locks(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(packed_cache.fcntl, "flock", no_locks)
+    with pytest.warns(CacheWarning, match="No locks available"):
+        assert not said(model)[1]
+
+
 @pytest.mark.parametrize("kind", ["a file", "writable by others", "another user's"])
 def test_a_folder_that_cannot_be_used_costs_a_sentence(ordinary: Path, home: Path, kind: str) -> None:
     home.parent.mkdir(parents=True, mode=0o700)
