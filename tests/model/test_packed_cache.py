@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import tilebeam
 from tilebeam import CacheWarning, SamplingParams, TilebeamError
 from tilebeam.model import packed_cache
+from tilebeam.native import llama
 from tilebeam.native.control import control
 from typer.testing import CliRunner
 
@@ -245,6 +247,36 @@ def test_a_file_that_another_process_deletes_meanwhile(
     monkeypatch.setattr(packed_cache, "find", then_deleted)
     with pytest.warns(CacheWarning, match="could not be loaded"):
         assert said(ordinary) == (first[0], False)
+
+
+def test_tiles_that_llama_cpp_leaves_out(ordinary: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, find = quietly(ordinary), packed_cache.find
+
+    def with_more(*args: Any, **options: Any) -> Any:
+        found = find(*args, **options)
+        return replace(found, tensors=(*found.tensors, replace(found.tensors[-1], name="blk.9.attn_q.weight")))
+
+    monkeypatch.setattr(packed_cache, "find", with_more)
+    with pytest.warns(CacheWarning, match="has tiles that llama.cpp leaves out"):
+        assert said(ordinary) == (first[0], False)
+    assert only(home)
+
+
+def test_what_fails_however_it_is_loaded_costs_no_file(
+    ordinary: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quietly(ordinary)
+    made = only(home)
+    with monkeypatch.context() as patch:
+        patch.setattr("tilebeam.model.loader.own_load", lambda: lambda *_: None)
+        with pytest.raises(TilebeamError, match="could not load"):
+            tilebeam.load(ordinary, **SMALL)
+    assert only(home) == made
+    made.unlink()
+    monkeypatch.setitem(llama.COMPUTED_WRONGLY, "qwen2", "always")
+    with pytest.raises(TilebeamError, match="wrongly always"):
+        tilebeam.load(ordinary, **SMALL)
+    assert list(home.iterdir()) == []
 
 
 @pytest.mark.usefixtures("home")

@@ -109,11 +109,19 @@ def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[flo
         return None
 
 
-def discard(file: RepackedFile) -> None:
-    """Delete a packed file that llama.cpp could not load, and warn of it."""
-    warnings.warn(f"{file.path} could not be loaded, and the model was packed again.", CacheWarning, stacklevel=2)
-    with contextlib.suppress(OSError):
-        os.unlink(file.path)
+def discard(file: RepackedFile, *, unlike: bool) -> None:
+    """Warn of a packed file that was not used, and delete it unless it would be made in the same way again.
+
+    Args:
+        unlike: llama.cpp could load it, but left out some of its tiles.
+    """
+    if unlike:
+        said = f"{file.path} has tiles that llama.cpp leaves out, and the model was packed in memory."
+    else:
+        said = f"{file.path} could not be loaded, and the model was packed in memory."
+        with contextlib.suppress(OSError):  # another process may have deleted it meanwhile
+            os.unlink(file.path)
+    warnings.warn(said, CacheWarning, stacklevel=7)
 
 
 def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[float], object]) -> RepackedFile | None:
