@@ -289,6 +289,13 @@ def test_progress_goes_from_nothing_to_all(ordinary: Path, room: int | str) -> N
         assert len(set(told)) > 3
 
 
+def test_progress_goes_on_while_a_draft_model_is_loaded(ordinary: Path) -> None:
+    told: list[float] = []
+    said(ordinary, packed_cache=0, progress=told.append, draft=ordinary)
+    assert (told, told[0], told[-1]) == (sorted(told), 0, 1)
+    assert any(0.9 < share < 1 for share in told)
+
+
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("at", [0.5, 0.95, 1.0])
 def test_what_progress_raises_ends_the_load(ordinary: Path, at: float) -> None:

@@ -47,6 +47,8 @@ _LOGITS_BYTES = 256 << 20
 _KEPT = 7
 # Share of a load that packing into the cache is.
 _PACKING = 0.9
+# And loading the model, where a draft model is loaded, too.
+_MODEL = 0.9
 # Of the memory that this process can have, what a KV cache of full size may take where windows could do with less.
 _FULL = 1 / 2
 # Of `cache_ram`, what states may take that a batch's guesses are taken back with, and for how many guesses at most.
@@ -172,7 +174,11 @@ def load(
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     refuse(file, options, choice.backend, device_choice.groups_of(file, choice.backend, options.n_gpu_layers))
-    tell, begun = progress or (lambda _: None), 0.0
+    told, of_model, begun = progress or (lambda _: None), 1.0 if draft is None else _MODEL, 0.0
+
+    def tell(share: float) -> None:
+        told(of_model * share)
+
     tell(begun)
     if options.packed_cache and choice.backend == "npu" and file.repacked is None and options.n_gpu_layers < 0:
         begun = _PACKING
@@ -188,8 +194,10 @@ def load(
     try:
         interrupts.check()
         tell(1.0)
-        if draft is not None or lookup is not False:
-            lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
+        if draft is not None:
+            lm.speculate(lookup, _load_draft(draft, lm, options, lambda share: told(of_model + (1 - of_model) * share)))
+        elif lookup is not False:
+            lm.speculate(lookup, None)
     except BaseException:
         lm.close()
         raise
@@ -199,7 +207,7 @@ def load(
     return lm
 
 
-def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
+def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions, progress: Callable[[float], object]) -> LM:
     """Load the draft model, with room for as many tokens and samples as the model has."""
     return load(
         draft,
@@ -214,6 +222,7 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
         packed_cache=o.packed_cache,
         verify=o.verify,
         verbose=o.verbose,
+        progress=progress,
     )
 
 
