@@ -144,7 +144,7 @@ def load(
         TilebeamError: with a sentence that says why not; nothing stays loaded.
 
     Warns:
-        CacheWarning: no packed file is kept, or it is made anew, and why.
+        CacheWarning: no packed file is kept, or it is made anew or not used, and why.
         PlacementWarning: matrices run on the CPU that were not asked to: their share, why, and what to do.
     """
     arguments = locals()

@@ -52,17 +52,26 @@ class KeptFile:
     used: float
 
 
-def folder() -> Path:
-    """Return where packed files are kept: tilebeam/packed in XDG_CACHE_HOME, or in ~/.cache.
+def cache_folder() -> Path:
+    """Return where files of this user's are kept for later: tilebeam in XDG_CACHE_HOME, or in ~/.cache.
 
     Raises:
         TilebeamError: this user has no home.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tilebeam" / "packed"
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tilebeam"
     except RuntimeError as error:
-        raise TilebeamError(f"No place for packed files: {error}") from None
+        raise TilebeamError(f"No place for files that are kept: {error}") from None
+
+
+def folder() -> Path:
+    """Return where packed files are kept.
+
+    Raises:
+        TilebeamError: this user has no home.
+    """
+    return cache_folder() / "packed"
 
 
 def kept() -> list[KeptFile]:
