@@ -171,9 +171,12 @@ def plan(f: Source, policy: Policy) -> list[Target]:
         GGUFError: a rule cannot be followed, or matches no matrix.
     """
     targets = [_target(t, policy) for t in f.tensors.values()]
-    unread = _first_unread_layer(f)
     # llama.cpp skips these layers in some architectures, and a file is refused if tiles of it are not loaded.
-    targets = [replace(t, tiled=None) if _layer(t.name) >= unread else t for t in targets]
+    first = _first_ahead(f)
+    targets = [
+        replace(t, tiled=None) if (of := re.match(r"blk\.(\d+)\.", t.name)) and int(of[1]) >= first else t
+        for t in targets
+    ]
     output = _output(f, policy)
     if output is not None:
         targets.append(output)
@@ -183,17 +186,11 @@ def plan(f: Source, policy: Policy) -> list[Target]:
     return targets
 
 
-def _first_unread_layer(f: Source) -> float:
-    """Return the first layer that predicts tokens behind the next one: they come last."""
+def _first_ahead(f: Source) -> float:
+    """Return the first of the layers that predict tokens behind the next one, which come last."""
     layers, ahead = (f.kv.get(f"{f.architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
     numbers = [kv.value for kv in (layers, ahead) if kv is not None and isinstance(kv.value, int)]
     return numbers[0] - numbers[1] if len(numbers) == 2 and numbers[1] > 0 else math.inf
-
-
-def _layer(name: str) -> int:
-    """Return the layer that a tensor is of, -1 for what is beside them."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return int(found[1]) if found else -1
 
 
 def _target(t: TensorInfo, policy: Policy) -> Target:

@@ -406,6 +406,7 @@ class _Loader:
         memory_check.check(self._file, self._o, self._matrices, self._n_ids(1), cells=self._window_cells)
         model = self._load_file()
         if model is not None and not died:  # else it was not the packed file
+            self._stack.callback(model.close)  # warnings may be errors
             packed_files.discard(packed, unlike=unlike)
         return model
 

@@ -66,11 +66,7 @@ def cache_folder() -> Path:
 
 
 def folder() -> Path:
-    """Return where packed files are kept.
-
-    Raises:
-        TilebeamError: this user has no home.
-    """
+    """Return where packed files are kept; raise TilebeamError as `cache_folder` does."""
     return cache_folder() / "packed"
 
 
@@ -119,18 +115,13 @@ def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[flo
 
 
 def discard(file: RepackedFile, *, unlike: bool) -> None:
-    """Warn of a packed file that was not used, and delete it unless it would be made in the same way again.
-
-    Args:
-        unlike: llama.cpp could load it, but left out some of its tiles.
-    """
-    if unlike:
-        said = f"{file.path} has tiles that llama.cpp leaves out, and the model was packed in memory."
-    else:
-        said = f"{file.path} could not be loaded, and the model was packed in memory."
+    """Warn of a packed file that was not used, and delete it unless it would be made in the same way again: `unlike`
+    the ordinary file, it has tiles that llama.cpp leaves out."""
+    if not unlike:
         with contextlib.suppress(OSError):  # another process may have deleted it meanwhile
             os.unlink(file.path)
-    warnings.warn(said, CacheWarning, stacklevel=7)
+    why = "has tiles that llama.cpp leaves out" if unlike else "could not be loaded"
+    warnings.warn(f"{file.path} {why}, and the model was packed in memory.", CacheWarning, stacklevel=7)
 
 
 def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[float], object]) -> RepackedFile | None:

@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 
 def refuse(file: CheckedFile, options: CheckedOptions, backend: Backend, groups: Sequence[MatrixGroup]) -> None:
-    """Refuse a model that this llama.cpp, or this device, does not run as asked.
-
-    Args:
-        groups: the file's matrices as they will run.
-
-    Raises:
-        TilebeamError: says why.
-    """
+    """Refuse a model that this llama.cpp, or this device, does not run as asked; `groups`: its matrices as they will
+    run."""
     from tilebeam.native.llama import COMPUTED_WRONGLY
     from tilebeam.native.plugin import register
 
@@ -45,21 +39,10 @@ def refuse(file: CheckedFile, options: CheckedOptions, backend: Backend, groups:
 
 
 def check_deterministic(
-    file: CheckedFile,
-    context: Any,
-    control: Control,
-    n_devices: int,
-    failure: Callable[[int, str], TilebeamError],
+    file: CheckedFile, context: Any, control: Control, n_devices: int, failure: Callable[[int, str], TilebeamError]
 ) -> None:
-    """Refuse a model whose results depend on what else is computed.
-
-    Args:
-        context: of the model, empty.
-        failure: makes the exception for a code of llama_decode.
-
-    Raises:
-        TilebeamError: says on what they depend; or llama_decode failed.
-    """
+    """Refuse a loaded model whose results depend on what else is computed; `failure` makes an exception of a code of
+    llama_decode."""
 
     def fail(code: int) -> NoReturn:
         raise failure(code, "")
