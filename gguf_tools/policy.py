@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -170,6 +171,12 @@ def plan(f: Source, policy: Policy) -> list[Target]:
         GGUFError: a rule cannot be followed, or matches no matrix.
     """
     targets = [_target(t, policy) for t in f.tensors.values()]
+    # llama.cpp skips these layers in some architectures, and a file is refused if tiles of it are not loaded.
+    first = _first_ahead(f)
+    targets = [
+        replace(t, tiled=None) if (of := re.match(r"blk\.(\d+)\.", t.name)) and int(of[1]) >= first else t
+        for t in targets
+    ]
     output = _output(f, policy)
     if output is not None:
         targets.append(output)
@@ -177,6 +184,13 @@ def plan(f: Source, policy: Policy) -> list[Target]:
         if not rule.of_preset and not any(rule.pattern.search(t.name) for t in targets if is_weight(t.source)):
             raise GGUFError(f"{f.path} has no weight matrix for the rule {rule.pattern.pattern}={rule.type}")
     return targets
+
+
+def _first_ahead(f: Source) -> float:
+    """Return the first of the layers that predict tokens behind the next one, which come last."""
+    layers, ahead = (f.kv.get(f"{f.architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    numbers = [kv.value for kv in (layers, ahead) if kv is not None and isinstance(kv.value, int)]
+    return numbers[0] - numbers[1] if len(numbers) == 2 and numbers[1] > 0 else math.inf
 
 
 def _target(t: TensorInfo, policy: Policy) -> Target:

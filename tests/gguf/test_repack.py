@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_kit import blocks, gaussian, only_files, stored, write_gguf, writer
+from gguf_kit import blocks, gaussian, only_files, stored, with_metadata, write_gguf, writer
 from gguf_kit import repack as repack_cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +21,9 @@ from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, pack, unpack
 from tilebeam.gguf import GGUFError, cli, repack, stream
 from tilebeam.gguf.byte_bar import byte_bars
+from tilebeam.gguf.gguf_write import kv_u32
+
+from bench.lib.synth import preset, write_model
 
 Q = gguf.GGMLQuantizationType
 
@@ -442,3 +445,10 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"gguf-repack: {packed} is repacked already; unpack it first"
     assert lines[1] == f"gguf-repack: {tmp_path / 'none.gguf'}: No such file or directory"
+
+
+def test_layers_that_llama_cpp_may_skip_stay_blocks(tmp_path: Path) -> None:
+    layers = write_model(tmp_path / "whole.gguf", preset("tiny", n_layer=2))
+    ahead = with_metadata(layers, tmp_path / "m.gguf", {(key := "llama.nextn_predict_layers"): kv_u32(key, 1)})
+    gguf_tools.pack(ahead, tmp_path / "p.gguf")
+    assert {t.name.split(".")[1] for t in gguf_tools.manifest(tmp_path / "p.gguf").tensors} == {"0", "weight"}

@@ -11,7 +11,7 @@ import pytest
 import tilebeam
 from gguf_kit import with_metadata
 from lora_kit import write_adapter
-from tilebeam import TilebeamError
+from tilebeam import CacheWarning, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext.cpus import Cpus
 from tilebeam.cli.main import app
@@ -65,6 +65,12 @@ def test_files_that_cannot_be_loaded(kind: str, model: Path, tmp_path: Path) -> 
     report = doctor.DoctorReport()
     report.attempt("model", "advice", lambda r: doctor._model(r, path))
     assert [(c.ok, c.detail) for c in report.checks] == [(False, " ".join(str(refused.value).split()))]
+
+
+def test_other_warnings_than_those_it_tells_are_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEBEAM_PACKED_CACHE", "1")
+    with pytest.warns(CacheWarning, match="packed_cache allows 0 MiB"):
+        doctor._model(doctor.DoctorReport(), model)
 
 
 def test_the_command_fails_with_the_sentence_and_passes_what_loads(model: Path, tmp_path: Path) -> None:

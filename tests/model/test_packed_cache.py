@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import tilebeam
 from tilebeam import CacheWarning, SamplingParams, TilebeamError
 from tilebeam.model import packed_cache
+from tilebeam.native import llama
 from tilebeam.native.control import control
 from typer.testing import CliRunner
 
@@ -139,6 +141,42 @@ def test_what_is_used_longest_ago_makes_room(tmp_path: Path) -> None:
         assert not said(models[1], packed_cache=1000)[1]
 
 
+def test_what_has_no_tiles_to_keep_costs_no_file_and_no_word(ordinary: Path, home: Path, tmp_path: Path) -> None:
+    quietly(ordinary)
+    kept = only(home)
+    config = preset("tiny", arch="qwen2", type="iq3_s", types={"token_embd": "q8_0"}, tied=True)
+    assert not quietly(write_model(tmp_path / "model.gguf", config), packed_cache=1)[1]
+    assert only(home) == kept
+
+
+def test_it_has_its_name_once_it_can_be_trusted(ordinary: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = ordinary.with_name("模" * 80)  # 240 bytes
+    os.link(ordinary, long)
+    utime, seen = os.utime, []
+
+    def noted(*args: Any, **options: Any) -> None:
+        seen.append(only(home).suffix)
+        utime(*args, **options)
+
+    monkeypatch.setattr(packed_cache.os, "utime", noted)
+    quietly(long)
+    assert seen == [".part", ".gguf"]
+
+
+def test_what_another_process_has_just_made_stays(ordinary: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, opened = quietly(ordinary), packed_cache._opened
+    made, answers = only(home).stat().st_ino, [packed_cache._UnusableError("it was damaged")]
+
+    def then_sound(*args: Any, **options: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return opened(*args, **options)
+
+    monkeypatch.setattr(packed_cache, "_opened", then_sound)
+    assert quietly(ordinary) == first
+    assert only(home).stat().st_ino == made
+
+
 @pytest.mark.parametrize("kind", ["a file", "writable by others", "another user's"])
 def test_a_folder_that_cannot_be_used_costs_a_sentence(ordinary: Path, home: Path, kind: str) -> None:
     home.parent.mkdir(parents=True, mode=0o700)
@@ -161,6 +199,9 @@ def test_a_full_disk_and_another_process_that_packs(
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def no_locks(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
     with monkeypatch.context() as patch:
         patch.setattr("tilebeam.gguf.gguf_write.os.posix_fallocate", full)
         with pytest.warns(CacheWarning, match=r"No space left.* are needed"):
@@ -171,6 +212,10 @@ def test_a_full_disk_and_another_process_that_packs(
         fcntl.flock(fd, fcntl.LOCK_EX)
         with pytest.warns(CacheWarning, match="another process is packing"):
             assert not said(ordinary)[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(packed_cache.fcntl, "flock", no_locks)
+            with pytest.warns(CacheWarning, match="No locks available"):
+                assert not said(ordinary)[1]
     finally:
         os.close(fd)
     assert quietly(ordinary)[1]
@@ -200,14 +245,45 @@ def test_a_file_that_another_process_deletes_meanwhile(
         assert said(ordinary) == (first[0], False)
 
 
+def test_tiles_that_llama_cpp_leaves_out(ordinary: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, find = quietly(ordinary), packed_cache.find
+
+    def with_more(*args: Any, **options: Any) -> Any:
+        found = find(*args, **options)
+        return replace(found, tensors=(*found.tensors, replace(found.tensors[-1], name="blk.9.attn_q.weight")))
+
+    monkeypatch.setattr(packed_cache, "find", with_more)
+    with pytest.warns(CacheWarning, match="has tiles that llama.cpp leaves out"):
+        assert said(ordinary) == (first[0], False)
+    assert only(home)
+
+
+def test_what_fails_however_it_is_loaded_costs_no_file(
+    ordinary: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quietly(ordinary)
+    made = only(home)
+    with monkeypatch.context() as patch:
+        patch.setattr("tilebeam.model.loader.own_load", lambda: lambda *_: None)
+        with pytest.raises(TilebeamError, match="could not load"):
+            tilebeam.load(ordinary, **SMALL)
+    assert only(home) == made
+    made.unlink()
+    monkeypatch.setitem(llama.COMPUTED_WRONGLY, "qwen2", "always")
+    with pytest.raises(TilebeamError, match="wrongly always"):
+        tilebeam.load(ordinary, **SMALL)
+    assert list(home.iterdir()) == []
+
+
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("room", [0, ROOM])
-def test_progress_goes_from_nothing_to_all(ordinary: Path, room: int | str) -> None:
+@pytest.mark.parametrize("drafts", [False, True])
+def test_progress_goes_from_nothing_to_all(ordinary: Path, room: int | str, drafts: bool) -> None:
     for _ in range(2):
         told: list[float] = []
-        said(ordinary, packed_cache=room, progress=told.append)
+        said(ordinary, packed_cache=room, progress=told.append, draft=ordinary if drafts else None)
         assert (told, told[0], told[-1]) == (sorted(told), 0, 1)
-        assert len(set(told)) > 3
+        assert len({share for share in told if share > (0.9 if drafts else 0)}) > 3
 
 
 @pytest.mark.usefixtures("home")

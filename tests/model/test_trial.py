@@ -104,6 +104,19 @@ def test_a_trial_is_remembered_until_its_file_is_damaged(floats: Path, tmp_path:
     assert len(remembered(tmp_path)) == 2
 
 
+def test_a_relative_folder_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert trial._folder() == tmp_path / ".cache" / "tilebeam" / "trials"
+
+
+def test_a_trial_keeps_no_packed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEBEAM_PACKED_CACHE", "1GiB")
+    model = write_model(tmp_path / "model.gguf", preset("tiny", arch="qwen2", type="q4_0"))
+    assert trial.try_both(inspect(model, False), options()).ratios
+    assert not (tmp_path / "cache" / "tilebeam" / "packed").exists()
+
+
 def program(folder: Path, script: str) -> str:
     path = folder / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")

@@ -393,7 +393,12 @@ def _model(report: DoctorReport, path: str | os.PathLike[str]) -> str:
         with load(path, lookup=False) as lm:
             info = lm.info
             snapshot = lm.snapshot_bytes() if info.generates else 0
-    said = next((str(w.message) for w in told if issubclass(w.category, PlacementWarning)), None)
+    said = None
+    for w in told:
+        if issubclass(w.category, PlacementWarning):
+            said = said or str(w.message)
+        else:
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
     report.facts["model"] = {
         "path": info.path,
         "architecture": info.architecture,

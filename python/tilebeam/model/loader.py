@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
 from tilebeam.model import device_choice, hub, memory_check
@@ -25,7 +25,7 @@ from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, Device, KvType, LoadOptions
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
-from tilebeam.model.same_bits import reads_alike
+from tilebeam.model.refusals import check_deterministic, refuse
 from tilebeam.native import releases
 from tilebeam.native.control import Control, LoadResult, control
 from tilebeam.native.executor import usable_memory
@@ -47,6 +47,8 @@ _LOGITS_BYTES = 256 << 20
 _KEPT = 7
 # Share of a load that packing into the cache is.
 _PACKING = 0.9
+# And loading the model, where a draft model is loaded, too.
+_MODEL = 0.9
 # Of the memory that this process can have, what a KV cache of full size may take where windows could do with less.
 _FULL = 1 / 2
 # Of `cache_ram`, what states may take that a batch's guesses are taken back with, and for how many guesses at most.
@@ -142,7 +144,7 @@ def load(
         TilebeamError: with a sentence that says why not; nothing stays loaded.
 
     Warns:
-        CacheWarning: no packed file is kept, or it is made anew, and why.
+        CacheWarning: no packed file is kept, or it is made anew or not used, and why.
         PlacementWarning: matrices run on the CPU that were not asked to: their share, why, and what to do.
     """
     arguments = locals()
@@ -171,7 +173,12 @@ def load(
     from tilebeam.native.plugin import ggml
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
-    tell, begun = progress or (lambda _: None), 0.0
+    refuse(file, options, choice.backend, device_choice.groups_of(file, choice.backend, options.n_gpu_layers))
+    told, of_model, begun = progress or (lambda _: None), 1.0 if draft is None else _MODEL, 0.0
+
+    def tell(share: float) -> None:
+        told(of_model * share)
+
     tell(begun)
     if options.packed_cache and choice.backend == "npu" and file.repacked is None and options.n_gpu_layers < 0:
         begun = _PACKING
@@ -187,8 +194,10 @@ def load(
     try:
         interrupts.check()
         tell(1.0)
-        if draft is not None or lookup is not False:
-            lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
+        if draft is not None:
+            lm.speculate(lookup, _load_draft(draft, lm, options, lambda share: told(of_model + (1 - of_model) * share)))
+        elif lookup is not False:
+            lm.speculate(lookup, None)
     except BaseException:
         lm.close()
         raise
@@ -198,7 +207,7 @@ def load(
     return lm
 
 
-def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
+def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions, progress: Callable[[float], object]) -> LM:
     """Load the draft model, with room for as many tokens and samples as the model has."""
     return load(
         draft,
@@ -213,6 +222,7 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
         packed_cache=o.packed_cache,
         verify=o.verify,
         verbose=o.verbose,
+        progress=progress,
     )
 
 
@@ -259,12 +269,6 @@ class _Loader:
         from tilebeam.model.lm import LM
 
         if self._backend == "npu":
-            from tilebeam.native.plugin import register
-
-            if complaints := register().complaints:
-                raise TilebeamError(f"Invalid environment settings: {'; '.join(complaints)}.")
-            if not register().devices():
-                raise TilebeamError("The NPU plugin is loaded but has no device.")
             self._control = control()
             self._placement = self._place(self._control)
         texts = self._n_ids(1 if self._file.cache.recurrent else _KEPT)
@@ -307,14 +311,6 @@ class _Loader:
 
     def _start(self) -> tuple[Any, Any, int]:
         """Load the model and make its context; return both, and how many tensors became tiles."""
-        architecture = self._file.architecture
-        releases.check_architecture(self._file.path, architecture)
-        if when := self._llama.COMPUTED_WRONGLY.get(architecture):
-            raise TilebeamError(
-                f"{self._file.path} cannot be run: this llama.cpp computes {architecture} models wrongly {when}."
-            )
-        if self._o.deterministic and (reason := device_choice.undetermined(self._file.path, self._matrices)):
-            raise TilebeamError(reason)
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
         if self._control is not None:
@@ -336,34 +332,9 @@ class _Loader:
         if adapters:
             self._logged("apply the LoRA adapters to", lambda: context.adapt(adapters) or None)
         if self._o.deterministic:
-            self._check_deterministic(context)
+            assert self._control is not None
+            check_deterministic(self._file, context, self._control, len(self._placement.counts), self._failure)
         return model, context, tiled
-
-    def _check_deterministic(self, context: Any) -> None:
-        """Refuse a model whose results depend on what else is computed."""
-
-        def fail(code: int) -> NoReturn:
-            raise self._failure(code, "")
-
-        assert self._control is not None
-        what, kind = f"{self._file.path} cannot be deterministic", f"{self._file.architecture} models"
-        if any(".indexer." in matrix.name for matrix in self._file.matrices):
-            raise TilebeamError(f"{what}: in which way {kind} choose among cells depends on how full the cache is.")
-        before, devices = self._control.status()["graphs"], len(self._placement.counts)
-        context.fill([(0, 0, [0], 1)])
-        if (code := context.decode(1)) != 0:
-            fail(code)
-        context.clear()
-        if (graphs := self._control.status()["graphs"] - before) > devices:
-            raise TilebeamError(
-                f"{what}: the device leaves operations of {kind} to the CPU backend, whose sums depend on the batch "
-                f"(a graph is in {graphs} pieces, not {devices})."
-            )
-        if not reads_alike(context, fail, generates=self._file.generates, ranks=self._file.pooling == "rank"):
-            raise TilebeamError(
-                f"{what}: llama.cpp makes {kind} read a text in another way if it is read in other pieces, or if its "
-                "cells lie elsewhere."
-            )
 
     def _place(self, npu: Control) -> Placement:
         """Decide which layers go to which device; one device for all if nothing else is asked for.
@@ -417,14 +388,26 @@ class _Loader:
         return found
 
     def _load_model(self) -> Any:
-        packed, model = self._file.packed, None
-        with nullcontext() if packed is None else suppress(TilebeamError):
+        """Load the model, from the ordinary file if a packed one that is kept does not do."""
+        if (packed := self._file.packed) is None:
+            return self._load_file()
+        model, whole = None, False
+        with suppress(TilebeamError):
             model = self._load_file()
-        stopped = self._told is not None or self._interrupts.ends or self._npu_lost()
-        if model is None and packed is not None and not stopped:
-            packed_files.discard(packed)  # another process may have deleted it meanwhile
-            self._file.packed = None
-            model = self._load_file()
+            whole = self._loaded.announced_tensors == len(packed.tensors) and not self._loaded.bad_buffers
+        if whole or self._told is not None or self._interrupts.ends:
+            return model
+        npu, n_devices = self._control, len(self._placement.counts)
+        died = npu is not None and any(npu.device_status(i)["session"] == "dead" for i in range(n_devices))
+        unlike = model is not None
+        if model is not None:
+            model.close()
+        self._file.packed = None
+        memory_check.check(self._file, self._o, self._matrices, self._n_ids(1), cells=self._window_cells)
+        model = self._load_file()
+        if model is not None and not died:  # else it was not the packed file
+            self._stack.callback(model.close)  # warnings may be errors
+            packed_files.discard(packed, unlike=unlike)
         return model
 
     def _load_file(self) -> Any:

@@ -5,14 +5,15 @@ Off unless a size is given for it: packing takes a second or two for each GB, an
 as the model, which nobody should find taken unasked.
 
 A file is named by what it was made of: the fingerprints of the model's parts and when they were written, and the
-version of the packing. It gets its name once it is whole and synced (gguf_write.complete_file). Its time of change is a
-number of that name, which nobody who writes into it later leaves as it is; its time of access tells when it was used
-last. Only what belongs to this user, and nobody else may write to, is trusted.
+version of the packing. It gets its name once it is whole, synced (gguf_write.complete_file) and dated. Its time of
+change is a number of that name, which nobody who writes into it later leaves as it is; its time of access tells when it
+was used last. Only what belongs to this user, and nobody else may write to, is trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import stat
@@ -23,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilebeam._ext import LAYOUT_VERSION, Type, column_type, has_file_form
+from tilebeam._ext import LAYOUT_VERSION
 from tilebeam.errors import CacheWarning, TilebeamError
-from tilebeam.model.device_choice import groups_of
 from tilebeam.native.repacked import RepackedFile
 
 if TYPE_CHECKING:
@@ -52,17 +52,22 @@ class KeptFile:
     used: float
 
 
-def folder() -> Path:
-    """Return where packed files are kept: tilebeam/packed in XDG_CACHE_HOME, or in ~/.cache.
+def cache_folder() -> Path:
+    """Return where files of this user's are kept for later: tilebeam in XDG_CACHE_HOME, or in ~/.cache.
 
     Raises:
         TilebeamError: this user has no home.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tilebeam" / "packed"
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tilebeam"
     except RuntimeError as error:
-        raise TilebeamError(f"No place for packed files: {error}") from None
+        raise TilebeamError(f"No place for files that are kept: {error}") from None
+
+
+def folder() -> Path:
+    """Return where packed files are kept; raise TilebeamError as `cache_folder` does."""
+    return cache_folder() / "packed"
 
 
 def kept() -> list[KeptFile]:
@@ -99,28 +104,30 @@ def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[flo
     """
     from tilebeam.gguf import GGUFError
 
-    columns = [column_type(Type[group.type.upper()]) for group in groups_of(file, "npu", -1) if group.device == "npu"]
-    if not any(column is not None and has_file_form(column) for column in columns):
-        return None
     name = Path(file.path).name
     try:
         return _found(file, limit, verify, progress)
     except _StoppedError as stopped:
         raise (stopped.__cause__ or stopped) from None
     except (_UnusableError, GGUFError, OSError, TilebeamError) as error:
-        warnings.warn(f"No packed file of {name} is kept: {_reason(error)}.", CacheWarning, stacklevel=4)
+        warnings.warn(f"No packed file of {name} is kept: {_reason(error)}.", CacheWarning, stacklevel=3)
         return None
 
 
-def discard(file: RepackedFile) -> None:
-    """Delete a packed file that llama.cpp could not load, and warn of it."""
-    warnings.warn(f"{file.path} could not be loaded, and the model was packed again.", CacheWarning, stacklevel=2)
-    with contextlib.suppress(OSError):
-        os.unlink(file.path)
+def discard(file: RepackedFile, *, unlike: bool) -> None:
+    """Warn of a packed file that was not used, and delete it unless it would be made in the same way again: `unlike`
+    the ordinary file, it has tiles that llama.cpp leaves out."""
+    if not unlike:
+        with contextlib.suppress(OSError):  # another process may have deleted it meanwhile
+            os.unlink(file.path)
+    why = "has tiles that llama.cpp leaves out" if unlike else "could not be loaded"
+    warnings.warn(f"{file.path} {why}, and the model was packed in memory.", CacheWarning, stacklevel=7)
 
 
-def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[float], object]) -> RepackedFile:
-    from tilebeam.gguf import GGUFError, pack
+def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[float], object]) -> RepackedFile | None:
+    from tilebeam.gguf import GGUFError, open_gguf, pack
+    from tilebeam.gguf.policy import Policy, plan
+    from tilebeam.gguf.whole_file import beside
 
     def told(done: int, total: int) -> None:
         try:
@@ -129,20 +136,33 @@ def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[floa
             raise _StoppedError from error
 
     here, key = _own_folder(), _key(file.parts)
-    path = here / f"{Path(file.path).stem[:80]}-{key[:16]}{_SUFFIX}"
+    stem = os.fsencode(Path(file.path).stem)[:80].decode(errors="ignore")  # the longest file name is 255 bytes
+    path = here / f"{stem}-{key[:16]}{_SUFFIX}"
     if os.path.lexists(path):
-        try:
+        with contextlib.suppress(_UnusableError, GGUFError, OSError):
             return _opened(path, key, verify)
-        except (_UnusableError, GGUFError, OSError) as error:
-            said = f"The packed file of {Path(file.path).name} is made anew: {_reason(error)}."
-            warnings.warn(said, CacheWarning, stacklevel=5)
-            path.unlink(missing_ok=True)
+    else:
+        with open_gguf(file.path) as source:
+            if not any(target.tiled is not None for target in plan(source, Policy())):
+                return None
     with _alone(here):
-        if not os.path.lexists(path):  # else another process has just made it
-            _make_room(sum(part.stat().st_size for part in file.parts), limit)
-            pack(file.path, path, progress=told)
-            path.chmod(0o600)
-            os.utime(path, (time.time(), _time_of_change(key)))
+        if os.path.lexists(path):
+            try:  # another process may have made it just now
+                return _opened(path, key, verify)
+            except (_UnusableError, GGUFError, OSError) as error:
+                said = f"The packed file of {Path(file.path).name} is made anew: {_reason(error)}."
+                warnings.warn(said, CacheWarning, stacklevel=4)
+                path.unlink(missing_ok=True)
+        _make_room(sum(part.stat().st_size for part in file.parts), limit)
+        partial = beside(path)
+        try:  # it has its name once nothing about it changes: others trust it by its mode and times
+            pack(file.path, partial, progress=told)
+            partial.chmod(0o600)
+            os.utime(partial, (time.time(), _time_of_change(key)))
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
     return _opened(path, key, verify=False)
 
 
@@ -213,13 +233,14 @@ def _alone(here: Path) -> Iterator[None]:
 
     Raises:
         _UnusableError: another one packs.
+        OSError: the file system has no locks.
     """
-    from tilebeam.gguf.whole_file import lock
-
     fd = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if not lock(fd):
-            raise _UnusableError("another process is packing a file")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _UnusableError("another process is packing a file") from None
         yield
     finally:
         os.close(fd)

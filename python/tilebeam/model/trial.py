@@ -22,6 +22,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.model.file_check import CheckedFile
 from tilebeam.model.first_layers import write_first_layers
 from tilebeam.model.load_options import CheckedOptions
+from tilebeam.model.packed_cache import cache_folder
 
 ROWS = (1, 4, 16)  # sequences that decode together
 _SECONDS = 20.0  # for a trial, most of which are loading on a machine that has other work
@@ -129,7 +130,7 @@ def _ratios(found: Any, rows: list[int]) -> dict[str, float]:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tilebeam" / "trials"
+    return cache_folder() / "trials"
 
 
 def _digest(facts: Any) -> str:
