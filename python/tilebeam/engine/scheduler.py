@@ -376,12 +376,15 @@ class Scheduler:
             drafted = self._drafts(decoding, prompts)
         spans: list[Span] = []
         n = 0
+        # Guesses may be older than samples and prompts that were admitted since.
+        guesses = min(self.kv.free, self._context.n_ubatch, self._context.max_outputs - len(prompts)) - len(decoding)
         for sample in decoding:
             assert sample.kv is not None
             last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
-            draft = drafted.get(sample, [])
+            draft = drafted.get(sample, [])[: max(0, guesses)]
             if draft and not self.kv.hold(sample.kv, len(draft), alone=len(decoding) == 1 and not prompts):
                 draft = []
+            guesses -= len(draft)
             tokens = [last, *draft]
             self.kv.extend(sample.kv, tokens)
             spans.append(Span(sample.kv, sample.request, sample, tokens, n, len(tokens)))
