@@ -210,5 +210,14 @@ def test_windows_get_cells_by_memory_and_as_asked(
         [wanted] = stocks["gemma3-dense"].loglikelihood(TEXT[:1200], [[5, 6, 7]])
         np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=LIMIT)
         check_engine(lm.engine)
+    # Texts that share more than the cells of the windows have none that is taken again.
+    with load(path, **size) as lm:
+        [output] = lm.generate([TEXT[:1500]], drawn(4, 8))
+        assert_as_stock(stocks["gemma3-dense"], [TEXT[:1500]], [output], 3 * LIMIT)
+        several = [[5, 6, 7], [8, 9], [10]]
+        wanted = stocks["gemma3-dense"].loglikelihood(TEXT[:1500], several)
+        for found, want in zip(lm.loglikelihood(TEXT[:1500], several), wanted, strict=True):
+            np.testing.assert_allclose(found.logprobs, want.logprobs, atol=3 * LIMIT)
+        check_engine(lm.engine)
     with pytest.raises(TilebeamError, match="swa_full must be True, False or None"):
         load(path, swa_full="yes")
