@@ -94,7 +94,14 @@ def test_a_trial_is_remembered_until_its_file_is_damaged(floats: Path, tmp_path:
     again = trial.try_both(file, options())
     assert again == replace(first, remembered=True)
     [kept] = remembered(tmp_path)
-    for damage in ("", "{", "[]", '{"ratios": {"prompt": 1, "1": 1, "2": 1%s}}' % ("0" * 400), '{"ratios": {"prompt": 1}}', '{"ratios": {"prompt": 1, "1": -2, "2": 3}}'):
+    for damage in (
+        "",
+        "{",
+        "[]",
+        '{"ratios": {"prompt": 1, "1": 1, "2": 1%s}}' % ("0" * 400),
+        '{"ratios": {"prompt": 1}}',
+        '{"ratios": {"prompt": 1, "1": -2, "2": 3}}',
+    ):
         kept.write_text(damage)
         assert trial._read(kept, [1, 2]) is None
     assert not trial.try_both(file, options()).remembered
@@ -184,7 +191,8 @@ def test_a_trial_decides_where_the_rule_is_in_doubt(floats: Path, monkeypatch: p
     monkeypatch.setenv("TILEBEAM_TRIAL", "0")
     assert "TILEBEAM_TRIAL=0" in device_choice.choose(file, options()).why
     rwkv = replace(sure, architecture="rwkv7", cache=replace(file.cache, recurrent=True))
-    assert device_choice.choose(rwkv, options()).backend == "cpu"
+    chosen = device_choice.choose(rwkv, options())
+    assert "recurrence of rwkv7" in str(device_choice.warning("m.gguf", (), chosen))
     assert not tried
     monkeypatch.delenv("TILEBEAM_TRIAL")
     part = replace(file, matrices=(replace(quantized[0], type="nvfp4", why="type"), *quantized[1:]))
