@@ -419,8 +419,8 @@ class Reader:
         return True
 
     def _decode(self, running: list[_Job], question: _Question, room: int) -> tuple[int, int]:
-        """Decode one batch of at most `room` tokens and take the answers in it; texts that are read to their end, or for
-        which cells are too few, lose their sequence.
+        """Decode one batch of at most `room` tokens and take the answers in it; texts that are read to their end, and
+        those that find no cells, lose their sequence.
 
         Returns:
             how many tokens it had, and how many that were not decoded before.

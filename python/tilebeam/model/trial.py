@@ -119,7 +119,11 @@ def _run(f: Any, request: dict[str, Any]) -> Trial:
     said = json.loads(done.stdout)
     if said.get("others", 0) > _BUSY:
         return Trial(failure=f"other programs used {said['others']:.0%} of the CPUs meanwhile", again=True)
-    return Trial(failure=said["failure"], again="of memory" in said["failure"]) if "failure" in said else Trial(_ratios(said["ratios"], request["rows"]))
+    return (
+        Trial(failure=said["failure"], again="of memory" in said["failure"])
+        if "failure" in said
+        else Trial(_ratios(said["ratios"], request["rows"]))
+    )
 
 
 def _ratios(found: Any, rows: list[int]) -> dict[str, float]:
