@@ -15,6 +15,7 @@ from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits
 from sampler_kit import Witness
 from tilebeam import LM, RequestOutput, SamplingParams
 from tilebeam.engine.drafter import Drafter
+from tilebeam.engine.scheduler import BatchPlan, Scheduler
 from tilebeam.native.llama import Context
 
 from bench.lib.synth import preset, write_model
@@ -263,3 +264,18 @@ def test_a_sliding_window_goes_back_within_a_batch(tmp_path: Path, mode: str, n_
             np.testing.assert_allclose(np.array(rows), expected, atol=0.02)
             other = lm.logits([*PROMPTS[0], *sample.token_ids[:-9], 1, *sample.token_ids[-8:]])[-2]
             assert np.abs(other - expected[-1]).max() > 0.1  # so much one other token in the window would be
+
+
+def test_guesses_that_others_joined_stay_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real, sizes = write_model(tmp_path / "t.gguf", preset("tiny", type="f32")), Scheduler.plan, list[int]()
+
+    def plan(scheduler: Scheduler, *, drafts: bool = True) -> BatchPlan:
+        scheduler._guesses = {s: [1] * 20 for s in scheduler.running if s.tokens}
+        found = real(scheduler, drafts=drafts)
+        sizes.extend([found.n] * found.drafts)
+        return found
+
+    monkeypatch.setattr(Scheduler, "plan", plan)
+    with tilebeam.load(path, "cpu", n_ctx=512, n_seq_max=3, threads=1, n_ubatch=8, **EXACT) as lm:
+        lm.generate(PROMPTS[0], SAMPLED)
+    assert max(sizes) == 8

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import LM, SamplingParams, Usage
-from tilebeam.engine.scheduler import PREFILL_CHUNK, portions
+from tilebeam.engine.portions import portions
+from tilebeam.engine.scheduler import PREFILL_CHUNK
 from tilebeam.native.llama import Context
 
 PROMPTS = ["the question is how many times the number", "so it was", "of the step the sum is"]

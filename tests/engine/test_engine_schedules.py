@@ -58,7 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, 
     path = write_model(folder / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=1))
     options: dict[str, Any] = {"n_ctx": N_CTX, "threads": 1, "lookup": False, **EXACT}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loader, "_KEPT", 1)  # nine sequence ids
+        patched.setattr(loader, "KEPT", 1)  # nine sequence ids
         small = tilebeam.load(path, "cpu", n_seq_max=4, n_batch=48, **options)
     with (
         small as tight,

@@ -213,6 +213,10 @@ def test_what_states_and_windows_need_to_be_cut() -> None:
         kv.truncate(seq, 12)
     kv.truncate(seq, 13)
     assert (len(seq), kv.free) == (13, 51)
+    cells.gone = 12  # as chunks leave it, not sliding windows
+    kv.extend(seq, [2, 3])
+    assert kv.take_back(seq, 14)
+    assert len(seq) == 14
     kv = KvCache(cells, Limits(64, 4, whole_forks_only=True, taken_back=3))
     seq = kv.open()
     kv.extend(seq, [1, 2, 3])

@@ -17,7 +17,7 @@ import tilebeam
 from engine_kit import Count, check_engine
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine.request import make_request
-from tilebeam.model import loader, memory_check
+from tilebeam.model import cache_cells, memory_check
 from tilebeam.outputs import Progress, RequestOutput
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
@@ -193,7 +193,7 @@ def test_windows_get_cells_by_memory_and_as_asked(
         assert (lm.info.window, lm.info.window_cells) == (32, 4096)
     with load(path, swa_full=False, n_ctx=256) as lm:
         assert lm.info.window_cells == 256  # fewer would not hold the windows
-    monkeypatch.setattr(loader, "usable_memory", lambda: SimpleNamespace(with_swap=1 << 20))
+    monkeypatch.setattr(cache_cells, "usable_memory", lambda: SimpleNamespace(with_swap=1 << 20))
     monkeypatch.setattr(memory_check, "check", lambda *_, **__: 0)
     with load(path, **size, swa_full=True) as lm:
         assert lm.info.window_cells == 4096
@@ -210,5 +210,15 @@ def test_windows_get_cells_by_memory_and_as_asked(
         [wanted] = stocks["gemma3-dense"].loglikelihood(TEXT[:1200], [[5, 6, 7]])
         np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=LIMIT)
         check_engine(lm.engine)
-    with pytest.raises(TilebeamError, match="swa_full must be True, False or None"):
-        load(path, swa_full="yes")
+    # Texts that share more than the cells of the windows have none that is taken again.
+    with load(path, **size) as lm:
+        [output] = lm.generate([TEXT[:1500]], drawn(4, 8))
+        assert_as_stock(stocks["gemma3-dense"], [TEXT[:1500]], [output], 3 * LIMIT)
+        several = [[5, 6, 7], [8, 9], [10]]
+        wanted = stocks["gemma3-dense"].loglikelihood(TEXT[:1500], several)
+        for found, want in zip(lm.loglikelihood(TEXT[:1500], several), wanted, strict=True):
+            np.testing.assert_allclose(found.logprobs, want.logprobs, atol=3 * LIMIT)
+        check_engine(lm.engine)
+    for wrong in ("yes", 0):
+        with pytest.raises(TilebeamError, match="swa_full must be True, False or None"):
+            load(path, swa_full=wrong)

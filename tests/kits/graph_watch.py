@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 from tilebeam.errors import TilebeamError
-from tilebeam.measure.perplexity import Windows
-from tilebeam.model.lm import LM
 from tilebeam.native.ggml_base import ggml_base
-from tilebeam.native.llama import Context, log_router
-
-TYPE_F32 = 0
 
 
 class Tensor(ctypes.Structure):
@@ -95,52 +89,3 @@ class Watch(ABC):
         except BaseException as e:  # nothing may leave a callback of C
             self.error = e
             return False
-
-
-def decode(
-    lm: LM,
-    windows: Windows,
-    watch: Watch,
-    *,
-    threads: int,
-    progress: Callable[[int], None] | None = None,
-) -> None:
-    """Decode windows of text in a context of their own under a watch's eyes; all positions have outputs.
-
-    Args:
-        progress: called with the number of windows done.
-
-    Raises:
-        TilebeamError: llama.cpp cannot make the context, or decoding fails; and whatever the watch raised.
-    """
-    lm.check_generates()
-    n = windows.n_ctx
-    p = C.llama_context_default_params()
-    p.n_ctx = p.n_batch = p.n_ubatch = n
-    p.n_seq_max = 1
-    p.n_threads = p.n_threads_batch = threads
-    p.cb_eval = watch.callback
-    p.no_perf = True
-    with log_router().capture():
-        pointer = C.llama_init_from_model(lm._model.pointer, p)
-    if not pointer:
-        raise TilebeamError(f"llama.cpp cannot make a context of {n} tokens for this model.")
-    context = Context(pointer, lm._model, n, n)
-    try:
-        for i in range(len(windows)):
-            context.clear()
-            context.token[:n] = windows.inputs(i)
-            context.pos[:n] = np.arange(n)
-            context.seq[:n] = 0
-            context.output[:n] = 1
-            watch.enough = False
-            status = context.decode(n)
-            if watch.error is not None:
-                raise watch.error
-            if status != 0 and not watch.enough:
-                raise TilebeamError(f"llama.cpp could not decode window {i} (status {status}).")
-            if progress:
-                progress(i + 1)
-    finally:
-        with log_router().capture():
-            context.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ def test_a_type_that_grows_stays_on_the_cpu_where_memory_is_short(
     for available, device in ((group.packed_bytes, "npu"), (group.packed_bytes - 1, "cpu")):
         memory = UsableMemory(1 << 40, available, 1 << 40)
         monkeypatch.setattr(device_choice, "usable_memory", lambda of=memory: of)
-        with tilebeam.load(path, **SMALL) as lm:
+        said = pytest.warns(PlacementWarning, match="more memory than there is") if device == "cpu" else nullcontext()
+        with said, tilebeam.load(path, **SMALL) as lm:
             assert lm.info.device == device
 
 
@@ -182,7 +184,7 @@ def test_floats_are_read_where_memory_has_room(tmp_path: Path) -> None:
         return device_choice.copied(file, device_choice.groups_of(file, "npu", -1), spare)
 
     assert copied(1 << 30, type="f16")
-    assert not copied(1 << 10, type="f16")
+    assert not copied((tmp_path / "m.gguf").stat().st_size - 1, type="f16")
     assert not copied(1 << 30, type="q8_0", types={"output": "f16"})
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import graph_watch
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
@@ -189,7 +188,6 @@ def test_what_an_embedding_model_is_not_asked(encoders: dict[str, Path], generat
             lambda: model.raw_decode().__enter__(),
             lambda: model.save_prefixes("no"),
             lambda: model.load_prefixes("no"),
-            lambda: graph_watch.decode(model, None, None, threads=1),  # type: ignore[arg-type]
             lambda: next(perplexity.decode(model, None, [])),  # type: ignore[arg-type]
         ]
         for ask in asks:

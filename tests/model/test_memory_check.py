@@ -11,6 +11,7 @@ import pytest
 import tilebeam
 from tilebeam.model import device_choice, file_check, memory_check
 from tilebeam.model.cache_size import Cache, cache_of
+from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import control
 from tilebeam.native.executor import UsableMemory
 
@@ -38,7 +39,7 @@ def packed(model: Path) -> Path:
 
 def weights(path: Path) -> int:
     file = file_check.inspect(path, False)
-    return memory_check._unmapped(file, device_choice.groups_of(file, "npu", -1))
+    return memory_check.unmapped(file, device_choice.groups_of(file, "npu", -1))
 
 
 def give(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
@@ -77,6 +78,13 @@ def test_a_cache_that_does_not_fit_is_refused(packed: Path, monkeypatch: pytest.
         assert str(refused.value).endswith("samples. Choose a smaller n_ctx or n_seq_max.")
         with tilebeam.load(**arguments, **OPTIONS) as lm:
             assert lm.generate("1", max_tokens=1)
+
+
+def test_what_is_left_is_memory_that_is_not_swapped(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_check, "usable_memory", lambda: UsableMemory(1 << 40, 1 << 30, 1 << 40))
+    file, options = file_check.inspect(model, False), LoadOptions(**OPTIONS).checked()
+    left = [memory_check.check(file, options, (), 1, cells=cells) for cells in (None, 256)]
+    assert left[0] == left[1] < 1 << 30
 
 
 def test_memory_that_became_less_meanwhile(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

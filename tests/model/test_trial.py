@@ -94,7 +94,14 @@ def test_a_trial_is_remembered_until_its_file_is_damaged(floats: Path, tmp_path:
     again = trial.try_both(file, options())
     assert again == replace(first, remembered=True)
     [kept] = remembered(tmp_path)
-    for damage in ("", "{", "[]", '{"ratios": {"prompt": 1}}', '{"ratios": {"prompt": 1, "1": -2, "2": 3}}'):
+    for damage in (
+        "",
+        "{",
+        "[]",
+        '{"ratios": {"prompt": 1, "1": 1, "2": 1%s}}' % ("0" * 400),
+        '{"ratios": {"prompt": 1}}',
+        '{"ratios": {"prompt": 1, "1": -2, "2": 3}}',
+    ):
         kept.write_text(damage)
         assert trial._read(kept, [1, 2]) is None
     assert not trial.try_both(file, options()).remembered
@@ -128,6 +135,8 @@ def program(folder: Path, script: str) -> str:
     ("script", "why", "kept"),
     [
         ("kill -ABRT $$", "status -6", True),
+        ("kill -KILL $$", "status -9", False),
+        ('echo \'{"failure": "m needs at least 2 GiB of memory"}\'', "of memory", False),
         ("echo no JSON", "Expecting value", False),
         ('echo \'{"ratios": {"prompt": "nan"}}\'', "no ratios", False),
         ('echo \'{"failure": "it cannot be loaded"}\'', "it cannot be loaded", True),
@@ -151,6 +160,10 @@ def test_a_busy_machine_decides_nothing(floats: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(trial.sys, "executable", program(tmp_path, script))
     monkeypatch.setattr(trial, "_BUSY", 0.1)
     assert "50%" in trial.try_both(file, options()).failure
+    monkeypatch.setattr(trial, "_COPIES", 1e12)
+    assert trial.try_both(file, options()).failure == "the memory is too small"
+    monkeypatch.setattr(trial.sys, "executable", None)
+    assert "which Python" in trial.try_both(file, options()).failure
     monkeypatch.setattr(trial, "_BUSY_QUEUE", -1)
     assert trial.try_both(file, options()).failure == "other programs use the CPUs"
     assert not remembered(tmp_path)
@@ -185,16 +198,17 @@ def test_a_trial_decides_where_the_rule_is_in_doubt(floats: Path, monkeypatch: p
     quantized = tuple(replace(m, type="q4_k") for m in file.matrices)
     sure = replace(file, matrices=quantized)
     assert device_choice.choose(sure, options()).backend == "npu"
-    nothing = replace(file, matrices=tuple(replace(m, type="iq1_s", why="type") for m in quantized))
+    nothing = replace(file, matrices=tuple(replace(m, type="nvfp4", why="type") for m in quantized))
     assert device_choice.choose(nothing, options()).backend == "cpu"
     assert device_choice.choose(file, options(executor="thread")).backend == "npu"
     monkeypatch.setenv("TILEBEAM_TRIAL", "0")
     assert "TILEBEAM_TRIAL=0" in device_choice.choose(file, options()).why
     rwkv = replace(sure, architecture="rwkv7", cache=replace(file.cache, recurrent=True))
-    assert device_choice.choose(rwkv, options()).backend == "cpu"
+    chosen = device_choice.choose(rwkv, options())
+    assert "recurrence of rwkv7" in str(device_choice.warning("m.gguf", (), chosen))
     assert not tried
     monkeypatch.delenv("TILEBEAM_TRIAL")
-    part = replace(file, matrices=(replace(quantized[0], type="iq3_s", why="type"), *quantized[1:]))
+    part = replace(file, matrices=(replace(quantized[0], type="nvfp4", why="type"), *quantized[1:]))
     recurrent = replace(sure, cache=replace(file.cache, recurrent=True))
     for doubtful in (part, recurrent):
         device_choice.choose(doubtful, options())

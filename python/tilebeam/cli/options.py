@@ -88,8 +88,8 @@ class RunOptions:
         LoadOptions.device,
         "--device",
         "-dev",
-        help="tilebeam (or npu); cpu: llama.cpp's own CPU backend; auto: tilebeam, unless it multiplies by few of the "
-        "matrices.",
+        help="tilebeam (or npu); cpu: llama.cpp's own CPU backend; auto: tilebeam, unless the CPU backend alone is "
+        "faster. Where that is in doubt, both are tried on the file's first layers.",
     )
     n_gpu_layers: int = model_option(
         LoadOptions.n_gpu_layers,

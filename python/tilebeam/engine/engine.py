@@ -180,7 +180,7 @@ class Engine:
                 self.scheduler.decoded(plan)
                 return plan
             self.scheduler.undo(plan)
-            # The ledger said there was room. Should llama.cpp disagree, fewer tokens or sequences may still fit.
+            # By our count there was room. Should llama.cpp disagree, fewer tokens or sequences may still fit.
             if code != 1 or not (plan.drafts or self.scheduler.preempt()):
                 self.fail(code)
             plan, drafts = None, False
@@ -188,8 +188,9 @@ class Engine:
     def _plan(self, drafts: bool) -> BatchPlan:
         """Make a new plan, in the batch arrays."""
         began = time.perf_counter()
-        for sample in self.scheduler.admit():
-            self._prepare(sample)
+        if drafts:  # else llama.cpp refused a batch, and what gave way for the next must not come back at once
+            for sample in self.scheduler.admit():
+                self._prepare(sample)
         while full := self.scheduler.make_room():
             for sample in full:
                 self._finish(sample, "length")

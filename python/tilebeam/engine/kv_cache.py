@@ -215,8 +215,7 @@ class KvCache:
     def truncate(self, seq: Sequence, length: int) -> None:
         """Forget all but the first `length` tokens of a sequence that were decoded.
 
-        A sliding window must be there that ends at the cut. It is, behind a batch that was decoded as one graph and of
-        which at least one token stays: cells are taken by where the window was before the batch.
+        A sliding window must be there that ends at the cut.
 
         Raises:
             TilebeamError: the model's memory cannot be cut, see `uncuttable`, or not there.
@@ -225,9 +224,14 @@ class KvCache:
             reason = self.uncuttable()
             if reason is None and not self._has_window(seq, length):
                 reason = f"others have taken cells of its sliding window of {self.limits.n_swa} tokens there"
-            if reason or not self._memory.truncate(seq.id, length):
-                raise TilebeamError(f"A sequence cannot be cut: {reason or 'llama.cpp refused'}.")
-            self.retract(seq, len(seq) - length)
+            if reason is not None:
+                raise TilebeamError(f"A sequence cannot be cut: {reason}.")
+            self._cut(seq, length)
+
+    def _cut(self, seq: Sequence, length: int) -> None:
+        if not self._memory.truncate(seq.id, length):
+            raise TilebeamError("A sequence cannot be cut: llama.cpp refused.")
+        self.retract(seq, len(seq) - length)
 
     def hold(self, seq: Sequence, guesses: int, *, alone: bool) -> bool:
         """Prepare a sequence for a batch with guesses, so that `take_back` can be called behind it.
@@ -254,9 +258,13 @@ class KvCache:
     def take_back(self, seq: Sequence, length: int) -> bool:
         """Forget guesses of the batch decoded last, for which `hold` was called: all but the first `length` tokens, or
         more, up to the state that was copied, so that some must be decoded again. False: llama.cpp refused, and the
-        sequence is of no use any more."""
+        sequence is of no use any more.
+
+        Windows are there whatever `truncate` would see: the batch was one graph, whose cells are taken by where windows
+        were before it. Those of Llama 4 do not slide, so that the cells before a chunk may all be others'.
+        """
         if not self.limits.whole_forks_only:
-            self.truncate(seq, length)
+            self._cut(seq, length)
             return True
         if seq.held is not None:
             length, state = seq.held

@@ -332,6 +332,7 @@ class Reader:
                 if running:  # the first one goes on, whatever has to give way to it
                     self._engine.scheduler.vacate(min(room, running[0].stop - running[0].start), 0)
                 turn.decoded(*self._decode(running, question, room))
+                waiting = [job for job in running if job.seq is None and job.first < job.stop] + waiting
                 running = [job for job in running if job.seq is not None]
                 told()
             for job in running:
@@ -343,7 +344,7 @@ class Reader:
                 if job.seq is not None:
                     self._kv.close(job.seq)
             raise
-        except BaseException:  # at any place, even between the cache and its ledger
+        except BaseException:  # at any place, even between the cache and its count
             self._engine.forget()
             raise
         finally:
@@ -418,27 +419,14 @@ class Reader:
         return True
 
     def _decode(self, running: list[_Job], question: _Question, room: int) -> tuple[int, int]:
-        """Decode one batch of at most `room` tokens and take the answers in it; texts that are read to their end lose
-        their sequence.
+        """Decode one batch of at most `room` tokens and take the answers in it; texts that are read to their end, and
+        those that find no cells, lose their sequence.
 
         Returns:
             how many tokens it had, and how many that were not decoded before.
         """
-        if question.hidden:
-            stops, every = _hidden_stops(running)
-            self._context.output_hidden(every)
-        else:
-            stops, every = [job.stop for job in running], False
-        n = self._fill(running, stops, every, room)
-        if n == 0:
-            raise TilebeamError("The KV cache has no room for this text; load the model with a larger n_ctx.")
-        began = time.perf_counter()
-        # Windows' own cells may be fewer than those that are counted, and cached texts hold some.
-        while (code := self._context.decode(n)) == 1 and self._kv.evict():
-            pass
-        seconds = time.perf_counter() - began
-        if code != 0:
-            self._engine.fail(code)
+        n, seconds = self._decode_what_fits(running, question, room)
+        running = [job for job in running if job.seq is not None]
         new = 0
         for job in running:
             job.out.seconds += seconds * job.done / n
@@ -455,6 +443,42 @@ class Reader:
                 self._kv.retire(job.seq)
                 job.seq = None
         return n, new
+
+    def _decode_what_fits(self, running: list[_Job], question: _Question, room: int) -> tuple[int, float]:
+        """Decode one batch; return its tokens and seconds.
+
+        Windows' own cells may be fewer than those that are counted, and those that texts share are not taken again when
+        they have left the window: cached texts, those that started last, and samples give way until llama.cpp finds
+        some. The first text goes on.
+        """
+        fitting, seconds = list(running), 0.0
+        while True:
+            if question.hidden:
+                stops, every = _hidden_stops(fitting)
+                self._context.output_hidden(every)
+            else:
+                stops, every = [job.stop for job in fitting], False
+            n = self._fill(fitting, stops, every, room)
+            if n == 0:
+                raise TilebeamError("The KV cache has no room for this text; load the model with a larger n_ctx.")
+            began = time.perf_counter()
+            while (code := self._context.decode(n)) == 1 and self._kv.evict():
+                pass
+            seconds += time.perf_counter() - began
+            if code == 0:
+                return n, seconds
+            if code != 1:
+                self._engine.fail(code)
+            for job in fitting:
+                assert job.seq is not None
+                self._kv.retract(job.seq, job.done)
+            if len(fitting) > 1:
+                last = fitting.pop()
+                assert last.seq is not None
+                self._kv.close(last.seq)
+                last.seq = None
+            elif not self._engine.scheduler.vacate(self._kv.free + 1, 0):
+                raise TilebeamError("llama.cpp finds no KV cells for this text; load the model with swa_full=True.")
 
     def _fill(self, running: list[_Job], stops: list[int], every: bool, room: int) -> int:
         """Put the next tokens of the running texts into the batch, with outputs where they are asked for, or for all of

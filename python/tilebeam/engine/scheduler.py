@@ -28,6 +28,7 @@ from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.hidden_states import StateRows
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
 from tilebeam.engine.observer import Observer, observed
+from tilebeam.engine.portions import portions
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import SampleRows
 from tilebeam.errors import TilebeamError
@@ -376,12 +377,15 @@ class Scheduler:
             drafted = self._drafts(decoding, prompts)
         spans: list[Span] = []
         n = 0
+        # Guesses may be older than samples and prompts that were admitted since.
+        guesses = min(self.kv.free, self._context.n_ubatch, self._context.max_outputs - len(prompts)) - len(decoding)
         for sample in decoding:
             assert sample.kv is not None
             last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
-            draft = drafted.get(sample, [])
+            draft = drafted.get(sample, [])[: max(0, guesses)]
             if draft and not self.kv.hold(sample.kv, len(draft), alone=len(decoding) == 1 and not prompts):
                 draft = []
+            guesses -= len(draft)
             tokens = [last, *draft]
             self.kv.extend(sample.kv, tokens)
             spans.append(Span(sample.kv, sample.request, sample, tokens, n, len(tokens)))
@@ -586,22 +590,3 @@ class Scheduler:
                 self._pinning.remove(request)
             self.kv.close(request.pinned)
             request.pinned = None
-
-
-def portions(needs: list[int], room: int, free: int) -> list[int]:
-    """Return how much of each prompt goes into a batch with `room` for prompt tokens: at least half of it is for the
-    prompt that came first, so that none waits for ever; the rest goes to the shortest, which so need not wait for long
-    ones. Where cells are short, all is for the prompt that came first."""
-    room = min(room, free)
-    fair = sum(needs) <= free
-    counts = [0] * len(needs)
-    order = sorted(range(1, len(needs)), key=lambda i: needs[i]) if fair else range(1, len(needs))
-    if needs:
-        counts[0] = min(needs[0], room - room // 2 if fair else room)
-    left = room - sum(counts)
-    for i in order:
-        counts[i] = min(needs[i], left)
-        left -= counts[i]
-    if needs:
-        counts[0] += min(needs[0] - counts[0], left)
-    return counts

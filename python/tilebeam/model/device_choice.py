@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,11 +37,13 @@ _GROWTH = 1.1
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend, and in a few words why it is that; `tried`: a trial decided."""
+    """A backend, and in a few words why it is that; `tried`: a trial decided; `told`: that, not matrices which
+    the device cannot run, is why a model runs on the CPU."""
 
     backend: Backend
     why: str
     tried: bool = False
+    told: bool = False
 
 
 def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
@@ -63,19 +65,20 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     share, packed = device_share(groups), sum(g.packed_bytes for g in groups)
     # IQ1 to IQ3 take more memory on the device than in the file, which the CPU backend maps.
     if packed > sum(g.bytes for g in groups) and packed > usable_memory().available:
-        return Choice("cpu", "packed for the device, the matrices take more memory than there is")
+        return Choice("cpu", "packed for the device, the matrices take more memory than there is", told=True)
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
     rule = Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
     if file.architecture in CUT_UP:
-        rule = Choice("cpu", f"the device leaves the recurrence of {file.architecture} to the CPU")
+        rule = Choice("cpu", f"the device leaves the recurrence of {file.architecture} to the CPU", told=True)
     if not _in_doubt(file, share, packed):
         return rule
     if os.environ.get("TILEBEAM_TRIAL") == "0":
-        return Choice(rule.backend, f"{rule.why}; TILEBEAM_TRIAL=0 tries nothing")
+        return replace(rule, why=f"{rule.why}; TILEBEAM_TRIAL=0 tries nothing")
     trial = try_both(file, options)
     if trial.failure:
-        return Choice(rule.backend, f"{rule.why}; no trial, because {trial.failure}")
-    return Choice("npu" if min(trial.ratios.values()) >= LEAST_RATIO else "cpu", _told(trial), tried=True)
+        return replace(rule, why=f"{rule.why}; no trial, because {trial.failure}")
+    slower = min(trial.ratios.values()) < LEAST_RATIO
+    return Choice("cpu" if slower else "npu", _told(trial), tried=True, told=slower)
 
 
 def _in_doubt(file: CheckedFile, share: float, packed: int) -> bool:
@@ -104,13 +107,14 @@ def copied(file: CheckedFile, groups: Sequence[MatrixGroup], spare: int) -> bool
 
     Args:
         groups: the file's matrices as they will run.
-        spare: bytes of memory that are left.
+        spare: bytes of memory that are left, without swap.
     """
     from tilebeam._ext import Type
 
     floats = sum(g.bytes for g in groups if g.device == "npu" and not Type[g.type.upper()].is_in_tiles)
-    total = _bytes(groups)
-    return file.repacked is None and total < 2 * floats and total <= spare
+    if file.repacked is not None or _bytes(groups) >= 2 * floats:
+        return False
+    return sum(part.stat().st_size for part in file.parts) <= spare  # with what is looked up only
 
 
 def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:
@@ -153,8 +157,8 @@ def warning(path: str, groups: Sequence[MatrixGroup], choice: Choice, *, repacke
         repacked: it is a repacked file.
     """
     name, left_out = Path(path).name, [g for g in groups if g.why in ("type", "embeddings")]
-    if choice.tried and choice.backend == "cpu":
-        advice = _advice(name, left_out, repacked)
+    if choice.told:
+        advice = _advice(name, left_out, repacked) if choice.tried else ""
         return f'{name} runs on the CPU backend: {choice.why}{advice}; device="tilebeam" forces the device.'
     if not left_out:
         return None

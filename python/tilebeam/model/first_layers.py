@@ -21,7 +21,7 @@ _FEWEST_TOKENS = 256  # of the vocabulary
 _NOT_BY_LAYER = (".rope.", ".ple.")
 
 
-def write_first_layers(f: Source, descriptor: int) -> int:
+def write_first_layers(f: Source, descriptor: int, room: int = _MOST_BYTES) -> int:
     """Write the fewest first layers that have every kind of layer of the model, at least two of them if it has two.
 
     Layers are of one kind if their tensors have the same names and shapes. The file has no tokenizer, and as many of
@@ -30,12 +30,14 @@ def write_first_layers(f: Source, descriptor: int) -> int:
     Args:
         f: an ordinary model.
         descriptor: of an empty file.
+        room: bytes that its tensors may have.
 
     Returns:
         The number of layers.
 
     Raises:
         TilebeamError: these layers are most of a large model, or are too many; its tensors have other names.
+        MemoryError: they have more; nothing was written.
         GGUFError, OSError: reading or writing fails.
     """
     import numpy as np
@@ -49,7 +51,10 @@ def write_first_layers(f: Source, descriptor: int) -> int:
     layers, n_vocab = _layers(f, n_layer.value), embeddings.ne[-1]
     tokens = min(n_vocab, max(_FEWEST_TOKENS, -(-n_vocab * layers // n_layer.value // 256) * 256))
     parts = list(_parts(f, layers, n_vocab, tokens))
-    if sum(part.nbytes for part in parts) > _MOST_BYTES:
+    size = sum(part.nbytes for part in parts)
+    if room < size <= _MOST_BYTES:
+        raise MemoryError
+    if size > _MOST_BYTES:
         raise TilebeamError(f"its first {layers} layers have more than {_MOST_BYTES >> 30} GiB")
     records = [_record(kv, architecture, n_layer.value, layers) for key, kv in f.kv.items() if _kept(key)]
     records += [gguf_write.kv_text("tokenizer.ggml.model", "no_vocab")]

@@ -82,7 +82,7 @@ class LoadOptions:
         _within("hidden_layer", self.hidden_layer, 0, 2**31 - 1, none=True)
         if not isinstance(self.verify, bool):
             raise TilebeamError(f"verify must be True or False, not {self.verify!r}.")
-        if self.swa_full not in (None, True, False):
+        if not isinstance(self.swa_full, bool | None):
             raise TilebeamError(f"swa_full must be True, False or None, not {self.swa_full!r}.")
         complete = {
             "device": "npu" if self.device == "tilebeam" else self.device,

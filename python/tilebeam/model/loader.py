@@ -17,8 +17,9 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
-from tilebeam.model import device_choice, hub, memory_check
+from tilebeam.model import cache_cells, device_choice, hub, memory_check
 from tilebeam.model import packed_cache as packed_files
+from tilebeam.model.cache_cells import KEPT
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.device_choice import Choice
 from tilebeam.model.file_check import CheckedFile, inspect
@@ -28,7 +29,6 @@ from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.model.refusals import check_deterministic, refuse
 from tilebeam.native import releases
 from tilebeam.native.control import Control, LoadResult, control
-from tilebeam.native.executor import usable_memory
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
 from tilebeam.native.npu_options import Executor
@@ -42,17 +42,10 @@ if TYPE_CHECKING:
 _loading = free_in_children()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
-# Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
-# prompts; those that were forgotten meanwhile are decoded again.
-_KEPT = 7
 # Share of a load that packing into the cache is.
 _PACKING = 0.9
 # And loading the model, where a draft model is loaded, too.
 _MODEL = 0.9
-# Of the memory that this process can have, what a KV cache of full size may take where windows could do with less.
-_FULL = 1 / 2
-# Of `cache_ram`, what states may take that a batch's guesses are taken back with, and for how many guesses at most.
-_TAKEN_BACK, _MOST_TAKEN_BACK = 1 / 4, 8
 # ggml's types of the KV cache.
 _KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 
@@ -259,7 +252,7 @@ class _Loader:
         self._loaded = LoadResult(0, 0, 0, "")
         self._sessions: dict[int, int] = {}  # that devices had started when they had the weights
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
-        self._kept = _KEPT
+        self._kept = KEPT
         self._window_cells: int | None = None  # that layers with a sliding window get; None: as many as others
         self._limited = False  # a device maps a part of the address space only
         self._mapped = file.aligned
@@ -271,8 +264,8 @@ class _Loader:
         if self._backend == "npu":
             self._control = control()
             self._placement = self._place(self._control)
-        texts = self._n_ids(1 if self._file.cache.recurrent else _KEPT)
-        self._window_cells = self._of_windows(texts)
+        texts = self._n_ids(1 if self._file.cache.recurrent else KEPT)
+        self._window_cells = cache_cells.of_windows(self._file, self._o, self._matrices, texts)
         spare = memory_check.check(self._file, self._o, self._matrices, texts, cells=self._window_cells)
         copied = not self._limited and device_choice.copied(self._file, self._matrices, spare)
         self._mapped = self._file.aligned and not copied
@@ -511,28 +504,10 @@ class _Loader:
 
         return LayerTap(layer, model.n_embd, self._o.n_batch)
 
-    def _taken_back(self) -> int:
-        """Return for how many guesses llama.cpp keeps the states between. It pays for short convolutions: their states
-        are small, and steps without guesses take no longer."""
-        size = self._file.cache.convolutions * self._n_ids()
-        if not self._guesses or not size:
-            return 0
-        return max(0, min(int(self._o.cache_ram * _TAKEN_BACK) // size, _MOST_TAKEN_BACK, self._o.n_ubatch - 2))
-
-    def _of_windows(self, texts: int) -> int | None:
-        """Return the KV cells that layers with a sliding window get: as many as llama.cpp gives them for so many texts;
-        None: as many as others."""
-        cache, o = self._file.cache, self._o
-        cells = (min(o.n_ctx, cache.window * texts + o.n_ubatch) + 255) // 256 * 256
-        if not cache.window or not self._file.generates or o.swa_full or cells >= o.n_ctx:
-            return None
-        size = o.n_ctx * (cache.k * KV_BYTES[o.type_k] + cache.v * KV_BYTES[o.type_v])
-        return cells if o.swa_full is False or size > _FULL * usable_memory().with_swap else None
-
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o
         params = c.llama_context_default_params()
-        params.n_rs_seq = self._taken_back()
+        params.n_rs_seq = cache_cells.taken_back(self._file, o, self._n_ids()) if self._guesses else 0
         params.n_ctx = o.n_ctx
         params.n_batch = max(o.n_batch, self._n_ids())
         params.n_ubatch = o.n_ubatch
@@ -559,7 +534,7 @@ class _Loader:
             return max(self._n_ids(), self._o.n_batch)
         return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
 
-    def _n_ids(self, most_kept: int = _KEPT) -> int:
+    def _n_ids(self, most_kept: int = KEPT) -> int:
         """Count sequences: one per sample, those kept for others to go on from, and one that keeps a prompt."""
         return min(self._llama.MAX_SEQUENCES, (1 + min(self._kept, most_kept)) * self._o.n_seq_max + 1)
 

@@ -34,7 +34,7 @@ def check(
     loaded: bool = False,
     cells: int | None = None,
 ) -> int:
-    """Refuse what the memory cannot hold; return the bytes that are left.
+    """Refuse what the memory cannot hold; return the bytes that are left without swap, whatever layers have windows.
 
     Args:
         groups: the file's matrices as they will run.
@@ -45,18 +45,20 @@ def check(
     Raises:
         TilebeamError: the model takes more than there is; says what of it takes how much, and what helps.
     """
-    weights = 0 if loaded else _unmapped(file, groups)
-    cached = rest = 0
+    weights = 0 if loaded else unmapped(file, groups)
+    cached = full = rest = 0
     if file.generates:
         token = file.cache.k * KV_BYTES[options.type_k] + file.cache.v * KV_BYTES[options.type_v]
-        cached = int((options.n_ctx if cells is None else cells) * token)
+        full = int(options.n_ctx * token)
+        cached = full if cells is None else int(cells * token)
         rest = texts * file.weights.n_vocab * 4 + (0 if loaded else file.cache.entries * _ENTRY_BYTES)
         # Of a layer's feed-forward network, for a prompt as long as most batches are.
         rows = min(options.n_ubatch, options.n_ctx, LoadOptions.n_batch)
         rest += 4 * rows * (file.weights.n_ff + 2 * file.weights.n_embd)
-    needed, left = weights + cached + rest, usable_memory().with_swap
+    needed, memory = weights + cached + rest, usable_memory()
+    left = memory.with_swap
     if needed <= left:
-        return left - needed
+        return min(left, memory.available) - (weights + full + rest)
     samples = "1 sample" if options.n_seq_max == 1 else f"{options.n_seq_max} samples"
     parts = [
         (weights, "its weights"),
@@ -77,7 +79,7 @@ def check(
     )
 
 
-def _unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:
+def unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:
     """Return the bytes of weights that must be in memory: adapters, what becomes tiles; all if the file cannot be
     mapped."""
     adapters = sum(p.a.nbytes + p.b.nbytes for adapter in file.adapters for p in adapter.pairs)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -23,9 +24,11 @@ from tilebeam.model.file_check import CheckedFile
 from tilebeam.model.first_layers import write_first_layers
 from tilebeam.model.load_options import CheckedOptions
 from tilebeam.model.packed_cache import cache_folder
+from tilebeam.native.executor import usable_memory
 
 ROWS = (1, 4, 16)  # sequences that decode together
 _SECONDS = 20.0  # for a trial, most of which are loading on a machine that has other work
+_COPIES = 3  # of the layers that a trial has in memory: file, tiles, the CPU backend's
 # Share of the CPUs that others may use. llama.cpp's threads spin for each other, and look far slower than they are
 # where others want the same CPUs.
 _BUSY = 0.1
@@ -74,7 +77,8 @@ def try_both(file: CheckedFile, options: CheckedOptions) -> Trial:
             if (known := _read(path, rows)) is not None:
                 return known
             trial = _run(f, request)
-    except (TilebeamError, GGUFError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home folder
+    # RuntimeError: no home folder.
+    except (TilebeamError, GGUFError, OSError, ValueError, OverflowError, RuntimeError) as error:
         return Trial(failure=str(error))
     if not trial.again:
         _keep(path, trial)
@@ -84,11 +88,15 @@ def try_both(file: CheckedFile, options: CheckedOptions) -> Trial:
 def _run(f: Any, request: dict[str, Any]) -> Trial:
     if os.getloadavg()[0] > _BUSY_QUEUE * len(os.sched_getaffinity(0)):
         return Trial(failure="other programs use the CPUs", again=True)
+    if not sys.executable:
+        return Trial(failure="it is not known which Python this is", again=True)
     # A file in memory goes with its last descriptor, even if this process is killed.
     descriptor = os.memfd_create("tilebeam-trial", os.MFD_CLOEXEC)
     try:
         try:
-            write_first_layers(f, descriptor)
+            write_first_layers(f, descriptor, int(usable_memory().available / _COPIES))
+        except MemoryError:
+            return Trial(failure="the memory is too small", again=True)
         except TilebeamError as error:
             return Trial(failure=str(error))
         request = request | {"model": f"/proc/self/fd/{descriptor}"}
@@ -107,11 +115,16 @@ def _run(f: Any, request: dict[str, Any]) -> Trial:
     finally:
         os.close(descriptor)
     if done.returncode:
-        return Trial(failure=f"its process ended with status {done.returncode}")
+        ended = done.returncode in (-signal.SIGKILL, -signal.SIGTERM)  # by the system, where memory is short, or a user
+        return Trial(failure=f"its process ended with status {done.returncode}", again=ended)
     said = json.loads(done.stdout)
     if said.get("others", 0) > _BUSY:
         return Trial(failure=f"other programs used {said['others']:.0%} of the CPUs meanwhile", again=True)
-    return Trial(failure=said["failure"]) if "failure" in said else Trial(_ratios(said["ratios"], request["rows"]))
+    return (
+        Trial(failure=said["failure"], again="of memory" in said["failure"])
+        if "failure" in said
+        else Trial(_ratios(said["ratios"], request["rows"]))
+    )
 
 
 def _ratios(found: Any, rows: list[int]) -> dict[str, float]:
@@ -157,7 +170,7 @@ def _read(path: Path, rows: list[int]) -> Trial | None:
         if "failure" in found:
             return Trial(failure=str(found["failure"]), remembered=True)
         return Trial(_ratios(found["ratios"], rows), remembered=True)
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
 
 
