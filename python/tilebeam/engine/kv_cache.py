@@ -35,10 +35,9 @@ class Sequence:
     ``marks``: lengths at which a batch that reads it is to end, rising; see `PrefixCache.reached`.
     ``snapshots``: by their lengths.
     ``held``: a length and the state there, see `KvCache.hold`.
-    ``cut``: the length to which llama.cpp takes its state back when it is decoded next.
     """
 
-    __slots__ = ("cells", "cut", "held", "id", "marks", "snapshots", "tokens")
+    __slots__ = ("cells", "held", "id", "marks", "snapshots", "tokens")
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -47,7 +46,6 @@ class Sequence:
         self.marks: list[int] = []
         self.snapshots: dict[int, KeptState] = {}
         self.held: tuple[int, npt.NDArray[np.uint8]] | None = None
-        self.cut = -1
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -63,7 +61,6 @@ class Limits:
         n_swa: the model's sliding window, 0 if none. Cells that left a sequence's window may be taken by others.
         whole_forks_only: the model's state cannot be cut at a position (recurrent layers).
         snapshot_bytes: of all snapshots together.
-        taken_back: tokens of the last batch that recurrent layers can forget again, by states that llama.cpp keeps.
     """
 
     n_cells: int
@@ -71,14 +68,12 @@ class Limits:
     n_swa: int = 0
     whole_forks_only: bool = False
     snapshot_bytes: int = 0
-    taken_back: int = 0
 
     @classmethod
     def of(cls, context: Context, n_ids: int, snapshot_bytes: int = 0) -> Limits:
         """Return those of a context with a unified cache, of whose sequences the first `n_ids` are used."""
         model = context.model
-        taken_back = context.n_taken_back
-        return cls(context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, snapshot_bytes, taken_back)
+        return cls(context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, snapshot_bytes)
 
 
 class KvCache:
@@ -156,10 +151,6 @@ class KvCache:
         """
         if self.forkable(source, length) != length:
             raise TilebeamError(f"A sequence of {len(source)} tokens cannot be forked at {length}.")
-        back = None
-        if length == len(source) == source.cut and self.limits.whole_forks_only:
-            # llama.cpp takes a state back when it computes on: until then a fork would get the one before.
-            back = self._memory.save_sequence(source.id, partial=True)
         seq = self.open()
         if length:
             self._memory.fork(source.id, seq.id, length)
@@ -169,24 +160,15 @@ class KvCache:
             self.snapshots.share(source, seq)
             if length < len(source) and self.limits.whole_forks_only:
                 self._set_back(seq, source.snapshots[length])
-            elif back is not None:
-                self._give(seq, back)
         return seq
 
     def _set_back(self, seq: Sequence, snapshot: KeptState) -> None:
         """Give a fork the state of its own last token in place of its source's; close it if that cannot be done."""
-        try:
-            self._give(seq, snapshot.state)
-        except TilebeamError:
+        if not self._memory.load_sequence(seq.id, snapshot.state, partial=True):
             self.snapshots.remove(snapshot)
-            raise
-        self.snapshots.use(snapshot)
-
-    def _give(self, seq: Sequence, state: npt.NDArray[np.uint8]) -> None:
-        """Give a fork a state of its own; close it if that cannot be done."""
-        if not self._memory.load_sequence(seq.id, state, partial=True):
             self.close(seq)
             raise TilebeamError("llama.cpp does not take the snapshot of a sequence.")
+        self.snapshots.use(snapshot)
 
     def extend(self, seq: Sequence, tokens: list[int]) -> None:
         """Take cells for tokens that the next batch decodes."""
@@ -233,20 +215,10 @@ class KvCache:
             raise TilebeamError("A sequence cannot be cut: llama.cpp refused.")
         self.retract(seq, len(seq) - length)
 
-    def hold(self, seq: Sequence, guesses: int, *, alone: bool) -> bool:
-        """Prepare a sequence for a batch with guesses, so that `take_back` can be called behind it.
-
-        Recurrent layers get a copy of their state, unless llama.cpp keeps the states between so many tokens.
-
-        Args:
-            alone: nothing else is in the batch. When a sequence with more or fewer tokens follows, llama.cpp moves
-                some but not all of the states that it keeps.
-
-        Returns:
-            False: llama.cpp cannot copy the state.
-        """
-        if not self.limits.whole_forks_only or (alone and guesses <= self.limits.taken_back):
-            seq.held = None
+    def hold(self, seq: Sequence) -> bool:
+        """Prepare a sequence for a batch with guesses, so that `take_back` can be called behind it: the state of
+        recurrent layers is copied. False: llama.cpp cannot copy it."""
+        if not self.limits.whole_forks_only:
             return True
         former = None if seq.held is None else seq.held[1]
         try:
@@ -256,9 +228,9 @@ class KvCache:
         return True
 
     def take_back(self, seq: Sequence, length: int) -> bool:
-        """Forget guesses of the batch decoded last, for which `hold` was called: all but the first `length` tokens, or
-        more, up to the state that was copied, so that some must be decoded again. False: llama.cpp refused, and the
-        sequence is of no use any more.
+        """Forget guesses of the batch decoded last, for which `hold` was called: all but the first `length` tokens; in
+        recurrent models all up to the state that was copied, so that some must be decoded again. False: llama.cpp
+        refused, and the sequence is of no use any more.
 
         Windows are there whatever `truncate` would see: the batch was one graph, whose cells are taken by where windows
         were before it. Those of Llama 4 do not slide, so that the cells before a chunk may all be others'.
@@ -266,13 +238,9 @@ class KvCache:
         if not self.limits.whole_forks_only:
             self._cut(seq, length)
             return True
-        if seq.held is not None:
-            length, state = seq.held
-            if not self._memory.load_sequence(seq.id, state, partial=True):
-                return False
-        else:
-            seq.cut = length
-        if not self._memory.truncate(seq.id, length):
+        assert seq.held is not None
+        length, state = seq.held
+        if not self._memory.load_sequence(seq.id, state, partial=True) or not self._memory.truncate(seq.id, length):
             return False
         self.retract(seq, len(seq) - length)
         return True

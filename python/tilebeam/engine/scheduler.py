@@ -383,7 +383,7 @@ class Scheduler:
             assert sample.kv is not None
             last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
             draft = drafted.get(sample, [])[: max(0, guesses)]
-            if draft and not self.kv.hold(sample.kv, len(draft), alone=len(decoding) == 1 and not prompts):
+            if draft and not self.kv.hold(sample.kv):
                 draft = []
             guesses -= len(draft)
             tokens = [last, *draft]

@@ -1,4 +1,4 @@
-"""How much of its memory a context gets for windows, and for states that guesses are taken back with."""
+"""How many cells of its cache a context gets for sliding windows, and for how many texts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 KEPT = 7
 # Of the memory that this process can have, what a KV cache of full size may take where windows could do with less.
 _FULL = 1 / 2
-# Of `cache_ram`, what states may take that a batch's guesses are taken back with, and for how many guesses at most.
-_TAKEN_BACK, _MOST_TAKEN_BACK = 1 / 4, 8
 
 
 def of_windows(file: CheckedFile, o: CheckedOptions, groups: Sequence[MatrixGroup], texts: int) -> int | None:
@@ -37,16 +35,3 @@ def of_windows(file: CheckedFile, o: CheckedOptions, groups: Sequence[MatrixGrou
     size = o.n_ctx * (cache.k * KV_BYTES[o.type_k] + cache.v * KV_BYTES[o.type_v])
     room = _FULL * (usable_memory().with_swap - memory_check.unmapped(file, groups))
     return cells if o.swa_full is False or size > room else None
-
-
-def taken_back(file: CheckedFile, o: CheckedOptions, n_ids: int) -> int:
-    """Return for how many guesses llama.cpp keeps the states between. It pays for short convolutions: their states are
-    small, and steps without guesses take no longer.
-
-    Args:
-        n_ids: sequences, each of which gets such states.
-    """
-    size = file.cache.convolutions * n_ids
-    if not size:
-        return 0
-    return max(0, min(int(o.cache_ram * _TAKEN_BACK) // size, _MOST_TAKEN_BACK, o.n_ubatch - 2))

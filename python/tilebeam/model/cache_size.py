@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +25,12 @@ class Cache:
         recurrent: layers may keep states of whole texts as well, or instead.
         entries: tokens and merges of the vocabulary.
         window: tokens of the sliding window that some layers have, 0 if none.
-        convolutions: bytes of the states of one text that short convolutions keep (LFM2), of all layers together.
     """
 
     k: int = 0
     v: int = 0
     recurrent: bool = False
     entries: int = 0
-    convolutions: int = 0
     window: int = 0
 
 
@@ -70,7 +67,5 @@ def cache_of(gguf: Source, architecture: str) -> Cache:
     recurrent = len(attending) < n_layer or any(part in name for name in gguf.tensors for part in _RECURRENT)
     lists = [gguf.kv.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges")]
     entries = sum(entry.array[1] for entry in lists if entry is not None and entry.array is not None)
-    short = [tensor for name, tensor in gguf.tensors.items() if name.endswith(".shortconv.conv.weight")]
-    convolutions = sum(4 * (tensor.ne[0] - 1) * math.prod(tensor.ne[1:]) for tensor in short)  # float32
     window = max(values("attention.sliding_window"))
-    return Cache(kv_heads * k, kv_heads * v, recurrent, entries, convolutions, window)
+    return Cache(kv_heads * k, kv_heads * v, recurrent, entries, window)

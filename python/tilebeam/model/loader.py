@@ -178,11 +178,8 @@ def load(
         file.packed = packed_files.find(
             file, options.packed_cache, verify=options.verify, progress=lambda share: tell(_PACKING * share)
         )
-    guesses = not options.deterministic and (draft is not None or lookup is not False)
     with _loading, ExitStack() as stack, Interrupts() as interrupts:
-        loader = _Loader(
-            file, options, choice, stack, interrupts, lambda share: tell(begun + (1 - begun) * share), guesses
-        )
+        loader = _Loader(file, options, choice, stack, interrupts, lambda share: tell(begun + (1 - begun) * share))
         lm = loader.run()
     try:
         interrupts.check()
@@ -230,7 +227,6 @@ class _Loader:
         stack: ExitStack,
         interrupts: Interrupts,
         tell: Callable[[float], object],
-        guesses: bool,
     ) -> None:
         import llama_cpp.llama_cpp as capi
 
@@ -246,7 +242,6 @@ class _Loader:
         self._interrupts = interrupts
         self._tell = tell  # of the share that is loaded
         self._told: BaseException | None = None  # what it raised, within llama.cpp
-        self._guesses = guesses  # tokens may be guessed
         self._control: Control | None = None
         self._placement = Placement(())
         self._loaded = LoadResult(0, 0, 0, "")
@@ -507,7 +502,6 @@ class _Loader:
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o
         params = c.llama_context_default_params()
-        params.n_rs_seq = cache_cells.taken_back(self._file, o, self._n_ids()) if self._guesses else 0
         params.n_ctx = o.n_ctx
         params.n_batch = max(o.n_batch, self._n_ids())
         params.n_ubatch = o.n_ubatch

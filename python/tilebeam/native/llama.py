@@ -347,8 +347,6 @@ class Context:
         self.n_ctx: int = C.llama_n_ctx(pointer)
         self.n_ubatch: int = C.llama_n_ubatch(pointer)  # tokens of one graph; a larger batch is decoded in parts
         self.n_seq_max: int = C.llama_n_seq_max(pointer)
-        # Tokens of the batch decoded last that recurrent layers can forget again; 0 of models without such layers.
-        self.n_taken_back: int = C.llama_n_rs_seq(pointer) if model.whole_forks_only else 0
         self.n_batch = n_batch
         self.on_decode: Callable[[int, int], None] | None = None
         self._memory = C.llama_get_memory(pointer)
@@ -451,8 +449,7 @@ class Context:
 
     def truncate(self, seq: int, length: int) -> bool:
         """Remove a sequence from its cells behind the first `length` positions. False: the model's memory cannot be cut
-        there, and nothing was removed: recurrent layers go back `n_taken_back` tokens of the batch decoded last, once.
-        """
+        there (recurrent layers), and nothing was removed."""
         return bool(C.llama_memory_seq_rm(self._memory, seq, length, -1))
 
     def first(self, seq: int) -> int:
