@@ -23,6 +23,10 @@ _WORTH_READING = 4
 _SIGNS = 10  # classes of the probability that the draft model gives its token
 
 
+class NoCells(TilebeamError):
+    """The draft model's windows have fewer cells than are counted, and no room for a batch."""
+
+
 class DraftModel:
     """Guesses with a context of its own.
 
@@ -116,6 +120,7 @@ class DraftModel:
             for each the likeliest token after its last one, and that token's probability.
 
         Raises:
+            NoCells: for which llama.cpp has too few; all texts are forgotten.
             TilebeamError: decoding failed.
         """
         context, results = self.context, list[tuple[int, float]]()
@@ -133,9 +138,11 @@ class DraftModel:
                 else:
                     ends.append(n - 1)
             context.fill(pieces)
-            if context.decode(n) != 0:
+            if (code := context.decode(n)) != 0:
                 self._sequences.clear()
                 self.kv.clear()
+                if code == 1:
+                    raise NoCells("The draft model has no room for these texts.")
                 raise TilebeamError("The draft model failed to decode: load the model without it.")
             if ends:
                 rows = SampleRows([(self._likeliest, entry, NORM) for entry in ends])

@@ -13,9 +13,10 @@ import sys
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tilebeam.engine.draft_model import DraftModel
+from tilebeam.engine.draft_model import DraftModel, NoCells
 from tilebeam.engine.drafter import MOST, Drafter
 from tilebeam.engine.lookup import Guess, Lookup
 from tilebeam.engine.request import Request, Sample
@@ -181,7 +182,10 @@ class Speculation(Drafter):
         self._asked = self._balance.wakes()
         if self._asked:
             bounded = [(s, min(most, MOST)) for s, most in asked]
-            candidates = self._look_up(bounded) if self.model is None else self._ask_model(self.model, bounded, rows)
+            with suppress(NoCells):  # then nothing is guessed in this step
+                candidates = (
+                    self._look_up(bounded) if self.model is None else self._ask_model(self.model, bounded, rows)
+                )
             self._balance.asked += 1
         self._choose(candidates, rows)
         self._drafts = {s: c for (s, _), c in zip(asked, candidates, strict=True) if c.taken}
