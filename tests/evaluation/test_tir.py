@@ -22,11 +22,12 @@ def _spec(tmp_path: Path) -> str:
     return f"gsm8k:{lines(tmp_path / 'g.jsonl', {'question': 'What is 2 + 3?', 'answer': 'A sum. #### 5'})}"
 
 
-def test_prompts_ask_for_programs_and_show_one(spec: str) -> None:
+def test_prompts_ask_for_programs_and_show_one_in_words(spec: str) -> None:
     task = open_task(TaskOptions(spec, tir=True))
-    system, asked, shown, question = task.messages(task.items[0])
+    system, question = task.messages(task.items[0])
     assert (system["role"], system["content"]) == ("system", SYSTEM)
-    assert (asked["role"], shown["role"]) == ("user", "assistant")
+    explained, shown, _ = task.messages(task.items[0], words=True)
+    assert (explained["role"], shown["role"]) == ("user", "assistant")
     assert MARK in shown["content"]
     assert question == {"role": "user", "content": "What is 2 + 3?"}
     plain = open_task(TaskOptions(spec))

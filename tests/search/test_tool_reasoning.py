@@ -132,8 +132,9 @@ def test_the_extractor_chooses_the_winner_if_it_has_a_way_of_its_own() -> None:
 
 def test_how_programs_are_asked_for() -> None:
     """Qwen's models by the system prompt, all others in the first message, which every template takes."""
-    assert [m["role"] for m in conversation("Q")] == ["system", "user", "assistant", "user"]
-    assert [m["role"] for m in conversation("Q", example=False)] == ["system", "user"]
+    assert [m["role"] for m in conversation("Q")] == ["system", "user"]
+    assert [m["role"] for m in conversation("Q", example=True)] == ["system", "user", "assistant", "user"]
+    assert [m["role"] for m in conversation("Q", words=True)] == ["user", "assistant", "user"]
     (alone,) = conversation("Q", example=False, words=True)
     assert alone["content"].startswith("Solve problems")
     assert alone["content"].endswith("\n\nQ")

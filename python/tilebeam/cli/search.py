@@ -297,8 +297,8 @@ def tir(
     judge: WholeOptions,
     extract: Extract = "gsm8k",
     rounds: int = option(ROUNDS, min=1, help="Programs of a candidate at most."),
-    example: bool = option(
-        True, "--example/--no-example", help="Show the model one worked example: more candidates write a program."
+    example: bool | None = option(
+        None, "--example/--no-example", help="Show the model one worked example; if not given, where words explain."
     ),
     unsafe_code: UnsafeCode = False,
 ) -> None:

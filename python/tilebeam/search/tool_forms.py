@@ -20,7 +20,7 @@ _IN_WORDS = (
     "prints what you need, then ```output, behind which you will see what it prints. Put your final answer within "
     "\\boxed{}."
 )
-# Without an example fewer than half of the samples write a program.
+# With it Qwen's models write programs in twice as many samples, and no more right answers (docs/search.md).
 _EXAMPLE = (
     "A ticket costs 12 dollars for adults and half of that for children. How much do 3 adults and 4 children pay?",
     "A child pays half of 12 dollars. I add up both groups with a program.\n"
@@ -41,17 +41,17 @@ def needs_words(template: str | None) -> bool:
 
 
 def conversation(
-    question: str, *, example: bool | Sequence[Mapping[str, Any]] = True, words: bool = False
+    question: str, *, example: bool | Sequence[Mapping[str, Any]] | None = None, words: bool = False
 ) -> list[dict[str, Any]]:
     """Return the messages that ask a question so that a model writes programs.
 
     Args:
         question: of the user.
-        example: show one worked example in front, or these turns.
+        example: show one worked example in front, or these turns. None: one where `words` explain.
         words: explain in the first message instead of the system prompt; see `needs_words`.
     """
-    shots = [] if isinstance(example, bool) else [dict(turn) for turn in example]
-    if example is True:
+    shots = [dict(turn) for turn in example] if isinstance(example, Sequence) else []
+    if example is True or (example is None and words):
         shots = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), _EXAMPLE, strict=True)]
     first, *others = [*shots, {"role": "user", "content": question}]
     if not words:

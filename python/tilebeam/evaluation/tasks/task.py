@@ -148,7 +148,7 @@ class Task(ABC):
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ]
         if self.options.tir:
-            *before, question = conversation(item.body, example=found or True, words=words)
+            *before, question = conversation(item.body, example=found or None, words=words)
             return [*before, *item.before, question]
         return [*found, *item.before, {"role": "user", "content": item.body}]
 
