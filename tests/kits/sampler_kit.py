@@ -155,7 +155,7 @@ def check(
         return True
     # From here on it is another text: its logits are those of this one, and it ends where it has to.
     where = range(len(prompt) + same, len(prompt) + len(ids) - 1)
-    with other.lm._reading(params.lora) as turns:
+    with other.lm._reading() as turns:
         (reading,) = other.lm._reader.logits(turns, [[*prompt, *ids[:-1]]], [where], None)
     for mine, alike in zip(rows[same + 1 :], reading.logits, strict=True):
         np.testing.assert_allclose(mine, alike, rtol=0, atol=slack)
