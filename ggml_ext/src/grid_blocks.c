@@ -191,7 +191,7 @@ static int with_scales(const grid_type * t) { return is_iq1(t) && t->signs.one =
 
 static int quarters(const grid_type * t) { return t->grid >= GRID_256_OF_4; } // points of four weights
 
-int grid_from_block(uint32_t type, const uint8_t * block, column * c) {
+int grid_from_block(uint32_t type, const uint8_t * block, panel_column * c) {
     const grid_type * t = grid_type_of(type);
     if (t == NULL) return 0;
     const _Atomic uint16_t * grid = open_grid(t->grid);
@@ -220,7 +220,7 @@ int grid_from_block(uint32_t type, const uint8_t * block, column * c) {
     return 1;
 }
 
-int grid_to_block(uint32_t type, const column * c, uint8_t * block) {
+int grid_to_block(uint32_t type, const panel_column * c, uint8_t * block) {
     const grid_type * t = grid_type_of(type);
     if (t == NULL) return 0;
     const _Atomic uint16_t * grid = open_grid(t->grid);
@@ -249,7 +249,7 @@ int grid_to_block(uint32_t type, const column * c, uint8_t * block) {
 }
 
 // Exact, in whatever order: FP16's 11 bits times 5 times 6.
-int grid_values(uint32_t type, const column * c, float * out) {
+int grid_values(uint32_t type, const panel_column * c, float * out) {
     const grid_type * t = grid_type_of(type);
     if (t == NULL) return 0;
     const float d = tb_half_to_float(c->d) / (float)t->parts;

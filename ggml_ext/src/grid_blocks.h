@@ -13,11 +13,11 @@ typedef struct {
     uint8_t q[TB_K_BLOCK];
     uint8_t scales[16];
     uint16_t d, dmin;
-} column;
+} panel_column;
 
 // 0 and nothing done: `type`, a tiled type, is not one of these.
-int grid_from_block(uint32_t type, const uint8_t * block, column * c);
-int grid_to_block(uint32_t type, const column * c, uint8_t * block);
-int grid_values(uint32_t type, const column * c, float * out); // 256
+int grid_from_block(uint32_t type, const uint8_t * block, panel_column * c);
+int grid_to_block(uint32_t type, const panel_column * c, uint8_t * block);
+int grid_values(uint32_t type, const panel_column * c, float * out); // 256
 
 #endif // TILEBEAM_SRC_GRID_BLOCKS_H

@@ -94,7 +94,7 @@ static void set_six_bits(uint8_t * s, int h, int i, int value) {
 // ggml's scales as the panel has them. Q4_K, Q5_K: bytes t and t + 4 have six bits of scale and minimum t, and above
 // them the top bits of t + 4, whose low bits are byte t + 8. IQ4_XS: two bytes of top bits in order, then four of low
 // nibbles. Every other type has the panel's order.
-static inline void read_scales(uint32_t type, const uint8_t * in, column * c) {
+static inline void read_scales(uint32_t type, const uint8_t * in, panel_column * c) {
     if (type == TB_IQ4_XS_COL) {
         memset(c->scales, 0, sizeof(c->scales));
         for (int t = 0; t < 8; t++)
@@ -111,7 +111,7 @@ static inline void read_scales(uint32_t type, const uint8_t * in, column * c) {
 }
 
 // Into bytes that are zero.
-static void write_scales(uint32_t type, const column * c, uint8_t * out) {
+static void write_scales(uint32_t type, const panel_column * c, uint8_t * out) {
     for (int t = 0; t < 8 && type == TB_IQ4_XS_COL; t++) {
         const int scale = six_bits(c->scales, 4, t);
         out[2 + t / 2] |= (uint8_t)((scale & 15) << t % 2 * 4);
@@ -127,7 +127,7 @@ static void write_scales(uint32_t type, const column * c, uint8_t * out) {
     }
 }
 
-static void read_quants(const shape * s, const uint8_t * b, column * c) {
+static void read_quants(const shape * s, const uint8_t * b, panel_column * c) {
     memset(c->q, 0, sizeof(c->q));
     if (s->digits != NONE) memcpy(c->q, b + s->digits, DIGIT_BYTES);
     for (int k = 0; k < TB_K_BLOCK && s->nibbles != NONE; k += 2 * s->half) {
@@ -148,7 +148,7 @@ static void read_quants(const shape * s, const uint8_t * b, column * c) {
 }
 
 // Into bytes that are zero.
-static void write_quants(const shape * s, const column * c, uint8_t * b) {
+static void write_quants(const shape * s, const panel_column * c, uint8_t * b) {
     if (s->digits != NONE) memcpy(b + s->digits, c->q, DIGIT_BYTES);
     for (int k = 0; k < TB_K_BLOCK && s->nibbles != NONE; k += 2 * s->half) {
         for (int i = 0; i < s->half; i++)
@@ -165,7 +165,7 @@ static void write_quants(const shape * s, const column * c, uint8_t * b) {
     }
 }
 
-static void from_block(uint32_t type, const uint8_t * block, column * c) {
+static void from_block(uint32_t type, const uint8_t * block, panel_column * c) {
     if (grid_from_block(type, block, c)) return;
     const shape * s = shape_of(type);
     c->d = tb_load16(block + s->d);
@@ -174,7 +174,7 @@ static void from_block(uint32_t type, const uint8_t * block, column * c) {
     read_quants(s, block, c);
 }
 
-static void to_block(uint32_t type, const column * c, uint8_t * block) {
+static void to_block(uint32_t type, const panel_column * c, uint8_t * block) {
     if (grid_to_block(type, c, block)) return;
     const shape * s = shape_of(type);
     memset(block, 0, block_bytes(type));
@@ -246,7 +246,7 @@ static inline __attribute__((always_inline)) void pack_column(uint32_t type, con
     for (int i = 0; i < DIGIT_BYTES && s->digits != NONE; i += 4, to += CHUNK)
         store32(to, quad(load32(b + s->digits + i)));
     uint8_t * fields = to - 4 * n;
-    column c;
+    panel_column c;
     read_scales(type, b + s->scales, &c);
     for (int i = 0; i < s->n_scales; i++, fields += 32)
         fields[n] = c.scales[i];
@@ -270,7 +270,7 @@ static int pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * 
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
         if (rows < TILE) memset(panel + b * bytes, 0, bytes);
         for (uint32_t n = 0; n < rows; n++) {
-            column c;
+            panel_column c;
             if (!grid_from_block(type, src + n * row_stride + b * block, &c)) return 0;
             uint8_t * to = panel + b * bytes;
             for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++, to += CHUNK)
@@ -288,7 +288,7 @@ static int pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * 
     return 1;
 }
 
-static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, column * c) {
+static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, panel_column * c) {
     const shape * s = shape_of(type);
     memset(c->q, 0, sizeof(c->q));
     for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++)
@@ -349,7 +349,7 @@ void k_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * pa
     const size_t block = block_bytes(type), bytes = k_panel_bytes(type);
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
         for (uint32_t n = 0; n < rows; n++) {
-            column c;
+            panel_column c;
             load_column(type, panel + b * bytes, n, &c);
             to_block(type, &c, dst + n * row_stride + b * block);
         }
@@ -390,7 +390,7 @@ static uint8_t digit(const uint8_t * bytes, int k) {
 }
 
 // In the order in which ggml multiplies: d * scale first, then by the quant.
-static void column_values(uint32_t type, const column * c, float * out) {
+static void column_values(uint32_t type, const panel_column * c, float * out) {
     if (grid_values(type, c, out)) return;
     const int minima = shape_of(type)->dmin != NONE;
     const float d = tb_half_to_float(c->d), dmin = tb_half_to_float(c->dmin);
@@ -408,7 +408,7 @@ static void column_values(uint32_t type, const column * c, float * out) {
 void k_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * panel, float * dst) {
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
         for (uint32_t n = 0; n < rows; n++) {
-            column c;
+            panel_column c;
             load_column(type, panel + b * k_panel_bytes(type), n, &c);
             column_values(type, &c, dst + n * k + b * TB_K_BLOCK);
         }
@@ -417,7 +417,7 @@ void k_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t 
 
 void k_dequantize_row(uint32_t type, uint64_t n, const uint8_t * src, float * dst) {
     for (uint64_t b = 0; b < n / TB_K_BLOCK; b++) {
-        column c;
+        panel_column c;
         from_block(type, src + b * block_bytes(type), &c);
         column_values(type, &c, dst + b * TB_K_BLOCK);
     }
