@@ -5,6 +5,7 @@
 
 #include "ggml-impl.h"
 #include "state_updates.h"
+#include "types.h"
 
 namespace tb::plugin {
 
@@ -30,8 +31,6 @@ int last_move(const ggml_cgraph * graph, int last) {
     return until;
 }
 
-ggml_tensor * root_of(ggml_tensor * t) { return t->view_src ? t->view_src : t; }
-
 // The last product of node `first`'s activations, or `first` if there is no other nearby.
 int last_product(const ggml_cgraph * graph, int first) {
     int last = first;
@@ -44,23 +43,25 @@ int last_product(const ggml_cgraph * graph, int first) {
 } // namespace
 
 void keep_products_apart(ggml_backend_t, ggml_cgraph * graph, optimize_params * params) {
+    // ggml asks for tensors that it may change, and does not.
+    const auto keep = [&](const ggml_tensor * t, ggml_tensor * until) {
+        params->add_alloc_dep(params->user_data, const_cast<ggml_tensor *>(t), until);
+    };
     for (int first = 0; first < graph->n_nodes; ++first) {
         if (!is_product(graph->nodes[first])) continue;
         const int last = last_product(graph, first);
         ggml_tensor * until = graph->nodes[last_move(graph, last)];
         for (int i = first + 1; i < last; ++i) {
             const ggml_tensor * node = graph->nodes[i];
-            ggml_tensor * left = moves_on(node) ? root_of(node->src[0]) : nullptr;
-            if (left && left->op != GGML_OP_NONE) params->add_alloc_dep(params->user_data, left, until);
+            const ggml_tensor * left = moves_on(node) ? root_of(node->src[0]) : nullptr;
+            if (left && left->op != GGML_OP_NONE) keep(left, until);
         }
         first = last;
     }
     for (const state_update & u : find_state_updates(graph, false)) {
         for (const ggml_tensor * t : {u.numbers, u.fresh}) {
-            ggml_tensor * root = t ? root_of(const_cast<ggml_tensor *>(t)) : nullptr;
-            if (root && (root->op != GGML_OP_NONE || t == u.numbers)) {
-                params->add_alloc_dep(params->user_data, root, graph->nodes[u.node]);
-            }
+            const ggml_tensor * root = t ? root_of(t) : nullptr;
+            if (root && (root->op != GGML_OP_NONE || t == u.numbers)) keep(root, graph->nodes[u.node]);
         }
     }
 }

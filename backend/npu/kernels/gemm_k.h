@@ -212,8 +212,8 @@ template <class unit> struct format_iq4_xs : k_format {
 };
 
 // IQ1 to IQ3: code books, and scales that are odd numbers, 2s + 1, of which a nibble has s.
-template <class unit, class Book, int of_tile> struct k_odd_scales {
-    static constexpr bool plain = false, minima = false, one_d = false;
+template <class unit, class Book, int of_tile> struct k_odd_scales : k_format {
+    static constexpr bool plain = false, minima = false;
     static constexpr int scales = of_tile, parts = Book::parts;
     static constexpr int offset = unit::signed_weights ? 0 : 64, most = Book::most + offset;
     static k_factors unpack(const uint8_t * from, uint8_t * out) {

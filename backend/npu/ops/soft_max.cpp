@@ -36,19 +36,13 @@ void soft_max(const op_context & ctx) {
         } else {
             k.vec.scale(n, src, scale, 0.0f, out);
         }
-        // The maximum passes a NaN over, and the exponential of one is 0: nobody would hear of it.
-        int numbers = 1;
-        for (int64_t j = 0; j < n; j++)
-            numbers &= out[j] == out[j];
-        if (!numbers) {
-            std::fill(out, out + n, std::numeric_limits<float>::quiet_NaN());
-            continue;
-        }
         float max = k.vec.max(n, out);
         const float sink = sinks ? sinks.at<const float>(0)[i.i2] : -std::numeric_limits<float>::infinity();
         max = std::max(max, sink);
         if (max == -std::numeric_limits<float>::infinity()) {
-            std::fill(out, out + n, 0.0f); // nothing to attend to
+            // Nothing to attend to; or no numbers, which the maximum passes over, and of which somebody must hear.
+            const bool masked = std::none_of(out, out + n, [](float v) { return std::isnan(v); });
+            std::fill(out, out + n, masked ? 0.0f : std::numeric_limits<float>::quiet_NaN());
             continue;
         }
         float sum = k.vec.exp_sum(n, out, max);
