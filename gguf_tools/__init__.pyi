@@ -18,7 +18,6 @@ from .matrices import Matrix as Matrix
 from .matrices import MatrixGroup as MatrixGroup
 from .matrices import device_share as device_share
 from .matrices import grouped as grouped
-from .matrices import layer_of as layer_of
 from .matrices import matrices_of as matrices_of
 from .matrices import runs_on_device as runs_on_device
 from .model_check import check_model as check_model
@@ -32,3 +31,4 @@ from .split import Source as Source
 from .split import open_gguf as open_gguf
 from .verification import Verified as Verified
 from .verification import verify as verify
+from .weights import layer_of as layer_of

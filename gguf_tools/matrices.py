@@ -14,7 +14,7 @@ from .contents import architecture_of, model_kv
 from .gguf_file import Q, TensorInfo
 from .policy import EMBEDDING, OUTPUT
 from .split import Source
-from .weights import OTHER_OPS, TB_TYPE, is_looked_up
+from .weights import OTHER_OPS, TB_TYPE, is_looked_up, layer_of
 
 # Why a matrix is multiplied on the CPU: the device does not multiply by its type; it is the embedding table itself,
 # which llama.cpp keeps on the CPU; it is in a layer that n_gpu_layers leaves out; the whole model is on the CPU.
@@ -79,12 +79,6 @@ class MatrixGroup:
 def runs_on_device(t: TensorInfo) -> bool:
     """Tell whether the device multiplies by weights of this type."""
     return t.type in TB_TYPE
-
-
-def layer_of(name: str, n_layer: int) -> int:
-    """Return the layer that a tensor belongs to; `n_layer` for the output and what is beside all layers."""
-    block = name.split(".")[1] if name.startswith("blk.") else ""
-    return int(block) if block.isdigit() and int(block) < n_layer else n_layer
 
 
 def is_output(f: Source, t: TensorInfo) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from tilebeam._ext import Type
 from .errors import GGUFError
 from .gguf_file import MAX_ENTRIES, Q, TensorInfo, tensor_bytes
 from .split import Source
-from .weights import BLOCK, FLOAT_TYPES, TB_TYPE, fits_tiles, has_values, is_weight, tiled_type
+from .weights import BLOCK, FLOAT_TYPES, TB_TYPE, fits_tiles, has_values, is_weight, layer_of, tiled_type
 
 # Policies with a name.
 Preset = Literal["lossless", "paper"]
@@ -172,11 +171,8 @@ def plan(f: Source, policy: Policy) -> list[Target]:
     """
     targets = [_target(t, policy) for t in f.tensors.values()]
     # llama.cpp skips these layers in some architectures, and a file is refused if tiles of it are not loaded.
-    first = _first_ahead(f)
-    targets = [
-        replace(t, tiled=None) if (of := re.match(r"blk\.(\d+)\.", t.name)) and int(of[1]) >= first else t
-        for t in targets
-    ]
+    ahead = _layers_ahead(f)
+    targets = [replace(t, tiled=None) if layer_of(t.name, ahead.stop) in ahead else t for t in targets]
     output = _output(f, policy)
     if output is not None:
         targets.append(output)
@@ -186,11 +182,11 @@ def plan(f: Source, policy: Policy) -> list[Target]:
     return targets
 
 
-def _first_ahead(f: Source) -> float:
-    """Return the first of the layers that predict tokens behind the next one, which come last."""
+def _layers_ahead(f: Source) -> range:
+    """Return the layers that predict tokens behind the next one, which come last."""
     layers, ahead = (f.kv.get(f"{f.architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
     numbers = [kv.value for kv in (layers, ahead) if kv is not None and isinstance(kv.value, int)]
-    return numbers[0] - numbers[1] if len(numbers) == 2 and numbers[1] > 0 else math.inf
+    return range(numbers[0] - numbers[1], numbers[0]) if len(numbers) == 2 else range(0)
 
 
 def _target(t: TensorInfo, policy: Policy) -> Target:

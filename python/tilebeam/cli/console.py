@@ -22,8 +22,10 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     Task,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -227,8 +229,6 @@ def generating(what: str, total: int) -> Iterator[Callable[[Generation], bool]]:
 @contextmanager
 def loading(path: str) -> Iterator[Callable[[float], None] | None]:
     """Show a bar while a model loads, on a terminal; yields what to call with the share that is done."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
-
     console = err()
     if not console.is_terminal:
         yield None

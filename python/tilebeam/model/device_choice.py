@@ -64,7 +64,7 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     groups = grouped(file.matrices)
     share, packed = device_share(groups), sum(g.packed_bytes for g in groups)
     # IQ1 to IQ3 take more memory on the device than in the file, which the CPU backend maps.
-    if packed > sum(g.bytes for g in groups) and packed > usable_memory().available:
+    if packed > _bytes(groups) and packed > usable_memory().available:
         return Choice("cpu", "packed for the device, the matrices take more memory than there is", told=True)
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
     rule = Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")

@@ -50,7 +50,7 @@ def write_first_layers(f: Source, descriptor: int, room: int = _MOST_BYTES) -> i
         raise TilebeamError("the model has no layers or no embeddings")
     layers, n_vocab = _layers(f, n_layer.value), embeddings.ne[-1]
     tokens = min(n_vocab, max(_FEWEST_TOKENS, -(-n_vocab * layers // n_layer.value // 256) * 256))
-    parts = list(_parts(f, layers, n_vocab, tokens))
+    parts = list(_parts(f, n_layer.value, layers, n_vocab, tokens))
     size = sum(part.nbytes for part in parts)
     if room < size <= _MOST_BYTES:
         raise MemoryError
@@ -74,12 +74,12 @@ def write_first_layers(f: Source, descriptor: int, room: int = _MOST_BYTES) -> i
 
 def _layers(f: Source, n_layer: int) -> int:
     """Count the first layers that have every kind, or raise."""
+    from tilebeam.gguf import layer_of
+
     shapes: dict[int, set[tuple[str, tuple[int, ...]]]] = {}
     for t in f.tensors.values():
-        block, _, rest = t.name.partition(".")
-        number, _, role = rest.partition(".")
-        if block == "blk" and number.isdigit():
-            shapes.setdefault(int(number), set()).add((role, t.ne))
+        if (layer := layer_of(t.name, n_layer)) < n_layer:
+            shapes.setdefault(layer, set()).add((t.name.split(".", 2)[2], t.ne))
     first: dict[frozenset[tuple[str, tuple[int, ...]]], int] = {}
     for layer in sorted(shapes):
         first.setdefault(frozenset(shapes[layer]), layer)
@@ -89,13 +89,13 @@ def _layers(f: Source, n_layer: int) -> int:
     return layers
 
 
-def _parts(f: Source, layers: int, n_vocab: int, tokens: int) -> Iterator[TensorInfo]:
+def _parts(f: Source, n_layer: int, layers: int, n_vocab: int, tokens: int) -> Iterator[TensorInfo]:
     """Yield the tensors to keep, with as many of their rows."""
+    from tilebeam.gguf import layer_of
+
     for t in f.tensors.values():
-        block, _, rest = t.name.partition(".")
-        number = rest.partition(".")[0]
-        if block == "blk" and number.isdigit():
-            if int(number) < layers:
+        if (layer := layer_of(t.name, n_layer)) < n_layer:
+            if layer < layers:
                 yield t
         elif t.ne[-1] == n_vocab:
             yield replace(t, ne=(*t.ne[:-1], tokens), nbytes=t.nbytes // n_vocab * tokens)

@@ -176,12 +176,10 @@ def _read(path: Path, rows: list[int]) -> Trial | None:
 
 def _keep(path: Path, trial: Trial) -> None:
     """Remember a trial, if the folder can be written."""
-    partial = path.with_suffix(f".{os.getpid()}")
+    from tilebeam.gguf.whole_file import whole_file
+
     text = json.dumps({"failure": trial.failure} if trial.failure else {"ratios": trial.ratios})
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
+        with whole_file(path) as partial:
+            partial.write_text(text, encoding="utf-8")
