@@ -212,6 +212,12 @@ def families_into(rows: Sequence[dict[str, Any]], count: int, document: Path) ->
     put_into(document, "families", "\n".join(lines))
 
 
+def add_solved(rows: report.Rows, name: str, least: float, most: float) -> None:
+    """Add a row of two shares of problems that are solved."""
+    solved = 100 * least, 100 * most
+    rows.add(report.figures(name, *(round(x, 2) for x in solved), "% solved", [solved[1] / max(solved[0], 1e-9)], None))
+
+
 def main() -> None:
     p = Parser(__doc__, "4 expressions, budgets up to 4")
     p.add_count("--items", usual=200, quick=4, what="test expressions")
@@ -229,9 +235,7 @@ def main() -> None:
     if options.thoughts:
         measured = thoughts(options.items, options.threads, (0, 96) if options.quick else BUDGETS)
         for way in WAYS:
-            least, most = (100 * r[way] for r in (measured[0], measured[-1]))
-            figures = round(least, 2), round(most, 2), "% solved", [most / max(least, 1e-9)], None
-            rows.add(report.figures(f"{way}, {measured[-1]['budget']} tokens of thoughts", *figures))
+            add_solved(rows, f"{way}, {measured[-1]['budget']} tokens of thoughts", measured[0][way], measured[-1][way])
         rows.finish()
         if options.into is not None:
             thoughts_into(measured, options.items, options.into)
@@ -239,9 +243,7 @@ def main() -> None:
     if options.families:
         solved = families(options.items, options.threads)
         for r in solved:
-            greedy, most = 100 * r["greedy"], 100 * r["vote"][COUNTS[-1]]
-            figures = round(greedy, 2), round(most, 2), "% solved", [most / max(greedy, 1e-9)], None
-            rows.add(report.figures(f"{r['model']}, vote of {COUNTS[-1]}", *figures))
+            add_solved(rows, f"{r['model']}, vote of {COUNTS[-1]}", r["greedy"], r["vote"][COUNTS[-1]])
         rows.finish()
         if options.into is not None:
             families_into(solved, options.items, options.into)

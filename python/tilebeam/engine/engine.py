@@ -165,11 +165,11 @@ class Engine:
 
     def _decode(self) -> BatchPlan | None:
         """Decode a batch: the last plan again, or a new one. None: there is nothing to decode."""
-        plan, drafts = self._repeat(), True
+        plan, refused = self._repeat(), False
         while True:
             if plan is None:
                 with observed(self.observer, "plan"):
-                    plan = self._plan(drafts)
+                    plan = self._plan(refused)
                 if not plan.n:
                     return None
             began = time.perf_counter()
@@ -183,18 +183,18 @@ class Engine:
             # By our count there was room. Should llama.cpp disagree, fewer tokens or sequences may still fit.
             if code != 1 or not (plan.drafts or self.scheduler.preempt()):
                 self.fail(code)
-            plan, drafts = None, False
+            plan, refused = None, True
 
-    def _plan(self, drafts: bool) -> BatchPlan:
-        """Make a new plan, in the batch arrays."""
+    def _plan(self, refused: bool) -> BatchPlan:
+        """Make a new plan, in the batch arrays; after one that llama.cpp `refused`, a smaller one without drafts."""
         began = time.perf_counter()
-        if drafts:  # else llama.cpp refused a batch, and what gave way for the next must not come back at once
+        if not refused:  # else what gave way would come back at once
             for sample in self.scheduler.admit():
                 self._prepare(sample)
         while full := self.scheduler.make_room():
             for sample in full:
                 self._finish(sample, "length")
-        plan = self.scheduler.plan(drafts=drafts)
+        plan = self.scheduler.plan(drafts=not refused)
         plan.write(self.context)
         self._planned += time.perf_counter() - began
         return plan
