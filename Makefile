@@ -9,7 +9,6 @@
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
 #   make test-versions     every release of llama-cpp-python that Tilebeam is made for (an hour; compiles each of them once)
-#   make test-replicas     `tilebeam serve --ray` with two replicas on a local Ray (installs Ray Serve; two minutes)
 #   make wheel             dist/*.tar.gz, and dist/*.whl for x86-64 and aarch64, with plugins for all releases of llama-cpp-python
 #   make docs              the documentation as a site in build/docs/site; fails on a broken link
 #   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
@@ -62,7 +61,7 @@ patiently = log=$$(mktemp); ( $(watch) ) & watch=$$!; ok=1; ( $(2) ) >"$$log" 2>
 # An optional dependency group of pyproject.toml, as arguments of pip.
 extra = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
 
-.PHONY: help demo model test test-quick test-versions test-replicas lint format docs wheel bench real clean check setup extras
+.PHONY: help demo model test test-quick test-versions lint format docs wheel bench real clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -157,12 +156,6 @@ test-quick: $(VENV)/.tilebeam
 test-versions: $(VENV)/.tilebeam
 	@echo "== tests with every release of llama-cpp-python (an hour on 2 CPUs)"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/releases/run.py $(VERSIONS_ARGS)
-
-test-replicas: $(VENV)/.tilebeam
-	@echo "== installing Ray Serve"
-	@$(call quietly,$(PIP) install $(call extra,replicas))
-	@echo "== several replicas behind one address"
-	@$(BIN)/pytest tests/server/test_replicas.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tilebeam $(VENV)/.lint
 	@echo "== ruff, mypy, clang-format"

@@ -47,7 +47,6 @@ QUICK = (
     "sandbox",
     "search/test_algorithms.py",
     "search/test_methods.py",
-    "server/test_routing.py",
     "session/test_session.py",
 )
 _HERE = Path(__file__).parent

@@ -22,6 +22,5 @@ def _packages(extra: str) -> list[str]:
     for needed in every:
         name, _, marker = (part.strip() for part in needed.partition(";"))
         if re.fullmatch(rf"extra\s*==\s*['\"]{extra}['\"]", marker):
-            within = re.fullmatch(r"tilebeam\[(\w+)\]", name)
-            found += _packages(within[1]) if within else [name]
+            found.append(name)
     return found

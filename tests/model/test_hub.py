@@ -141,14 +141,9 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_how_extras_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of the packages that they need, never by Tilebeam's own; where it is not installed, from here."""
-    needs = [
-        "numpy>=1",
-        'ray[serve]>=2; extra == "replicas"',
-        'tilebeam[server]; extra == "replicas"',
-        "a; extra == 'server'",
-    ]
+    needs = ["numpy>=1", 'uvicorn[standard]>=2; extra == "server"', "a; extra == 'server'", 'b; extra == "plot"']
     monkeypatch.setattr("importlib.metadata.requires", lambda _: needs)
-    assert how_to_install("replicas") == "pip install 'ray[serve]>=2' 'a'"
+    assert how_to_install("server") == "pip install 'uvicorn[standard]>=2' 'a'"
     assert how_to_install("hub") == "pip install '.[hub]'"
 
 

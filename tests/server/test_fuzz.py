@@ -19,7 +19,7 @@ PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply
 PATHS += ("/v1/messages", "/v1/messages/count_tokens")
 # What a request may end with besides an answer, and what 503 may say (docs/server.md).
 NAMED = {400, 404, 413, 429, 503}
-GONE = {"npu_failed", "model_restarting", "model_failed", "model_load_failed", "shutting_down", "replica_lost"}
+GONE = {"npu_failed", "model_restarting", "model_failed", "model_load_failed", "shutting_down"}
 QUICK = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 # A request of few tokens: the fuzz is for what is sent, not for what is decoded.
 SHORT = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 1}

@@ -31,7 +31,6 @@ from tilebeam.cli.options import (
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.ray_cluster import need_serve
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.logs import LogFormat
 from tilebeam.server.settings import ReasoningFormat, Settings
@@ -40,14 +39,13 @@ from tilebeam.text_files import read_text, unescaped
 if TYPE_CHECKING:
     from tilebeam.server.model_host import LoadedModel
     from tilebeam.server.models import Models
-    from tilebeam.server.served_model import ServedModel, States
+    from tilebeam.server.served_model import States
 
 log = logging.getLogger("tilebeam.server")
 
 _limit = partial(option, rich_help_panel="Queue and limits")
 _access = partial(option, rich_help_panel="Who may ask")
 _logs = partial(option, rich_help_panel="Logs")
-_cluster = partial(option, rich_help_panel="Several machines")
 _KEY_VARIABLE = "TILEBEAM_API_KEY"
 _CTX_SIZE = 8192  # conversations of several clients share the cells: more than for one program's own calls
 
@@ -266,16 +264,6 @@ class DefaultOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
-    """Processes on a Ray cluster."""
-
-    ray: str | None = _cluster(
-        None, help="Serve from processes on the Ray cluster at this address; auto: the one this machine is in."
-    )
-    replicas: int | None = _cluster(None, min=1, help="Processes on it, each with the models.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class LogOptions:
     """What the server writes to stderr while it runs."""
 
@@ -301,7 +289,6 @@ def serve(
     defaults: DefaultOptions,
     reward_model: RewardModelOptions,
     step_stop: StepStop = STEP_STOP_TEXT,
-    cluster: ClusterOptions,
     logs: LogOptions,
 ) -> None:
     """Serve models over HTTP: the APIs of OpenAI and Anthropic, with searches as an extension, and a page.
@@ -334,13 +321,6 @@ def serve(
     log_to_stderr(logs.log_format, logs.level)
     if not settings.api_keys and not is_loopback(settings.host):
         log.warning("anyone who can reach %s can send requests: no --api-key is set", settings.host)
-    if cluster.ray is not None:
-        if logs != LogOptions():
-            raise TilebeamError("--log-format, -q and -v: replicas write into Ray's own log files; leave them out.")
-        _serve_on_cluster(cluster.ray, served, settings, cluster.replicas or 1)
-        return
-    if cluster.replicas is not None:
-        raise TilebeamError("--replicas are processes on a Ray cluster: give its address with --ray.")
     process.serve(served, settings, ready=_say_ready if logs.log_format == "text" else _log_ready)
 
 
@@ -352,20 +332,6 @@ def _variables(text: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise TilebeamError(f'--chat-template-kwargs must be a JSON object like {{"enable_thinking": false}}: {text!r}')
     return given
-
-
-def _serve_on_cluster(address: str, served: Sequence[ServedModel], settings: Settings, replicas: int) -> None:
-    if settings.port == 0:
-        raise TilebeamError("--port 0: Ray Serve cannot choose a port; give one.")
-    need_serve()
-    from tilebeam.server.replicas.ray_serve import serve_replicas
-
-    def ready(url: str) -> None:
-        names = ", ".join(one.names[0] for one in served)
-        console.err().print(f"replicas: {replicas}; models: {names}", style="dim", highlight=False)
-        _say_address(url)
-
-    serve_replicas(served, settings, replicas, address, ready=ready)
 
 
 def _check_several(paths: Sequence[str], own: Mapping[str, Any]) -> None:
@@ -392,11 +358,7 @@ def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:
         tell_thoughtless(models.settings.sampling, models.settings.chat_template or loaded.lm.chat_template)
         if loaded.scorer is not None:
             err.print(console.about_reward(loaded.scorer), style="dim", highlight=False)
-    _say_address(url)
-
-
-def _say_address(url: str) -> None:
-    console.err().print(f"page: {url}/   API: {url}/v1", highlight=False, soft_wrap=True)
+    err.print(f"page: {url}/   API: {url}/v1", highlight=False, soft_wrap=True)
 
 
 def _log_ready(models: Models, _: LoadedModel | None, url: str) -> None:

@@ -18,11 +18,6 @@ Requests of all clients that ask for a model share its batches:
     settings, main             options, the process
     served_model               what is loaded: the model and its reward model
 
-Several processes behind one address (the extra `replicas`), in replicas/:
-
-    ray_serve                  replicas on Ray Serve, each the application with models of its own
-    ingress                    from a request to a replica      -> routing (which one)
-
 This module imports none of the packages of the extra.
 """
 

@@ -68,13 +68,13 @@ def create_app(models: Models) -> FastAPI:
     _routes(app, models)
     for add in (add_token_routes, add_response_routes, add_message_routes, add_reading_routes, add_page_routes):
         add(app, models)
-    add_error_handlers(app)
-    add_access_rules(app, models.settings)
+    _add_error_handlers(app)
+    _add_access_rules(app, models.settings)
     app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
     return app
 
 
-def add_access_rules(app: FastAPI, settings: Settings) -> None:
+def _add_access_rules(app: FastAPI, settings: Settings) -> None:
     """Have an application answer only who may ask, and take no more than it should."""
     keys = ApiKeys(settings.api_keys)
     names_allowed = bool(keys) or not is_loopback(settings.host)
@@ -126,7 +126,7 @@ def _routes(app: FastAPI, models: Models) -> None:
         return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     """Have an application put all errors in the form of the API that was asked."""
 
     @app.exception_handler(ApiError)
