@@ -145,8 +145,11 @@ def test_a_prompt_that_is_too_long_is_named_before_others_take_hours(model: Path
     assert out.read_text() == ""
 
 
+MANY = 60
+
+
 def many(tmp_path: Path) -> Path:
-    return questions(tmp_path / "many.jsonl", *({"prompt": f"question {i} the cat"} for i in range(200)))
+    return questions(tmp_path / "many.jsonl", *({"prompt": f"question {i} the cat"} for i in range(MANY)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -162,14 +165,14 @@ def test_killed_it_has_lost_no_line(number: signal.Signals, model: Path, tmp_pat
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     kept = out.read_bytes().count(b"\n")
-    assert kept < 200
+    assert kept < MANY
     if number == signal.SIGINT:
         assert process.returncode == 130
-        told = re.search(r"Interrupted: (\d+) of 200 results are in", " ".join(said.split()))
+        told = re.search(rf"Interrupted: (\d+) of {MANY} results are in", " ".join(said.split()))
         assert told
         assert kept - int(told[1]) in (0, 1)  # it may come when a line was just written
-    assert f"{kept} of 200 results" in " ".join(ok(*flags).err.split())
-    assert ids(out) == sorted(range(1, 201), key=str)
+    assert f"{kept} of {MANY} results" in " ".join(ok(*flags).err.split())
+    assert ids(out) == sorted(range(1, MANY + 1), key=str)
 
 
 def test_a_full_disk_is_a_sentence(model: Path, tmp_path: Path) -> None:
@@ -185,4 +188,4 @@ def test_a_full_disk_is_a_sentence(model: Path, tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
     assert out.stat().st_size == 1 << 14
     ok(*flags)
-    assert len(ids(out)) == len(set(ids(out))) == 200
+    assert len(ids(out)) == len(set(ids(out))) == MANY

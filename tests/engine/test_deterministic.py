@@ -109,7 +109,11 @@ def model_of(name: str, folder: Path) -> Path:
     return write_model(folder / "m.gguf", preset("tiny", type=name if name in ("q4_k", "f16") else "q4_0"))
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Every model on the set that is used, and one on each other: tests/npu/test_deterministic.py has the ops of all sets.
+ON_SETS = [(executor.isas()[0], name) for name in MODELS] + [(isa, "trained-q4_0") for isa in executor.isas()[1:]]
+
+
+@pytest.mark.parametrize(("isa", "name"), ON_SETS, indirect=["isa"])
 def test_a_text_depends_on_nothing_beside_it(isa: str, name: str, tmp_path: Path) -> None:
     path, options = model_of(name, tmp_path), OPTIONS | MODELS[name]
     with tilebeam.load(path, **options, n_batch=48) as lm:

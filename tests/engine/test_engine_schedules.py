@@ -32,7 +32,7 @@ from tilebeam.native.llama import Context
 from bench.lib.synth import preset, write_model
 
 N_CTX = 256
-EXAMPLES = int(os.environ.get("TILEBEAM_SCHEDULES", "15"))  # more of them take a while
+EXAMPLES = int(os.environ.get("TILEBEAM_SCHEDULES", "10"))  # more of them take a while
 
 PROMPTS = st.one_of(
     st.lists(st.integers(3, 30), min_size=1, max_size=8),

@@ -82,15 +82,12 @@ def undisturbed(world: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
-def test_the_command_killed_and_restarted(
-    world: Path, undisturbed: Path, tmp_path: Path, signum: signal.Signals
-) -> None:
+def test_the_command_killed_and_restarted(world: Path, undisturbed: Path, tmp_path: Path) -> None:
     """What a process was ended in shows in its own lines of the log: a signal that came while it still began would end
     it in another way."""
     out = tmp_path / "out"
     log = out / "log.jsonl"
-    for more in (3, 6):
+    for more, signum in ((3, signal.SIGKILL), (6, signal.SIGINT)):
         process = process_kit.start("tilebeam", *arguments(world, out))
         wanted = more + (log.read_bytes().count(b"\n") if log.exists() else 0)
         deadline = time.monotonic() + 120

@@ -72,8 +72,11 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return linked
 
 
-@pytest.mark.parametrize("cpu", CPUS)
-@pytest.mark.parametrize("name", [source.stem for source in PROGRAMS])
+# Without smmla the products are those of the set neon all the same, and take twice as long to emulate.
+RUNS = [(source.stem, cpu) for source in PROGRAMS for cpu in CPUS if (source.stem, cpu) != ("gemm_sets", "cortex-a76")]
+
+
+@pytest.mark.parametrize(("name", "cpu"), RUNS)
 def test_kernels_agree_with_portable(programs: dict[str, Path], name: str, cpu: str) -> None:
     command = [str(EMULATOR), "-L", "/usr/aarch64-linux-gnu", "-cpu", cpu, str(programs[name])]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

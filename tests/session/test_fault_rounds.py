@@ -1,6 +1,6 @@
 """Faults done to a running generation, many times each: fault_rounds.py does them, in a process of its own.
 
-TILEBEAM_FAULT_ROUNDS sets how often (default 15); 500 of each take half an hour.
+TILEBEAM_FAULT_ROUNDS sets how often (default 8); 500 of each take half an hour.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from bench.lib import synth
 
-ROUNDS = int(os.environ.get("TILEBEAM_FAULT_ROUNDS", "15"))
+ROUNDS = int(os.environ.get("TILEBEAM_FAULT_ROUNDS", "8"))
 SANITIZED = "libasan" in Path("/proc/self/maps").read_text()
 
 

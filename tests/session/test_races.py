@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tsan"
-SECONDS = os.environ.get("TILEBEAM_STRESS_SECONDS", "8")
+SECONDS = os.environ.get("TILEBEAM_STRESS_SECONDS", "5")
 # A preloaded sanitizer of another kind cannot share a process with this one.
 # cmake and ninja may lie beside the Python that runs this.
 PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
