@@ -38,7 +38,7 @@ class Op:
         return self.quick_claimed if self.quick else self.claimed
 
 
-# Of what broadcasts: not the largest cases. ADD has one of them for each type.
+# Of what broadcasts: not the largest cases. ADD has one of them.
 _SMALL = r"^(?!.*(262144|65536))"
 
 # The ops of a whole transformer layer. `claimed` is a floor against a silent fall-back to the CPU, not a target.
@@ -54,12 +54,12 @@ OPS: dict[str, Op] = {
     ),
     "RMS_NORM": Op(50),
     "MUL": Op(90, _SMALL, 80),
-    "ADD": Op(100, r"^(?!.*262144)", 90),
-    # Of thousands of tokens each mode with every option in one type and with none in the other.
+    "ADD": Op(100, r"^(?!.*(262144|b?f16.*65536))", 90),
+    # Of thousands of tokens each mode with every option.
     "ROPE": Op(
         470,
         r"^(?!.*ne_a=\[\d+,\d+,\d{4},)"
-        r"|type=f32,.*fs=1\.0.*ef=0\.0.*af=1\.0.*ff=0|type=f16,.*fs=1\.4.*ef=0\.7.*af=1\.4.*ff=1",
+        r"|type=f32,.*fs=1\.4.*ef=0\.7.*af=1\.4.*ff=1",
         300,
     ),
     "SET_ROWS": Op(140),

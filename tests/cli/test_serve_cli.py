@@ -262,11 +262,16 @@ def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path)
     assert [u.prompt_tokens_details.cached_tokens for u in cached] == [0, cached[0].prompt_tokens - 1]
     for key in ("one", "two", "three", "four"):
         assert [m.id for m in one.client(api_key=key).models.list().data] == ["first", "second"]
-    for own, tone in (({}, "is"), ({"chat_template_kwargs": {"tone": "was"}}, "was")):
-        asked = {"model": "first", "messages": first_turn} | own
-        made = httpx.post(f"{one.url}/apply-template", json=asked, headers={"authorization": "Bearer one"}, timeout=60)
-        assert made.json() == {"prompt": f"the question is how many {tone}"}
     client = one.client(api_key="one")
+    for own, tone in (({}, "is"), ({"chat_template_kwargs": {"tone": "was"}}, "was")):
+        made = client.chat.completions.create(
+            model="first", messages=first_turn, max_tokens=12, extra_body={"ignore_eos": True} | own
+        )
+        same = client.completions.create(
+            model="first", prompt=f"the question is how many {tone}", max_tokens=12, extra_body={"ignore_eos": True}
+        )
+        assert made.usage.prompt_tokens == same.usage.prompt_tokens
+        assert made.choices[0].message.content == same.choices[0].text
     with pytest.raises(openai.AuthenticationError):
         one.client(api_key="five").models.list()
     messages: Any = [{"role": "user", "content": "how many"}]

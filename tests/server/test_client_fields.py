@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running
 from tilebeam import LM, SamplingParams
+from tilebeam.server.openai.chat_completions import prompt_of
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.reading_routes import EmbeddingRequest
 from tilebeam.server.requests import ChatRequest, CompletionRequest
@@ -150,11 +150,9 @@ def test_structured_outputs_that_are_none(server: Running) -> None:
     assert "exclude each other" in told.json()["error"]["message"]
 
 
-def test_the_effort_is_a_variable_of_the_template(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.service, "settings", replace(server.service.settings, chat_template=TEMPLATE))
-
+def test_the_effort_is_a_variable_of_the_template(server: Running, lm: LM) -> None:
     def prompt(**fields: Any) -> str:
-        return str(server.post("/apply-template", {"messages": HI} | fields).json()["prompt"])
+        return prompt_of(lm, ChatRequest.model_validate({"messages": HI} | fields), TEMPLATE, {}).text
 
     assert prompt(reasoning_effort="high").startswith("high|True|")
     assert prompt(reasoning_effort="none").startswith("|False|")

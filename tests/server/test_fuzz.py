@@ -15,7 +15,7 @@ from server_kit import HI, PATIENCE, Running, idle, running, until
 from tilebeam import LM, TokenReward
 
 POSTS = ("completions", "chat/completions", "responses", "embeddings", "rerank", "score")
-PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template")
+PATHS = tuple(f"/v1/{name}" for name in POSTS)
 PATHS += ("/v1/messages", "/v1/messages/count_tokens")
 # What a request may end with besides an answer, and what 503 may say (docs/server.md).
 NAMED = {400, 404, 413, 429, 503}

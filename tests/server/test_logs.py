@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_kit import ANSWER, CHAT, PATIENCE, Running, until
+from server_kit import ANSWER, CHAT, PATIENCE, TEXT, Running, until
 from tilebeam.server import service
 from tilebeam.server.errors import ApiError
 from tilebeam.server.logs import LogLines, begin_notes
@@ -65,7 +65,7 @@ def test_a_line_for_each_request(server: Running, lines: Lines) -> None:
     told = lines.of(streamed.headers["x-request-id"])
     assert 0 <= told["first_token_seconds"] <= told["seconds"]
     assert re.fullmatch(r"req_[0-9a-f]{16}", told["id"])
-    proxied = server.post("/tokenize", {"content": SECRET}, headers={"x-forwarded-for": "10.0.0.7"})
+    proxied = server.post(TEXT, {"prompt": SECRET, "max_tokens": 1}, headers={"x-forwarded-for": "10.0.0.7"})
     told = lines.of(proxied.headers["x-request-id"])
     assert (told["client"], told["model"]) == ("10.0.0.7", "tiny")
     read = server.post("/v1/embeddings", {"input": SECRET})
@@ -129,9 +129,9 @@ def test_what_breaks_in_the_middle_of_a_stream_is_told(
 def test_probes_are_quiet(server: Running, lines: Lines) -> None:
     for where in ("/health", "/metrics"):
         assert httpx.get(f"{server.url}{where}", timeout=PATIENCE).status_code == 200
-    last = server.post("/tokenize", {"content": "a"}).headers["x-request-id"]
+    last = server.post(TEXT, {"prompt": "a", "max_tokens": 1}).headers["x-request-id"]
     lines.of(last)
-    assert [told["path"] for told in lines.told] == ["/tokenize"]
+    assert [told["path"] for told in lines.told] == [TEXT]
     assert "_created" not in httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
 
 

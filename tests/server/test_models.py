@@ -317,7 +317,7 @@ def server(shelf: Shelf) -> Iterator[Running]:
         yield it
 
 
-def test_requests_choose_their_model(server: Running, expected: dict[str, str], shelf: Shelf) -> None:
+def test_requests_choose_their_model(server: Running, expected: dict[str, str]) -> None:
     client = server.client()
     assert states(server) == dict.fromkeys(NAMES, "unloaded")
     assert not hasattr(client.models.retrieve("one"), "meta")
@@ -328,7 +328,7 @@ def test_requests_choose_their_model(server: Running, expected: dict[str, str], 
     body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
     answer = server.post(TEXT, body).json()
     assert (answer["model"], answer["choices"][0]["text"]) == ("one", expected["one"])
-    for path, asked in ((TEXT, {"prompt": "a"}), (CHAT, {"messages": HI}), ("/tokenize", {"content": "a"})):
+    for path, asked in ((TEXT, {"prompt": "a"}), (CHAT, {"messages": HI})):
         refused = server.post(path, asked | {"model": "four"})
         assert refused.status_code == 404
         assert refused.json()["error"]["code"] == "model_not_found"
@@ -342,10 +342,6 @@ def test_requests_choose_their_model(server: Running, expected: dict[str, str], 
     answer = client.chat.completions.create(model="two", messages=HI, max_tokens=2)
     assert answer.model == "two"
     assert states(server) == {"one": "unloaded", "two": "loaded", "three": "loaded"}
-    props = httpx.get(f"{server.url}/props?model=two", timeout=PATIENCE).json()
-    assert props["model_alias"] == "two"
-    assert props["model_path"] == str(shelf.paths["two"])
-    assert httpx.get(f"{server.url}/props?model=four", timeout=PATIENCE).status_code == 404
     health = httpx.get(f"{server.url}/health", timeout=PATIENCE)
     assert (health.status_code, health.json()["status"]) == (200, "ok")
     assert health.json()["models"]["two"] == {"value": "loaded"}
@@ -380,10 +376,12 @@ def test_who_waits_for_a_model_waits_in_its_queue(shelf: Shelf, expected: dict[s
     with serving(shelf.entries(), max_waiting=1) as server, ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(said, server, model="two") for _ in range(3)]
         until(lambda: server.metric('tilebeam_samples_admitted{model="two"}') == 3)
-        for where, body in ((TEXT, {"prompt": "a"}), ("/tokenize", {"content": "a"}), ("/detokenize", {"tokens": [5]})):
-            refused = server.post(where, body | {"model": "two"})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-        assert server.metric('tilebeam_requests_refused_total{model="two"}') == 3
+        refused = server.post(TEXT, {"prompt": "a", "model": "two"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        # What does not wait for others waits for the model.
+        counted = server.post("/v1/messages/count_tokens", {"messages": HI, "model": "two"})
+        assert (counted.status_code, counted.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert server.metric('tilebeam_requests_refused_total{model="two"}') == 2
         # Who leaves is not waited for; the load goes on.
         shelf.held["one"] = threading.Event()
         with pytest.raises(openai.APITimeoutError):

@@ -21,7 +21,7 @@ from tilebeam.server import admission
 from tilebeam.server import model_host as host_module
 from tilebeam.server.admission import ClientGone, Gate
 from tilebeam.server.answer_events import Grown, Started, TokenLedger, token_text
-from tilebeam.server.errors import ApiError
+from tilebeam.server.errors import ApiError, unavailable
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions as chat
@@ -32,7 +32,7 @@ from tilebeam.server.other.message_requests import CountRequest
 from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
-from tilebeam.server.writing import dumped, dumped_in_parts
+from tilebeam.server.writing import dumped, dumped_in_parts, last_event
 
 from bench.lib.synth import preset, write_model
 
@@ -475,3 +475,19 @@ JSON = st.recursive(
 @given(JSON, st.integers(0, 6))
 def test_parts_of_an_answer_are_its_json(data: Any, depth: int) -> None:
     assert dumped_in_parts(data, depth) == dumped(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "told"),
+    [
+        ("/v1/chat/completions", "", {"error": {"code": "npu_failed"}}),
+        ("/v1/responses", "event: error\n", {"code": "npu_failed", "sequence_number": 2}),
+        ("/v1/messages", "event: error\n", {"type": "error", "error": {"type": "overloaded_error"}}),
+    ],
+)
+def test_an_error_within_a_stream_has_the_form_of_its_path(path: str, kind: str, told: dict[str, Any]) -> None:
+    head, _, data = last_event(unavailable("gone", code="npu_failed"), path, 2).decode().partition("data: ")
+    found = json.loads(data)
+    assert (head, data[-2:]) == (kind, "\n\n")
+    for name, value in told.items():
+        assert value.items() <= found[name].items() if isinstance(value, dict) else found[name] == value

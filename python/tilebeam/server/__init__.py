@@ -10,7 +10,7 @@ Requests of all clients that ask for a model share its batches:
     answering, search_answers  work with the model, and what comes of it as answer_events
     writing, event_stream      how answers are written and sent; the forms are in these two:
     openai/                    completions, chat_completions, responses
-    other/                     messages (Anthropic's), tokens (llama-server's)
+    other/                     messages (Anthropic's)
     reading_routes             embeddings, relevance, scores of given texts
     chat_forms                 chats in another form than chat_completions: responses, messages
     pages                      the page to ask on, and the pages of searches

@@ -32,7 +32,6 @@ from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.openai.completions import CompletionAnswer
 from tilebeam.server.openai.responses import add_response_routes
 from tilebeam.server.other.messages import add_message_routes
-from tilebeam.server.other.tokens import add_token_routes
 from tilebeam.server.pages import add_page_routes
 from tilebeam.server.reading_routes import add_reading_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest
@@ -66,7 +65,7 @@ def create_app(models: Models) -> FastAPI:
     app = FastAPI(title="Tilebeam", lifespan=life, docs_url=None, redoc_url=None)
     app.state.models = models
     _routes(app, models)
-    for add in (add_token_routes, add_response_routes, add_message_routes, add_reading_routes, add_page_routes):
+    for add in (add_response_routes, add_message_routes, add_reading_routes, add_page_routes):
         add(app, models)
     _add_error_handlers(app)
     _add_access_rules(app, models.settings)

@@ -155,12 +155,8 @@ class SearchPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[[], T], cancelled: threading.Event) -> T:
-    """Return what a thread's work returns. Cancelling sets the event and waits until the work has ended.
-
-    Args:
-        pool: of threads; None: the event loop's own.
-    """
+async def in_thread(pool: ThreadPoolExecutor, work: Callable[[], T], cancelled: threading.Event) -> T:
+    """Return what the work of a pool's thread returns. Cancelling sets the event and waits until it has ended."""
     future = asyncio.get_running_loop().run_in_executor(pool, work)
     try:
         return await asyncio.shield(future)

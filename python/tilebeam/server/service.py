@@ -197,12 +197,9 @@ class Service:
         with self.gate.enter(1) as job:
             return await job.run(self.with_model(job, read), request.receive)
 
-    async def run_quick(self, request: Request, work: Callable[[LM], T], *, chat: bool = False) -> T:
-        """Return what a function gives that takes a moment, in a thread: such requests pass the queue by, unless they
-        wait for the model to be loaded.
-
-        Args:
-            chat: the function runs a chat template.
+    async def run_template(self, request: Request, work: Callable[[LM], T]) -> T:
+        """Return what a function gives that runs a chat template and nothing else, in a thread: such requests pass the
+        queue by, unless they wait for the model to be loaded.
 
         Raises:
             ApiError: what is wrong.
@@ -212,8 +209,7 @@ class Service:
 
         async def run() -> T:
             async with self.host.using() as loaded:
-                pool = self._chats if chat else None
-                return await in_thread(pool, lambda: work(loaded.lm), threading.Event())
+                return await in_thread(self._chats, lambda: work(loaded.lm), threading.Event())
 
         if not self.host.waits:
             return await run()

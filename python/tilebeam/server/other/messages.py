@@ -39,8 +39,8 @@ def add_message_routes(app: FastAPI, models: Models) -> None:
         chat, settings = body.chat(), models.settings
         template, variables = settings.chat_template, settings.chat_template_kwargs
         try:
-            made = await models.of(body.model).run_quick(
-                request, lambda lm: chat_completions.prompt_of(lm, chat, template, variables), chat=True
+            made = await models.of(body.model).run_template(
+                request, lambda lm: chat_completions.prompt_of(lm, chat, template, variables)
             )
         except ApiError as error:
             raise body.as_sent(error) from error
