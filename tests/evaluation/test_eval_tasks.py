@@ -98,7 +98,7 @@ def test_turns_before_a_question_stay_before_it(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"spec": "gsm8k"}, "write KIND:FILE with jsonl, gsm8k, math"),
-        ({"spec": "mmlu:mmlu_test.jsonl"}, "lm-evaluation-harness has others: tilebeam-lm-eval .* --tasks mmlu$"),
+        ({"spec": "mmlu:mmlu_test.jsonl"}, r"Choices by likelihood.*: LM\.loglikelihoods"),
         ({"items": 5}, "has 1 items, not 5"),
         ({"items": 0}, "at least 1"),
         ({"template": "{nothing}"}, "does not fit"),

@@ -55,8 +55,8 @@ def open_task(options: TaskOptions) -> Task:
             raise TilebeamError(f"--{option} must be at least {least}, not {value}.")
     if name not in KINDS or not rest:
         raise TilebeamError(
-            f"--task {options.spec!r}: write KIND:FILE with {', '.join(KINDS)}. lm-evaluation-harness has others: "
-            "tilebeam-lm-eval --model tilebeam --model_args path=MODEL.gguf --tasks mmlu"
+            f"--task {options.spec!r}: write KIND:FILE with {', '.join(KINDS)}. Choices by likelihood, as mmlu has "
+            "them: LM.loglikelihoods, in docs/evaluation.md."
         )
     _, module, cls = KINDS[name]
     task: Task = getattr(importlib.import_module(f"{__name__}.{module}"), cls)(options)
