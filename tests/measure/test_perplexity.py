@@ -26,7 +26,6 @@ from tilebeam.measure.perplexity import (
     Subject,
     Windows,
     cut,
-    decode,
     divergence,
     measure,
     windows_of,
@@ -177,7 +176,8 @@ def test_a_model_does_not_diverge_from_itself(cpu: LM, windows: Windows) -> None
 def test_divergence_is_the_kl_divergence(quantized: Path, cpu: LM, windows: Windows, oracle: Any) -> None:
     tokens, base = oracle
     with load(quantized, n_ctx=N_CTX, n_seq_max=1, n_batch=N_CTX) as lm:
-        got = np.stack([np.concatenate([p.rows[0].copy() for p in decode(lm, windows, [w])]) for w in range(4)])
+        places = [range(windows.first, N_CTX - 1)]
+        got = np.stack([lm.read([windows.inputs(w).tolist()], places)[0].logits for w in range(4)])
         scores = measure([Subject("m", lm)], windows.part(0, 4), Subject("b", cpu))["m"]
     model = log_softmax(got)
     kld = (np.exp(base[:4]) * (base[:4] - model)).sum(axis=-1)
@@ -219,10 +219,10 @@ def test_models_with_other_vocabularies_are_not_compared(cpu: LM, windows: Windo
 
 
 def test_windows_that_do_not_fit(cpu: LM, windows: Windows) -> None:
-    with pytest.raises(TilebeamError, match="5 windows"):
-        next(decode(cpu, windows, range(5)))
-    with pytest.raises(TilebeamError, match="tokens do not fit"):
-        next(decode(cpu, Windows(windows.tokens + 1000, None), [0]))
+    with pytest.raises(TilebeamError, match="context"):
+        measure([Subject("m", cpu)], cut(windows.tokens.ravel().tolist(), 5 * N_CTX, None, 1))
+    with pytest.raises(TilebeamError, match="not in the vocabulary"):
+        measure([Subject("m", cpu)], Windows(windows.tokens + 1000, None))
 
 
 # --- the NPU ----------------------------------------------------------------------------------------------------------

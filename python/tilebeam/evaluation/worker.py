@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.answers.extract import weight_of
@@ -340,9 +339,7 @@ class Workbench:
     def __enter__(self) -> Workbench:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

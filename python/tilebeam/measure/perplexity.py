@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -107,68 +107,6 @@ def windows_of(lm: LM, text: str, n_ctx: int, chunks: int = -1) -> Windows:
     """Cut a text into windows with a model's own tokenizer; control tokens spelled out in the text are text."""
     tokens = lm.tokenize(text, parse_special=False)
     return cut(tokens, n_ctx, lm.bos if lm.adds_bos else None, chunks)
-
-
-# --- decoding ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Scored logits from one llama_decode: per window a view [count, n_vocab], from position `position` on.
-
-    The views are valid until the model decodes again.
-    """
-
-    position: int
-    rows: list[F32]
-
-
-def at_once(lm: LM, windows: Windows) -> int:
-    """Return how many windows this model decodes as parallel sequences of one batch."""
-    outputs = lm.max_outputs // (windows.n_ctx - windows.first)
-    return max(1, min(lm.info.n_batch // windows.n_ctx, outputs, lm.n_seq_max, lm.n_ctx // windows.n_ctx))
-
-
-def decode(lm: LM, windows: Windows, wanted: Sequence[int]) -> Iterator[Slice]:
-    """Decode some windows side by side and yield their scored logits in order of position.
-
-    Raises:
-        TilebeamError: the windows do not fit the context or the vocabulary, or decoding fails.
-    """
-    lm.check_generates()
-    count, n_ctx, first = len(wanted), windows.n_ctx, windows.first
-    if count > lm.n_seq_max or count * n_ctx > lm.n_ctx or count > lm.info.n_batch:
-        raise TilebeamError(
-            f"{count} windows of {n_ctx} tokens need {count} sequences and {count * n_ctx} cells; the model was "
-            f"loaded with {lm.n_seq_max} sequences, {lm.n_ctx} cells and batches of {lm.info.n_batch}."
-        )
-    inputs = np.stack([windows.inputs(w) for w in wanted])
-    if inputs.min() < 0 or inputs.max() >= lm.n_vocab:
-        raise TilebeamError(f"The text's tokens do not fit this model: its vocabulary has {lm.n_vocab}.")
-    with lm.raw_decode() as context:
-        for start, stop in _steps(n_ctx, first, lm.info.n_batch // count, max(1, lm.max_outputs // count)):
-            n = stop - start
-            total = count * n
-            positions = np.arange(start, stop, dtype=np.int32)
-            context.token[:total] = inputs[:, start:stop].ravel()
-            context.pos[:total] = np.tile(positions, count)
-            context.seq[:total] = np.repeat(np.arange(count, dtype=np.int32), n)
-            context.output[:total] = np.tile(positions >= first, count)
-            lm.check_decode(context.decode(total))
-            # The last position predicts what is not in the window any more.
-            begin, end = max(start, first), min(stop, n_ctx - 1)
-            if begin < end:
-                rows = [context.logits_block(i * n + begin - start, end - begin) for i in range(count)]
-                yield Slice(begin, rows)
-
-
-def _steps(n_ctx: int, first: int, batch: int, outputs: int) -> Iterator[tuple[int, int]]:
-    """Return position ranges of successive batches: at most `batch` positions, at most `outputs` of them scored."""
-    start = 0
-    while start < n_ctx:
-        stop = min(n_ctx, start + batch, max(first, start) + outputs)
-        yield start, stop
-        start = stop
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -271,38 +209,35 @@ def measure(
                 f"{subject.lm.info.path} has a vocabulary of {subject.lm.n_vocab} tokens, what it is compared with has "
                 f"{n_vocab}: only models with the same tokenizer can be compared."
             )
-    group = min(at_once(s.lm, windows) for s in everyone)
+    group = min(_at_once(s.lm, windows) for s in everyone)
     scores = {s.name: TokenScores.empty(len(windows) * windows.scored, base is not None) for s in subjects}
-    expected = np.empty((group, windows.scored, n_vocab) if base else 0, np.float32)
     with LogitScorer(n_vocab, threads) as scorer:
         for start in range(0, len(windows), group):
             wanted = range(start, min(len(windows), start + group))
-            if base is not None:
-                base.prepare()
-                for piece in decode(base.lm, windows, wanted):
-                    for i, rows in enumerate(piece.rows):
-                        expected[i, piece.position - windows.first :][: len(rows)] = rows
+            expected = _read(base, windows, wanted) if base is not None else [None] * len(wanted)
             for subject in subjects:
-                subject.prepare()
-                for piece in _timed(decode(subject.lm, windows, wanted), subject.name, seconds):
-                    begin = piece.position - windows.first
-                    for i, rows in enumerate(piece.rows):
-                        part = slice(begin, begin + len(rows))
-                        targets = windows.targets(wanted[i])[part]
-                        at = wanted[i] * windows.scored + begin
-                        scorer.score(rows, targets, expected[i, part] if base else None, scores[subject.name], at)
+                started = time.monotonic()
+                rows = _read(subject, windows, wanted)
+                if seconds is not None:
+                    seconds[subject.name] = seconds.get(subject.name, 0.0) + time.monotonic() - started
+                for window, own, others in zip(wanted, rows, expected, strict=True):
+                    at = window * windows.scored
+                    scorer.score(own, windows.targets(window), others, scores[subject.name], at)
             if progress is not None:
                 progress(wanted.stop, scores)
     return scores
 
 
-def _timed(pieces: Iterator[Slice], name: str, seconds: dict[str, float] | None) -> Iterator[Slice]:
-    """Yield the same pieces; the time until each is there is added to seconds[name]."""
-    while True:
-        started = time.monotonic()
-        piece = next(pieces, None)
-        if seconds is not None:
-            seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
-        if piece is None:
-            return
-        yield piece
+def _at_once(lm: LM, windows: Windows) -> int:
+    """Return how many windows a model reads together."""
+    return max(1, min(lm.info.n_batch // windows.n_ctx, lm.n_seq_max, lm.n_ctx // windows.n_ctx))
+
+
+def _read(subject: Subject, windows: Windows, wanted: Sequence[int]) -> list[F32]:
+    """Read some windows; of each the logits that are scored, [scored, n_vocab]."""
+    subject.prepare()
+    with subject.lm.raw_decode():  # from the first cell on: where cells lie decides in what order attention adds up
+        pass
+    places = range(windows.first, windows.n_ctx - 1)
+    found = subject.lm.read([windows.inputs(w).tolist() for w in wanted], [places] * len(wanted))
+    return [reading.logits for reading in found]
