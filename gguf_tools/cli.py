@@ -21,7 +21,7 @@ from .help_text import App
 from .inspection import inspect as inspect_file
 from .inspection import table
 from .option_groups import grouped
-from .policy import GROUPINGS, KEEP, TYPES, OutputWeight, Policy, Preset
+from .policy import GROUPINGS, KEEP, TYPES, Policy, Preset
 from .repack import Report
 from .repack import pack as pack_file
 from .repack import unpack as unpack_file
@@ -55,23 +55,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdo
 class OutputOptions:
     """The file to write."""
 
-    target: Annotated[Path | None, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)] = None
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Output file, instead of OUT.")
-    ] = None
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)]
 
     def path(self) -> Path:
         """Give its path."""
-        if (self.target is None) == (self.output is None):
-            raise typer.BadParameter("name one file to write: OUT, or -o OUT")
-        path = self.target or self.output
-        assert path is not None
-        if str(path) == "-":
+        if str(self.target) == "-":
             raise typer.BadParameter(
                 "cannot write to a pipe: the digests in the header are known only when all tensors are written, and a "
                 "partial file must never be taken for a whole one. Name a file"
             )
-        return path
+        return self.target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +92,6 @@ class PolicyOptions:
             "matches counts. Types: keep, q4_0, q8_0, iq4_nl, f16, f32.",
         ),
     ] = None
-    output_weight: Annotated[
-        OutputWeight,
-        typer.Option(
-            help="Output matrix of a model with tied embeddings: made of them at load time (runtime), or written as "
-            "tiles of its own (split). auto: split where weights are quantized and the embeddings are of a type that "
-            "cannot be tiled at load time."
-        ),
-    ] = Policy.output_weight
     output_tensor_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of output.weight.")] = None
     token_embedding_type: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Type of the token embeddings, which are never tiled.")

@@ -35,7 +35,6 @@ K_TENSORS = PREFIX + "tensors.sha256"
 K_META = PREFIX + "meta_sha256"
 K_VERSION = PREFIX + "gguf_version"  # the header's, which no digest covers
 K_PLAIN = PREFIX + "tensors.plain"
-K_ADDED = PREFIX + "tensors.added"  # absent: none
 K_SCALES = PREFIX + "scales"
 SCALES = ("nearest", "search", "calibrate")
 MIN_ALIGNMENT = 128
@@ -66,8 +65,7 @@ class Manifest:
     ``data_sha256`` covers those, ``meta_sha256`` all metadata and tensor headers.
 
     ``lossless``: unpacking gives the source's very bytes. ``same_contents``: it gives the source's metadata and
-    tensors bit for bit, though perhaps not its padding. ``added``: tensors that the source does not have (an output
-    matrix of its own for a model with tied embeddings). ``scales``: how quantized tensors got theirs: "nearest"
+    tensors bit for bit, though perhaps not its padding. ``scales``: how quantized tensors got theirs: "nearest"
     (round to nearest), "search" (for the smallest error), or "calibrate" (by what comes into a matrix, which files
     written before have). ``layers``: the model's, None where the file has their number under its ordinary key
     (:func:`layers_key`).
@@ -85,7 +83,6 @@ class Manifest:
     meta_sha256: str
     tensor_sha256: dict[str, str]
     tensors: tuple[TiledTensor, ...]
-    added: tuple[str, ...]
     scales: str
     layers: int | None
 
@@ -132,12 +129,9 @@ def read_manifest(f: GGUFFile) -> Manifest:
     plain = _array(f, K_PLAIN, int)
     if len(plain) != len(names) or not {*plain} <= {0, 1}:
         raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
-    added = _array(f, K_ADDED, str) if K_ADDED in f.kv else []
     scales = f.text(K_SCALES)
     if scales not in SCALES:
         raise GGUFError(f"{f.path} has scales by {scales!r}, which this Tilebeam does not know: pack its source again")
-    if len(added) != len(set(added)) or not f.tensors.keys() > set(added):
-        raise GGUFError(f"{f.path}: its list of added tensors is damaged")
     if not names or len(names) != len(types) or len(set(names)) != len(names) or len(sums) != len(f.tensors):
         raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     digests = {key: f.text(key) for key in (K_SOURCE, K_DATA, K_META)}
@@ -159,7 +153,6 @@ def read_manifest(f: GGUFFile) -> Manifest:
         meta_sha256=digests[K_META],
         tensor_sha256=dict(zip(f.tensors, sums, strict=True)),
         tensors=tuple(_tiled(f, *entry) for entry in zip(names, types, plain, strict=True)),
-        added=tuple(added),
         scales=scales,
         layers=f.number(K_LAYERS) if K_LAYERS in f.kv else None,
     )

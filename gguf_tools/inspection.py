@@ -91,7 +91,7 @@ def _facts(manifest: m.Manifest) -> dict[str, Any]:
     """Select of a manifest what is not said elsewhere, ready for JSON."""
     as_it_is = "layout_version tool_version source_alignment lossless same_contents scales source_sha256 data_sha256"
     facts = {name: getattr(manifest, name) for name in (*as_it_is.split(), "meta_sha256")}
-    return facts | {"added": list(manifest.added), "n_tiled": len(manifest.tensors)}
+    return facts | {"n_tiled": len(manifest.tensors)}
 
 
 def _brief(kv: KeyValue) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
 import gguf
@@ -12,24 +12,18 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
 
 from .errors import GGUFError
-from .gguf_file import MAX_ENTRIES, Q, TensorInfo, tensor_bytes
+from .gguf_file import Q, TensorInfo, tensor_bytes
 from .split import Source
 from .weights import BLOCK, FLOAT_TYPES, TB_TYPE, fits_tiles, has_values, is_weight, layer_of, tiled_type
 
 # Policies with a name.
 Preset = Literal["lossless", "paper"]
-# Where a model with tied embeddings gets its output matrix from.
-OutputWeight = Literal["auto", "split", "runtime"]
 GROUPINGS = tuple(ggml_ext.GROUPINGS)
 KEEP = "keep"
 # That floats are quantized to, in either grouping; other types become tiles as they are.
 TYPES = {t.label: q for q, t in TB_TYPE.items() if ggml_ext.has_quantizer(t)}
 RULE_TYPES = {**TYPES, "f16": Q.F16, "f32": Q.F32}  # a rule may also choose a type that is not tiled
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
-
-# Architectures that know no output matrix: llama.cpp (src/models) always makes it from the embeddings and
-# refuses a file with a tensor too many.
-ALWAYS_TIED = ("cohere2", "command-r", "gemma", "gemma2", "gemma4-assistant", "openelm", "plm", "pockettts")
 
 
 @dataclass(frozen=True)
@@ -65,23 +59,16 @@ class Policy:
     Attributes:
         type: "keep", or what weight matrices are quantized to: "q4_0", "q8_0", "iq4_nl".
         grouping: elements that share a scale: "column" (ggml's 32 of a row) or "tile" (2 x 16).
-        rules: the first that matches a tensor's name decides, before ``type`` and ``grouping``.
-        output_weight: a model with tied embeddings gets its output matrix at load time ("runtime"), or a quantized
-            one in the file ("split"); "auto" splits where weights are quantized and the device could not tile the
-            embeddings as they are.
+        rules: the first that matches a tensor's name decides, before ``type`` and ``grouping``. Without one, embeddings
+            in floats become Q8_0 where weights are quantized and the output matrix is made of them at load time.
     """
 
     type: str = KEEP
     grouping: str = "column"
     rules: tuple[Rule, ...] = ()
-    output_weight: OutputWeight = "auto"
 
     def __post_init__(self) -> None:
-        for value, allowed in (
-            (self.type, (KEEP, *TYPES)),
-            (self.grouping, GROUPINGS),
-            (self.output_weight, get_args(OutputWeight)),
-        ):
+        for value, allowed in ((self.type, (KEEP, *TYPES)), (self.grouping, GROUPINGS)):
             if value not in allowed:
                 raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
 
@@ -93,7 +80,6 @@ class Policy:
         type: str | None = None,
         grouping: str | None = None,
         tensor_types: Iterable[str] = (),
-        output_weight: OutputWeight = "auto",
         output_tensor_type: str | None = None,
         token_embedding_type: str | None = None,
     ) -> Self:
@@ -110,14 +96,14 @@ class Policy:
             if option is not None:
                 rules.insert(0, Rule.parse(f"^{re.escape(name)}$={option}"))
         if preset == "lossless":
-            if (type or KEEP) != KEEP or (grouping or "column") != "column" or rules or output_weight == "split":
+            if (type or KEEP) != KEEP or (grouping or "column") != "column" or rules:
                 raise ValueError("the preset lossless changes no type and no grouping: leave out the other options")
         elif preset == "paper":
             rules.append(Rule(re.compile(r"ffn_down(_shexp|_exps|_chexps)?\.weight$"), "q8_0", of_preset=True))
             type, grouping = type or "q4_0", grouping or "tile"
         elif preset is not None:
             raise ValueError(f"{preset!r} is not one of {', '.join(get_args(Preset))}")
-        return cls(type or KEEP, grouping or "column", tuple(rules), output_weight)
+        return cls(type or KEEP, grouping or "column", tuple(rules))
 
     def rule(self, name: str) -> Rule | None:
         """Return the rule that decides about a tensor."""
@@ -126,20 +112,16 @@ class Policy:
 
 @dataclass(frozen=True)
 class Target:
-    """The future of a tensor: its name, ggml type, and tiled type if it is stored as tiles.
-
-    ``added``: the source has no tensor of that name, it is made from ``source``.
-    """
+    """The future of a tensor: its ggml type, and tiled type if it is stored as tiles."""
 
     source: TensorInfo
     type: gguf.GGMLQuantizationType
     tiled: Type | None
-    added: bool = field(default=False)
 
     @property
     def name(self) -> str:
-        """The tensor's name in the file that is written."""
-        return OUTPUT if self.added else self.source.name
+        """The tensor's name."""
+        return self.source.name
 
     @property
     def nbytes(self) -> int:
@@ -164,18 +146,16 @@ class Target:
 
 
 def plan(f: Source, policy: Policy) -> list[Target]:
-    """Decide what each tensor becomes, in the file's order; an added output matrix comes last.
+    """Decide what each tensor becomes, in the file's order.
 
     Raises:
         GGUFError: a rule cannot be followed, or matches no matrix.
     """
-    targets = [_target(t, policy) for t in f.tensors.values()]
+    tied = OUTPUT not in f.tensors
+    targets = [_target(t, policy, tied) for t in f.tensors.values()]
     # llama.cpp skips these layers in some architectures, and a file is refused if tiles of it are not loaded.
     ahead = _layers_ahead(f)
     targets = [replace(t, tiled=None) if layer_of(t.name, ahead.stop) in ahead else t for t in targets]
-    output = _output(f, policy)
-    if output is not None:
-        targets.append(output)
     for rule in policy.rules:
         if not rule.of_preset and not any(rule.pattern.search(t.name) for t in targets if is_weight(t.source)):
             raise GGUFError(f"{f.path} has no weight matrix for the rule {rule.pattern.pattern}={rule.type}")
@@ -189,11 +169,13 @@ def _layers_ahead(f: Source) -> range:
     return range(numbers[0] - numbers[1], numbers[0]) if len(numbers) == 2 else range(0)
 
 
-def _target(t: TensorInfo, policy: Policy) -> Target:
+def _target(t: TensorInfo, policy: Policy, tied: bool) -> Target:
     rule = policy.rule(t.name) if is_weight(t) else None
     grouping = (rule and rule.grouping) or policy.grouping
     named = rule is not None and not rule.of_preset  # by the user, who is told where it cannot be followed
     name = (rule.type if rule is not None else policy.type) if named or (is_weight(t) and fits_tiles(t)) else KEEP
+    if tied and t.name == EMBEDDING and rule is None and policy.type != KEEP and t.type in FLOAT_TYPES:
+        name = "q8_0" if t.k % BLOCK == 0 else KEEP  # the output matrix is made of them, too
     to = t.type if name == KEEP else RULE_TYPES[name]
     if to != t.type and not has_values(t.type):
         if not named:
@@ -202,36 +184,3 @@ def _target(t: TensorInfo, policy: Policy) -> Target:
     if to not in FLOAT_TYPES and to != t.type and t.k % BLOCK:
         raise GGUFError(f"tensor {t.name!r} has rows of {t.k}, which are not whole {to.name} blocks")
     return Target(t, to, tiled_type(to, grouping) if fits_tiles(t) else None)
-
-
-def _output(f: Source, policy: Policy) -> Target | None:
-    """Make the output matrix of its own that a model with tied embeddings gets, or None."""
-    embedding = f.tensors.get(EMBEDDING)
-    if embedding is None or OUTPUT in f.tensors:
-        if policy.output_weight == "split" and OUTPUT not in f.tensors:
-            raise GGUFError(f"{f.path} has no {EMBEDDING} to make an output matrix from")
-        return None
-    rule = policy.rule(OUTPUT)
-    if policy.output_weight == "runtime":
-        return None
-    as_weight = replace(embedding, name=OUTPUT)
-    why = (
-        f"its architecture, {f.architecture}, has no place for one"
-        if f.architecture in ALWAYS_TIED
-        else f"the embeddings, {embedding.type.name} {list(embedding.ne)}, do not fill whole tiles"
-        if not fits_tiles(as_weight) or not has_values(embedding.type)
-        else "the file has too many tensors"
-        if len(f.tensors) >= MAX_ENTRIES
-        else None
-    )
-    if policy.output_weight == "auto":
-        tiled_at_load = embedding.type in TYPES.values()
-        if why is not None or (rule is None and (policy.type == KEEP or tiled_at_load)):
-            return None
-    elif why is not None:
-        raise GGUFError(f"{f.path} cannot get an output matrix of its own: {why}; use --output-weight runtime")
-    name = rule.type if rule is not None else policy.type
-    grouping = (rule and rule.grouping) or policy.grouping
-    at_load = embedding.type if embedding.type in TYPES.values() else Q.Q8_0
-    to = at_load if name == KEEP else RULE_TYPES[name]  # F32 is 0
-    return Target(embedding, to, tiled_type(to, grouping), added=True)

@@ -19,7 +19,7 @@ from . import gguf_write as w
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .model_check import require_model
-from .policy import KEEP, OUTPUT, Policy, Target, plan
+from .policy import KEEP, Policy, Target, plan
 from .quantize import ErrorSum
 from .source_bytes import difference
 from .split import Source, open_gguf
@@ -167,8 +167,6 @@ def _notes(makers: Sequence[Maker], difference: str | None) -> list[str]:
     if what:
         loss = " This loses some accuracy, and unpacking does not bring it back."
         notes.append(" ".join(what) + added_error(again) + loss)
-    if any(x.target.added for x in makers):
-        notes.append(f"The embeddings stay as they are, and {OUTPUT} is made from them for the device.")
     if difference is not None:
         notes.append(f"Unpacking gives the same contents, not the same bytes: {difference}.")
     if plain:
@@ -245,12 +243,12 @@ class _Writer:
 
     def __init__(self, f: Source, targets: list[Target], scales: str) -> None:
         self._f, self._targets = f, targets
-        self.same_contents = all(t.exact for t in targets if not t.added)
+        self.same_contents = all(t.exact for t in targets)
         self.difference = difference(f) if self.same_contents else None
         self.lossless = self.same_contents and self.difference is None
         self._alignment = max(m.MIN_ALIGNMENT, f.alignment)
         tiled = [t for t in targets if t.tiled is not None]
-        retyped = [t.type for t in targets if t.type != t.source.type and not t.added]
+        retyped = [t.type for t in targets if t.type != t.source.type]
         self._kv = _packed_kv(f, self._alignment, Counter(retyped).most_common(1)[0][0] if retyped else None)
         self._kv += [
             w.kv_text(m.K_ARCHITECTURE, f.architecture),
@@ -265,17 +263,13 @@ class _Writer:
             w.kv_text(m.K_SCALES, scales),
             w.kv_u32(m.K_VERSION, f.version),
         ]
-        added = [t.name for t in targets if t.added]
-        if added:
-            self._kv.append(w.kv_texts(m.K_ADDED, added))
 
     def head(self, digests: Digests | None) -> tuple[bytes, list[int], int]:
         """Return its bytes, the tensors' offsets and the file's size. Digests not known yet are zeros of the same
         length."""
         f, d, targets = self._f, digests, self._targets
         sums = [x.hex() for x in d.output] if d else [ZERO] * len(targets)
-        own = [x for x, t in zip(d.source, targets, strict=True) if not t.added] if d else []
-        content = m.content_digest((x.raw for x in f.kv.values()), f.tensors.values(), own) if d else ZERO
+        content = m.content_digest((x.raw for x in f.kv.values()), f.tensors.values(), d.source) if d else ZERO
         records = [
             *self._kv,
             w.kv_text(m.K_SOURCE, content),
@@ -286,7 +280,7 @@ class _Writer:
         blank = w.header(f.version, [*records, w.kv_text(m.K_META, ZERO)], names, self._alignment)
         if d is None:
             return blank
-        infos = [replace(t.source, name=t.name, type=t.type, offset=o) for t, o in zip(targets, blank[1], strict=True)]
+        infos = [replace(t.source, type=t.type, offset=o) for t, o in zip(targets, blank[1], strict=True)]
         records.append(w.kv_text(m.K_META, m.meta_digest(records, infos)))
         return w.header(f.version, records, names, self._alignment)
 
@@ -353,8 +347,7 @@ def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) 
 
 def source_digest(f: GGUFFile, manifest: m.Manifest, digests: Sequence[bytes]) -> str:
     """Return :func:`contents.content_digest` of the source, from a repacked file and its unpacked tensors' digests."""
-    own = [(t, d) for t, d in zip(f.tensors.values(), digests, strict=True) if t.name not in manifest.added]
-    return m.content_digest(unpacked_kv(f, manifest), (t for t, _ in own), (d for _, d in own))
+    return m.content_digest(unpacked_kv(f, manifest), f.tensors.values(), digests)
 
 
 def check_digests(f: GGUFFile, manifest: m.Manifest, digests: list[bytes]) -> None:
@@ -394,19 +387,17 @@ def unpack(
         manifest = m.read_manifest(f)
         alignment = manifest.source_alignment or DEFAULT_ALIGNMENT
         kv = unpacked_kv(f, manifest)
-        infos = [t for t in f.tensors.values() if t.name not in manifest.added]
-        head, offsets, size = w.header(f.version, kv, [(t.name, t.type, t.ne) for t in infos], alignment)
-        at = dict(zip((t.name for t in infos), offsets, strict=True))
+        names = [(t.name, t.type, t.ne) for t in f.tensors.values()]
+        head, offsets, size = w.header(f.version, kv, names, alignment)
         with w.complete_file(dst, size, sources=f.paths, overwrite=overwrite) as out:
             out.write(head)
-            # added tensors are read, too, for their digests, but not written
-            write = write_at(out, [at.get(name) for name in f.tensors])
+            write = write_at(out, offsets)
             digests = run(f, unpack_jobs(f, manifest), write, threads=threads, progress=progress)
             check_digests(f, manifest, digests.source)
             if manifest.same_contents and source_digest(f, manifest, digests.output) != manifest.source_sha256:
                 raise GGUFError(f"{f.path} does not unpack to the source it was made from")
     notes = []
-    tiled = [t for t in manifest.tensors if t.name not in manifest.added]
+    tiled = manifest.tensors
     regrouped = sum(t.type != ggml_ext.column_type(ggml_ext.source_type(t.type)) for t in tiled)
     if regrouped:
         notes.append(f"Quantized again from tile grouping: {regrouped} tensors. This loses some accuracy.")
@@ -417,7 +408,7 @@ def unpack(
     return Report(
         path=dst,
         size=size,
-        n_tensors=len(infos),
+        n_tensors=len(names),
         n_tiled=len(tiled),
         n_requantized=regrouped,
         tiled_bytes=sum(t.nbytes for t in tiled),

@@ -201,14 +201,12 @@ def run(
     return Digests([h.digest() for h in reads], [h.digest() for h in makes])
 
 
-def write_at(f: BinaryIO, offsets: Sequence[int | None]) -> Callable[[int, int, Bytes], None]:
-    """Make a consumer for :func:`run` that writes each tensor at its absolute offset, if it has one."""
+def write_at(f: BinaryIO, offsets: Sequence[int]) -> Callable[[int, int, Bytes], None]:
+    """Make a consumer for :func:`run` that writes each tensor at its absolute offset."""
 
     def consume(i: int, at: int, data: Bytes) -> None:
-        offset = offsets[i]
-        if offset is not None:
-            f.seek(offset + at)
-            f.write(data.data)
-            start_writeback(f.fileno(), offset + at, data.size)
+        f.seek(offsets[i] + at)
+        f.write(data.data)
+        start_writeback(f.fileno(), offsets[i] + at, data.size)
 
     return consume

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from . import contents as m
 from .errors import GGUFError
 from .gguf_file import Bytes, GGUFFile
-from .policy import EMBEDDING, OUTPUT
 from .repack import check_digests, require_ordinary, source_digest, unpack_jobs
 from .split import Source, open_gguf
 from .stream import Progress, TensorJob, run
@@ -86,12 +85,7 @@ def _check_padding(f: GGUFFile) -> None:
 def _exact(f: GGUFFile, manifest: m.Manifest, src: Source, threads: int | None, progress: Progress | None) -> int:
     """Check that a file was made of this source, and count the tensors that hold its very bytes."""
     require_ordinary(src)
-    own = [(t.name, t.ne) for t in f.tensors.values() if t.name not in manifest.added]
-    added = [(name, f.tensors[name].ne) for name in manifest.added]
-    made_of = src.tensors.get(EMBEDDING)  # the output matrix of a model with tied embeddings
-    if own != [(t.name, t.ne) for t in src.tensors.values()] or (
-        added and (made_of is None or added != [(OUTPUT, made_of.ne)])
-    ):
+    if [(t.name, t.ne) for t in f.tensors.values()] != [(t.name, t.ne) for t in src.tensors.values()]:
         raise GGUFError(f"{f.path} was not made from {src.path}: it has other tensors")
     plain = {t.name: t.plain for t in manifest.tensors}
     digests = run(
@@ -100,9 +94,8 @@ def _exact(f: GGUFFile, manifest: m.Manifest, src: Source, threads: int | None, 
     of_source = dict(zip(src.tensors, digests, strict=True))
     count = 0
     for name, t in f.tensors.items():
-        origin = EMBEDDING if name in manifest.added else name
-        exact = t.type == src.tensors[origin].type and plain.get(name, True)
-        if exact and manifest.tensor_sha256[name] != of_source[origin].hex():
+        exact = t.type == src.tensors[name].type and plain.get(name, True)
+        if exact and manifest.tensor_sha256[name] != of_source[name].hex():
             raise GGUFError(f"{f.path}: tensor {name!r} is not what {src.path} gives")
         count += exact
     if m.content_digest((kv.raw for kv in src.kv.values()), src.tensors.values(), digests) != manifest.source_sha256:

@@ -173,7 +173,7 @@ AS_IS = Comparison(
 def packing(**options: Any) -> Callable[[Path, Path], object]:
     """Return a way to make a packed file. Embeddings keep the source's type, as does the tied output matrix."""
     search = bool(options.pop("search", False))
-    policy = Policy.make(output_weight="runtime", **options)
+    policy = Policy.make(**options)
     return lambda source, target: gguf_tools.pack(source, target, policy=policy, search=search)
 
 

@@ -20,7 +20,7 @@ Q = gguf.GGMLQuantizationType
 
 # A header may claim anything; what it makes the reader do stays far below these.
 MAX_BYTES = 1 << 16
-TILE_NEXT = Policy.make(type="q8_0", grouping="tile", tensor_types=["ffn=iq4_nl:column"], output_weight="auto")
+TILE_NEXT = Policy.make(type="q8_0", grouping="tile", tensor_types=["ffn=iq4_nl:column"])
 
 
 def check(data: bytes, folder: Path) -> str:
