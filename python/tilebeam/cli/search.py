@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -89,22 +89,9 @@ class JudgeOptions:
     def check(self, wanted: bool) -> None:
         """Raise `TilebeamError` if something is said of a judge that nobody asks, or cannot be read."""
         if not wanted and self != JudgeOptions():
-            raise TilebeamError("Judge options need a judge: use --scorer judge or --weighting judge.")
+            raise TilebeamError("Judge options need a judge: use --scorer judge.")
         if self.judge_template is not None:
             read_text(self.judge_template)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeOptions:
-    """For searches over whole candidates, whose steps matter to a process reward model only."""
-
-    judge: JudgeOptions
-    step_stop: StepStop = STEP_STOP_TEXT
-
-    def check(self, rates: RewardSpec | None, judged: bool) -> None:
-        """Raise `TilebeamError` if something is said of what is not used."""
-        self.judge.check(judged)
-        _check_step_stop(self.step_stop, rates)
 
 
 def _check_step_stop(step_stop: str, rates: RewardSpec | None) -> None:
@@ -154,7 +141,8 @@ Extract = Annotated[
 @grouped
 def best_of_n(
     options: SearchOptions,
-    whole: WholeOptions,
+    judge: JudgeOptions,
+    step_stop: StepStop = STEP_STOP_TEXT,
     scorer: ScorerName | None = option(
         None,
         metavar="NAME",
@@ -177,7 +165,8 @@ def best_of_n(
     from tilebeam.scoring.scorer_names import named_scorer
 
     rates = options.reward.read()
-    whole.check(rates, judged=scorer == "judge")
+    judge.check(scorer == "judge")
+    _check_step_stop(step_stop, rates)
     if rates is not None and scorer is not None:
         raise TilebeamError("Give a reward model or --scorer, not both.")
     if scorer in RUN_PROGRAMS:
@@ -186,20 +175,19 @@ def best_of_n(
     def named(lm: LM) -> Scorer:
         return named_scorer(scorer or "consensus", lm, unsafe_code=unsafe_code)
 
-    chosen = whole.judge if scorer == "judge" else named
-    _run("best-of-n", options, rates, whole.step_stop, {}, chosen)
+    _run("best-of-n", options, rates, step_stop, {}, judge if scorer == "judge" else named)
 
 
 @grouped
 def vote(
     options: SearchOptions,
-    whole: WholeOptions,
+    step_stop: StepStop = STEP_STOP_TEXT,
     extract: Extract = EXTRACTOR,
-    weighting: Literal[Weighting, "judge"] | None = option(
+    weighting: Weighting | None = option(
         None,
         help="plain: one vote each; logprob: by the model's mean probability per token; reward: by --prm, --orm or "
-        "--reward-head (default with one of them); judge: by what a judge says; softmax, borda: by how a candidate "
-        "is rated among the others, or by its rank, under the reward model or --scorer.",
+        "--reward-head (default with one of them); softmax, borda: by how a candidate is rated among the others, or "
+        "by its rank, under the reward model or --scorer.",
     ),
     scorer: VoteScorer | None = option(
         None, help="For --weighting softmax and borda: see tilebeam best-of-n.", show_default="logprob"
@@ -229,17 +217,14 @@ def vote(
         raise TilebeamError("--scorer and --sharpness matter only for --weighting softmax and borda.")
     if rates is not None and scorer is not None:
         raise TilebeamError("Give a reward model or --scorer, not both.")
-    judged = "judge" in (weights, scorer)
-    whole.check(rates, judged=judged)
+    _check_step_stop(step_stop, rates)
     found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
-    arguments: dict[str, Any] = {"extract": found, "sharpness": sharpness}
-    arguments["weighting"] = "reward" if weights == "judge" else weights
+    arguments: dict[str, Any] = {"extract": found, "sharpness": sharpness, "weighting": weights}
 
     def named(lm: LM) -> Scorer:
         return named_scorer(scorer or "logprob", lm)
 
-    chosen = whole.judge if judged else named if relative else None
-    _run("self-consistency", options, rates, whole.step_stop, arguments, chosen)
+    _run("self-consistency", options, rates, step_stop, arguments, named if relative else None)
 
 
 @grouped
@@ -294,7 +279,7 @@ def adaptive(
 @grouped
 def tir(
     options: SearchOptions,
-    judge: WholeOptions,
+    step_stop: StepStop = STEP_STOP_TEXT,
     extract: Extract = "gsm8k",
     rounds: int = option(ROUNDS, min=1, help="Programs of a candidate at most."),
     example: bool | None = option(
@@ -316,14 +301,14 @@ def tir(
     from tilebeam.search.tool_forms import conversation, needs_words
 
     rates = options.reward.read()
-    judge.check(rates, judged=False)
+    _check_step_stop(step_stop, rates)
     arguments = {"extract": _extractor(extract), "rounds": rounds}
 
     def asked(lm: LM, question: UserQuestion) -> Prompt:
         words = needs_words(lm.chat_template)
         return lm.chat_prompt(conversation(question.alone, example=example, words=words))
 
-    _run("tir", options, rates, judge.step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
+    _run("tir", options, rates, step_stop, arguments | {"unsafe_code": unsafe_code}, wrapped=asked)
 
 
 def _run(

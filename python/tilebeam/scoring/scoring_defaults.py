@@ -22,7 +22,7 @@ ScorerName = Literal[
     "judge",
 ]
 # Those whose scores weigh votes.
-VoteScorer = Literal["logprob", "self-certainty", "tail-entropy", "judge"]
+VoteScorer = Literal["logprob", "self-certainty", "tail-entropy"]
 RUN_PROGRAMS: tuple[ScorerName, ...] = ("examples", "behavior")  # those that run what a model wrote
 
 AGGREGATION: Aggregation = "last"
