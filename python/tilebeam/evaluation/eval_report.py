@@ -151,11 +151,6 @@ def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
         yield from ("", *ranking.table(r.rows))
 
 
-def name_of(row: Accuracy) -> str:
-    """Name a model, what chooses and out of how many."""
-    return f"{row.model}, {_series_of(row)}"
-
-
 def _series_of(row: Accuracy) -> str:
     if row.series == GREEDY:
         return GREEDY

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tilebeam.evaluation.config import GREEDY
 from tilebeam.evaluation.estimators import Share
-from tilebeam.evaluation.eval_report import EvalReport, name_of
+from tilebeam.evaluation.eval_report import EvalReport
 from tilebeam.evaluation.results import PASS, Accuracy
 from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
 _FORMATS = ("png", "svg")
 _LEVEL = "black"  # of the greedy answer
-_LEAST_STEP = 0.08  # between names along a front, as a share of the panel's height
+_BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 7}  # legends, to the right of a panel
 
 
 def draw(report: EvalReport, out: Path) -> list[Path]:
@@ -66,34 +66,31 @@ def _over_budget(report: EvalReport) -> Any:
     names = dict.fromkeys(r.series for r in report.rows if r.series != GREEDY)
     styles = dict(zip(names, zip(cycle(_colors()), cycle(_MARKERS), strict=False), strict=False))
     for ax, place in zip(axes, places, strict=True):
-        ends = []
         main = [r for r in report.rows if (r.model, r.device) == place]
         for row in (r for r in main if r.series == GREEDY):
-            ax.axhline(_percent(row), color=_LEVEL, ls="--", lw=1)
-            ends.append(End(report.setting.budgets[-1], _percent(row), GREEDY, _LEVEL))
+            ax.axhline(_percent(row), color=_LEVEL, ls="--", lw=1, label=GREEDY)
         for i, (series, rows) in enumerate(_lines([r for r in main if r.series != GREEDY])):
             color, marker = styles[series]
             budgets, percents = [r.budget for r in rows], [_percent(r) for r in rows]
             dotted = any(r.oracle for r in rows)
-            ax.plot(budgets, percents, ":" if dotted else "-", color=color, marker=marker, ms=4)
+            label = f"{series} (knows the answer)" if dotted else series
+            ax.plot(budgets, percents, ":" if dotted else "-", color=color, marker=marker, ms=4, label=label)
             beside = [k * 1.02**i for k in budgets]  # so that the intervals of a budget stand next to each other
             ax.errorbar(beside, percents, _off([r.share for r in rows]), fmt="none", ecolor=color, alpha=0.35, lw=1)
-            label = f"{series} (knows the answer)" if dotted else series
-            ends.append(End(budgets[-1], _percent(rows[-1]), label, color))
         ax.set_xscale("log", base=2)
         ax.set_xticks(report.setting.budgets, [str(k) for k in report.setting.budgets])
         ax.set_xlabel("budget, candidates per prompt")
         ax.set_title(f"{place[0]}, {place[1]}")
         _set_range(ax, main)
-        _label(ax, ends)
+        ax.legend(**_BESIDE)
     figure.suptitle(_heading(report))
     return figure
 
 
 def _over_latency(report: EvalReport) -> Any:
     """Draw what everything takes and solves, with 95 % intervals in both directions: a line per model, device and
-    series from one sample to the greatest budget, a star at the greedy answer, and steps with names over the points
-    that nothing beats."""
+    series from one sample to the greatest budget, a star at the greedy answer, and steps over the points that nothing
+    beats."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     points = [p for p in report.points if not p.row.oracle]
@@ -117,19 +114,12 @@ def _over_latency(report: EvalReport) -> Any:
     front = report.front
     ax.step([p.seconds for p in front], [_percent(p.row) for p in front], where="post", color="black", lw=2, alpha=0.35)
     _set_range(ax, [p.row for p in points])
-    bottom, top = ax.get_ylim()
-    named: list[End] = []
-    for p in front:
-        height = _percent(p.row)
-        if not named or p is front[-1] or height - named[-1].y >= _LEAST_STEP * (top - bottom):
-            named.append(End(p.seconds, height, f"{name_of(p.row)}, {p.row.device}", colors[p.row.model]))
-    _label(ax, named)
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(EngFormatter(unit="s"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("time per problem; the grey line is the Pareto front")
-    ax.legend(fontsize=6)
+    ax.legend(**_BESIDE)
     figure.suptitle(_heading(report))
     return figure
 
@@ -137,47 +127,6 @@ def _over_latency(report: EvalReport) -> Any:
 def _off(shares: Sequence[Share]) -> list[list[float]]:
     """Tell how far the ends of intervals are from their values, below and above, in percent."""
     return [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]]
-
-
-# --- labels -----------------------------------------------------------------------------------------------------------
-
-
-class End(NamedTuple):
-    """The end of a line in a panel, and what the line is called."""
-
-    x: float
-    y: float
-    text: str
-    color: str
-
-
-def _label(ax: Any, ends: Sequence[End], gap: float = 0.055) -> None:
-    """Write names to the right of the panel, each at the height of its line's end or as near as others leave room.
-
-    Args:
-        gap: least distance of two names, as a share of the panel's height.
-    """
-    bottom, top = ax.get_ylim()
-    ordered = sorted(ends, key=lambda e: e.y)
-    heights: list[float] = []
-    for end in ordered:
-        height = (end.y - bottom) / (top - bottom)
-        heights.append(max(height, heights[-1] + gap) if heights else height)
-    ceiling = 1.0
-    for i in reversed(range(len(heights))):  # names that would stand above the panel push others down
-        heights[i] = ceiling = min(heights[i], ceiling)
-        ceiling -= gap
-    for end, height in zip(ordered, heights, strict=True):
-        ax.annotate(
-            end.text,
-            (end.x, end.y),
-            (1.03, height),
-            textcoords="axes fraction",
-            fontsize=7,
-            color=end.color,
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": end.color, "lw": 0.5, "alpha": 0.5},
-        )
 
 
 def _set_range(ax: Any, rows: Sequence[Accuracy]) -> None:
