@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from html.parser import HTMLParser
 from typing import Any
 
 import pages_kit as kit
@@ -56,50 +57,82 @@ def test_a_page_is_well_formed_and_complete(name: str) -> None:
         assert (row.get("class") == "best") == (i == result.best_index)
         whole = "".join(page.texts["pre"])
         assert all(step.rstrip("\n") in whole for step in result.trajectories[i].steps) or candidate.text in whole
-    assert len(page.named("details")) == len(result.candidates)
     assert page.texts["dd"][:2] == [str(len(result.candidates)), str(result.budget)]
     assert "m.gguf" in page.texts["dd"]
-    trees = [a for a in page.named("div") if a.get("role") == "tree"]
-    assert bool(trees) == any(t.scores for t in result.trajectories) == bool(page.data[0])
+    trees = [a for a in page.named("div") if a.get("class") == "tree"]
+    assert bool(trees) == any(t.scores for t in result.trajectories)
+    assert trees or len(page.named("details")) == len(result.candidates)
     if hasattr(result, "votes"):
         assert page.texts["p"][1] == result.answer
         shown = [a for a in page.texts["th"] if a in result.votes]
         assert shown == list(result.votes)
 
 
-def paths(nodes: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Of each node of a page's tree: the texts that lead to it."""
-    found: dict[int, tuple[str, ...]] = {-1: ()}
-    for i, node in enumerate(nodes):
-        assert node["p"] < i
-        found[i] = () if node.get("head") else (*found[node["p"]], node["t"])
-    return found
+class Tree(HTMLParser):
+    """The rows of a page's tree, each with the steps that lead to it: those of one branch stand below each other, and
+    what it forks into is within it."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.rows: list[dict[str, Any]] = []
+        self._above: list[tuple[str, ...]] = []  # of the elements of branches that are open
+        self._path: tuple[str, ...] = ()
+        self._span = ""
+        self.feed(re.search(r'<div class="tree".*?</section>', source, re.DOTALL)[0])  # type: ignore[index]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        classes, of = (dict(attrs).get("class") or "").split(), dict(attrs)
+        if tag == "details":
+            self._above.append(self._path)
+        elif "step" in classes:
+            self.rows.append(
+                {"fates": [], "best": "best" in classes, "head": "head" in classes, "said": "", "score": ""}
+            )
+        elif "fate" in classes:
+            self.rows[-1]["fates"].append(["", of.get("href")])
+            self._span = "fate"
+        elif tag == "span":
+            self._span = classes[0]
+
+    def handle_data(self, data: str) -> None:
+        if self._span == "fate":
+            self.rows[-1]["fates"][-1][0] += data
+        elif self._span in ("said", "score"):
+            self.rows[-1][self._span] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        row, self._span = self.rows[-1], ""
+        if tag == "details":
+            self._path = self._above.pop()
+        elif tag in ("summary", "div") and "path" not in row:
+            self._path = row["path"] = self._path if row["head"] else (*self._path, row["said"])
+
+
+def plain(steps: Sequence[str]) -> tuple[str, ...]:
+    return tuple(step.rstrip("\n") for step in steps)
 
 
 @pytest.mark.parametrize("name", ["beam", "dvts"])
 def test_the_tree_has_every_beam_and_what_became_of_it(name: str) -> None:
     method, result = MADE[name]
-    (nodes,) = Page(search_page(method, [result])).data
-    where = paths(nodes)
-    ends = {note[2]: i for i, node in enumerate(nodes) for note in node.get("n", ()) if note[2] >= 0}
+    rows = Tree(search_page(method, [result])).rows
+    ends = {href: row for row in rows for _, href in row["fates"] if href}
     for i, path in enumerate(result.trajectories):
-        assert where[ends[i]] == path.steps
-        assert nodes[ends[i]]["s"] == path.scores[-1]
-    dropped = [note for node in nodes for note in node.get("n", ()) if note[1].startswith("dropped")]
-    assert len(dropped) == len(result.pruned)
+        assert ends[f"#q0-c{i}"]["path"] == plain(path.steps)
+        assert ends[f"#q0-c{i}"]["score"] == f"{path.scores[-1]:.3f}"
+    assert sum(said.startswith("dropped") for row in rows for said, _ in row["fates"]) == len(result.pruned)
     for pruned in result.pruned:
-        at = [i for i, steps in where.items() if steps == pruned.steps]
-        assert any(f"dropped in round {pruned.round}: {pruned.score:.3f}" in n[1] for i in at for n in nodes[i]["n"])
-    best = result.trajectories[result.best_index].steps
-    lit = [where[i] for i, node in enumerate(nodes) if node["b"] and not node.get("head")]
+        said = [said for row in rows if row["path"] == plain(pruned.steps) for said, _ in row["fates"]]
+        assert any(f"dropped in round {pruned.round}: {pruned.score:.3f}" in one for one in said)
+    best = plain(result.trajectories[result.best_index].steps)
+    lit = [row["path"] for row in rows if row["best"] and not row["head"]]
     assert lit == [best[: k + 1] for k in range(len(best))]
-    assert sum(1 for node in nodes if node.get("head")) == (2 if name == "dvts" else 0)
+    assert sum(row["head"] for row in rows) == (2 if name == "dvts" else 0)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_text_of_the_model_is_never_markup(text: str) -> None:
-    calm = {name: Page(search_page(method, [result])) for name, (method, result) in MADE.items()}
-    for name, (method, made) in MADE.items():
+    def page_of(method: str, made: SearchResult, text: str) -> str:
         given = replace(
             made,
             prompt=text,
@@ -111,18 +144,17 @@ def test_a_text_of_the_model_is_never_markup(text: str) -> None:
             given.votes = {text + a: w for a, w in given.votes.items()}
             given.answers = [None if a is None else text + a for a in given.answers]
             given.answer = VotedAnswer(text + (given.answer or ""))
-        source = search_page(method, [given], None, {text: text})
+        return search_page(method, [given], None, {text: text})
+
+    for method, made in MADE.values():
+        source, calm = page_of(method, made, text), Page(page_of(method, made, "calm"))
         assert source.count("</script>") == 2
         assert "\0" not in source
         source.encode("utf-8")
         page = Page(source)
-        ours = [t for t, _ in calm[name].elements if t not in ("dt", "dd", "div")]
-        assert [t for t, _ in page.elements if t not in ("dt", "dd", "div")] == ours
+        assert [t for t, _ in page.elements] == [t for t, _ in calm.elements]
         known = text.replace("\0", "\ufffd").replace("\ud800", "?")
         assert known in page.texts["pre"][0]
-        data = re.search(r'<script type="application/json" id="data">(.*)</script>\n<script>', source, re.DOTALL)
-        assert data is not None
-        assert not set(data[1]) & set("<>&\u2028\u2029")
 
 
 def test_256_candidates_stay_small() -> None:
@@ -158,8 +190,8 @@ def test_many_trees_and_rounds() -> None:
     n = 1000
     result = kit.beams(8, 4, 3, dvts=True)
     result.pruned = beams = Beams(replace(result.pruned[0], tree=i, round=i + 1) for i in range(n))
-    page = Page(source := search_page("dvts", [result]))
-    assert sum(1 for node in page.data[0] if node.get("head")) == n
+    source = search_page("dvts", [result])
+    assert sum(row["head"] for row in Tree(source).rows) == n
     assert source.count('<th scope="row" class="n">') == n + len(result.candidates)
     assert beams.passes < 5
 
@@ -174,15 +206,10 @@ def test_a_step_that_texts_share_has_the_score_of_the_chosen_one() -> None:
     result.best_index = 1
     result.pruned = [replace(result.pruned[0], steps=steps, scores=(0.3, 0.25), score=0.25)]
     result.pruned += [replace(result.pruned[0], steps=("other\n",), scores=(0.05,), score=0.05)]
-    (nodes,) = Page(search_page("beam", [result])).data
-    assert {node["t"]: node["s"] for node in nodes if node["t"] in (*steps, "other\n")} == {
-        "a\n": 0.7,
-        "b\n": 0.9,
-        "other\n": 0.4,
-    }
-    (shared,) = (node for node in nodes if node["t"] == "b\n")
+    rows = {row["said"]: row for row in Tree(search_page("beam", [result])).rows}
+    assert {said: rows[said]["score"] for said in ("a", "b", "other")} == {"a": "0.700", "b": "0.900", "other": "0.400"}
     starts = ("chosen: candidate 1", "candidate 0", "dropped in round 1: 0.250")
-    assert all(note[1].startswith(start) for note, start in zip(shared["n"], starts, strict=True))
+    assert all(said.startswith(start) for (said, _), start in zip(rows["b"]["fates"], starts, strict=True))
 
 
 def test_tokens_of_dropped_beams_count_once() -> None:

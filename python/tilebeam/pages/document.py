@@ -28,7 +28,7 @@ _SCRIPTS: dict[Script, tuple[str, ...]] = {
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def document(title: str, script: Script, body: Html, data: object, rules: str | None = None) -> str:
+def document(title: str, script: Script, body: Html, data: object = None, rules: str | None = None) -> str:
     """Write a page.
 
     Args:

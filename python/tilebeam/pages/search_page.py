@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.pages.document import document, facts, number
@@ -19,6 +18,7 @@ from tilebeam.search.tree import StepNode, step_tree, step_trees
 
 _ENDS = {"stop": "ended", "length": "cut"}
 _PREVIEW = 160  # characters of a candidate in its row
+_FEW = 60  # a tree of so many steps is shown whole
 
 
 def search_page(
@@ -43,9 +43,7 @@ def search_page(
     contents = _contents(asked) if several else None
     header = tag("header", tag("p", "Tilebeam", class_="brand"), tag("h1", name))
     body = join(header, tag("main", contents, sections))
-    return document(
-        f"{name} - {one_line(asked[0], 60) if asked else 'no prompts'}", "search", body, _data(method, results)
-    )
+    return document(f"{name} - {one_line(asked[0], 60) if asked else 'no prompts'}", "search", body)
 
 
 def one_line(said: str, limit: int) -> str:
@@ -170,7 +168,7 @@ def bar(share: float) -> Html:
 
 
 def _steps(i: int, method: str, result: SearchResult) -> Html:
-    """Leave room for the tree, which the script draws, and list what became of beams in each round."""
+    """Draw the tree, and list what became of beams in each round."""
     adaptive = method == "adaptive"
     says = (
         "Every candidate grew step by step; the number is the reward model's score of the step."
@@ -178,18 +176,86 @@ def _steps(i: int, method: str, result: SearchResult) -> Html:
         else "Steps that beams share stand once. The number is the reward model's score of the step; a dropped beam "
         "shows its aggregate and the lowest one that stayed."
     )
-    keys = (
-        "Arrow keys move through the tree and open branches, Enter shows a step in full, Tab goes to its candidates, "
-        "* opens all branches."
-    )
+    if method == "dvts":
+        trees = [_tree_of(i, n, root, result) for n, root in step_trees(result).items()]
+    else:
+        trees = _branches(i, step_tree(result), result)
     return tag(
         "section",
         tag("h3", "Tree of steps", id=f"q{i}-tree"),
         tag("p", says, class_="note"),
-        tag("p", keys, class_="note script"),
-        tag("noscript", tag("p", "The tree needs JavaScript. The candidates below show their steps without it.")),
-        tag("div", class_="tree", role="tree", data_result=i, aria_labelledby=f"q{i}-tree"),
+        tag("div", trees, class_="tree", role="group", aria_labelledby=f"q{i}-tree"),
         _rounds(result.pruned) if result.pruned else None,
+    )
+
+
+def _tree_of(i: int, number_: int, root: StepNode, result: SearchResult) -> Html:
+    """Draw one of several trees that grew side by side."""
+    said = tag("span", f"Tree {number_ + 1}", class_="said")
+    head = tag("summary", said, class_="step head best" if root.best else "step head")
+    return tag("details", head, _branches(i, root, result), open=True)
+
+
+def _branches(i: int, root: StepNode, result: SearchResult) -> list[Html]:
+    """Draw what grew from a node: each branch can be closed, and the steps of one that has no fork stand below each
+    other."""
+    heads = list(root.children)
+    for head in heads:  # it grows meanwhile: what a branch forks into comes behind it
+        heads += _unforked(head)[-1].children
+    steps = {id(head): _unforked(head) for head in heads}
+    few = sum(map(len, steps.values())) <= _FEW
+    drawn: dict[int, Html] = {}
+    ends: dict[int, tuple[int, int]] = {}  # of a branch: candidates, and beams that were lost
+    for head in reversed(heads):
+        first, *rest = own = steps[id(head)]
+        forks = own[-1].children
+        found = [*((len(node.candidates), len(node.pruned)) for node in own), *(ends[id(fork)] for fork in forks)]
+        ends[id(head)] = kept, lost = sum(n for n, _ in found), sum(n for _, n in found)
+        below = kept - len(first.candidates), lost - len(first.pruned)
+        drawn[id(head)] = tag(
+            "details",
+            tag("summary", _step(i, first, result, *below), class_=_look(first)),
+            [tag("div", _step(i, node, result), class_=_look(node)) for node in rest],
+            [drawn[id(fork)] for fork in forks],
+            open=few or head.best,
+        )
+    return [drawn[id(head)] for head in root.children]
+
+
+def _unforked(node: StepNode) -> list[StepNode]:
+    """Return a node and those behind it, up to where texts part or end."""
+    found = [node]
+    while len(found[-1].children) == 1:
+        found += found[-1].children
+    return found
+
+
+def _look(node: StepNode) -> str:
+    lost = node.pruned and not node.candidates and not node.children
+    return "step best" if node.best else "step lost" if lost else "step"
+
+
+def _step(i: int, node: StepNode, result: SearchResult, kept: int = 0, lost: int = 0) -> Html:
+    """Show a step, how many candidates end below it and how many beams were lost there, its score, and what became of
+    beams at it."""
+    below = [f"{kept} candidate{'s' * (kept > 1)}"] if kept else []
+    below += [f"{lost} lost"] if lost else []
+    fates = []
+    for at in node.candidates:
+        chosen = at == result.best_index
+        answer = result.answers[at] if isinstance(result, VoteResult) else None
+        said = f"{'chosen: ' if chosen else ''}candidate {at}, {number(result.scores[at])}, "
+        said += _ENDS[result.candidates[at].finish_reason]
+        said += "" if answer is None else f", answer {one_line(answer, 40)}"
+        fates.append(tag("a", said, href=f"#q{i}-c{at}", class_="fate best" if chosen else "fate"))
+    for beam in node.pruned:
+        said = f"dropped in round {beam.round}: {number(beam.score)}, lowest that stayed {number(beam.bar)}"
+        fates.append(tag("span", said, class_="fate lost"))
+    return join(
+        tag("span", node.step.rstrip("\n") or "(empty)", class_="said"),
+        tag("span", ", ".join(below), class_="inside"),
+        tag("span", "" if node.score is None else number(node.score), class_="score"),
+        tag("span", fates, class_="fates") if fates else None,
     )
 
 
@@ -286,52 +352,3 @@ def _full(candidate: CompletionOutput, result: SearchResult, at: int) -> Html:
         for step, score in zip(path.steps, path.scores, strict=True)
     ]
     return tag("ol", steps, class_="steps")
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def _data(method: str, results: Sequence[SearchResult]) -> list[Any]:
-    """List for the script the nodes of each result's tree, parents before children; none where nothing rated steps."""
-    found: list[Any] = []
-    for result in results:
-        if not any(t.scores for t in result.trajectories):
-            found.append([])
-            continue
-        nodes: list[dict[str, Any]] = []
-        if method == "dvts":
-            for tree, root in step_trees(result).items():
-                nodes.append({"p": -1, "t": f"Tree {tree + 1}", "b": int(root.best), "head": 1})
-                _flatten(root, len(nodes) - 1, nodes, result)
-        else:
-            _flatten(step_tree(result), -1, nodes, result)
-        found.append(nodes)
-    return found
-
-
-def _flatten(root: StepNode, parent: int, nodes: list[dict[str, Any]], result: SearchResult) -> None:
-    waiting = [(root, parent)]
-    while waiting:
-        node, above = waiting.pop()
-        if node is root:
-            here = above
-        else:
-            here = len(nodes)
-            nodes.append({"p": above, "t": node.step, "s": node.score, "b": int(node.best), "n": _notes(node, result)})
-        waiting += [(child, here) for child in reversed(node.children)]
-
-
-def _notes(node: StepNode, result: SearchResult) -> list[list[object]]:
-    """Tell what became of beams at a node: a word for the style, what to show, and the candidate's number or -1."""
-    notes: list[list[object]] = []
-    for at in node.candidates:
-        chosen = at == result.best_index
-        end = _ENDS[result.candidates[at].finish_reason]
-        answer = result.answers[at] if isinstance(result, VoteResult) else None
-        said = f"{'chosen: ' if chosen else ''}candidate {at}, {number(result.scores[at])}, {end}"
-        said += "" if answer is None else f", answer {one_line(answer, 40)}"
-        notes.append(["best" if chosen else "kept", said, at])
-    for beam in node.pruned:
-        said = f"dropped in round {beam.round}: {number(beam.score)}, lowest that stayed {number(beam.bar)}"
-        notes.append(["lost", said, -1])
-    return notes
