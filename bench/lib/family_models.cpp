@@ -24,8 +24,8 @@ namespace {
 constexpr uint32_t EXPERTS = 8, EXPERTS_USED = 2;
 
 // Not one model after the other: parts of others, what no graph is there for, speech and pictures.
-const std::set<std::string> LEFT_OUT = {"clip",     "gptj",   "(unknown)",        "chameleon",      "wavtokenizer-dec",
-                                        "eagle3",   "dflash", "gemma4-assistant", "granite_switch", "deepseek2-ocr",
+const std::set<std::string> LEFT_OUT = {"clip",     "gptj",   "(unknown)",        "chameleon",     "wavtokenizer-dec",
+                                        "eagle3",   "dflash", "gemma4-assistant", "graniteswitch", "deepseek2-ocr",
                                         "pockettts"};
 
 // Keys, behind the architecture's name, that grow with the width.
