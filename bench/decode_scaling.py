@@ -6,13 +6,13 @@ CPU backend and Tilebeam, runs interleaved (the paper's figures 11 and 17).
 
 Both sides have the same settings: one unified KV cache in F16 (--kv: another type), flash attention, the same threads
 and batches. (The stock backend decodes many sequences behind a long prompt faster without flash attention:
-`--cpu-flash-attn off`.) The prompt is decoded once, outside the clock, by Tilebeam, and the stock backend gets a copy
-of its cells: to decode 32768 tokens takes it more than ten minutes. With --resume they are kept beside FILE. They are
-shared by all sequences (llama_memory_seq_cp); the cache has no room for a second copy, so a side that copied them would
-fail. --prefill: also so many more tokens of the prompt, read in one batch at each depth. Without -m it writes a random
-model with the shape of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a small
-one). The share of the limit, for rows without a prompt, is the larger of two: weight bytes read per second over the
-machine's streaming read bandwidth, and int8 operations over its dot-product peak, both measured beside each round.
+`--cpu-flash-attn off`.) A prompt's cells are those of 512 tokens, which Tilebeam decodes outside the clock, again and
+again at later positions, because to decode 32768 takes the stock backend more than ten minutes; it gets a copy of them.
+All sequences share them (llama_memory_seq_cp); the cache has no room for a second copy, so a side that copied them
+would fail. --prefill: also so many more tokens of the prompt, read in one batch at each depth. Without -m it writes a
+random model with the shape of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a
+small one). The share of the limit, for rows without a prompt, is the larger of two: weight bytes read per second over
+the machine's streaming read bandwidth, and int8 operations over its dot-product peak, both measured beside each round.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ import numpy as np
 import numpy.typing as npt
 from tilebeam import load
 from tilebeam.cli.bench import numbers
-from tilebeam.gguf.whole_file import whole_file
 from tilebeam.measure.throughput import Case, Runner
 from tilebeam.model.lm import LM
+from tilebeam.native.llama import C
 
 from bench.lib import limits, models, plots, report, rounds
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
+
+CHUNK = 512  # tokens of a prompt that are decoded
 
 
 def label(case: Case) -> str:
@@ -42,38 +44,42 @@ def label(case: Case) -> str:
     return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
 
 
-def cells_of(runner: Runner, depth: int, kept: Path | None) -> npt.NDArray[np.uint8]:
-    """Return the cells of a prompt as llama.cpp saves them: those of an earlier call, or of random tokens, read now."""
-    path = None if kept is None else kept.with_suffix(f".{depth}.cells")
-    if path is not None and path.is_file():
-        return np.fromfile(path, np.uint8)
-    runner.run(Case(0, 1, 1, depth, True))
-    runner._context.truncate(0, depth)
-    cells = runner._context.save_sequence(0)
-    if path is not None:
-        with whole_file(path) as partial:
-            cells.tofile(partial)
-    return cells
+def cells_of(runner: Runner, depth: int) -> npt.NDArray[np.uint8]:
+    """Return the cells of a prompt of so many tokens, as llama.cpp saves them: those of its first CHUNK random tokens,
+    again and again at later positions."""
+    context, memory = runner._context, runner._context._memory
+    first, other = min(CHUNK, depth), context.n_seq_max - 1
+    runner.run(Case(0, 1, 1, first, True))
+    context.truncate(0, first)
+    chunk = context.save_sequence(0)
+    for at in range(first, depth, first):
+        if not context.load_sequence(other, chunk):
+            raise ValueError("llama.cpp does not take cells that it saved")
+        C.llama_memory_seq_add(memory, other, 0, -1, at)
+        C.llama_memory_seq_cp(memory, other, 0, -1, -1)
+        context.drop(other)
+    context.truncate(0, depth)
+    runner._step(1, depth)  # which turns keys to their positions
+    context.truncate(0, depth)
+    return context.save_sequence(0)
 
 
 def give(runner: Runner, cells: npt.NDArray[np.uint8], depth: int) -> None:
     """Give a runner the cells of a prompt of so many tokens, of which its next runs keep what they want."""
     runner._context.clear()
     if not runner._context.load_sequence(0, cells):
-        raise ValueError("llama.cpp does not take the prompt's cells: delete the file of cells beside that of --resume")
+        raise ValueError("llama.cpp does not take cells that it saved")
     runner._kept = depth
 
 
-def measure(
-    lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, kept: Path | None
-) -> None:
+def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int) -> None:
     """Measure rounds of all cases until each has as many as wanted or the time is over."""
     runners = {name: Runner(lms[name]) for name in ("npu", "cpu")}
     deepest = max(case.n_depth for case in cases)
     with ExitStack() as stack:
         for runner in runners.values():
             stack.enter_context(runner.keeping())
-        cells = cells_of(runners["npu"], deepest, kept) if deepest else None
+        cells = cells_of(runners["npu"], deepest) if deepest else None
         warm: set[Case] = set()
         by_name = {label(case): case for case in cases}
         # Up and down, so that the prompt in the cache is cut or the same, seldom written anew.
@@ -144,8 +150,8 @@ def main() -> None:
     path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
     setting = {"bench": "decode_scaling", "model": path.name, "threads": o.threads, "n_gen": o.n_gen}
     setting |= {"cpu_flash_attn": o.cpu_flash_attn, "kv": o.kv}
-    log = Rounds(o.resume, setting, o.seconds)
-    room, most = max(c.cells for c in cases), max(c.n_parallel for c in cases)
+    log = Rounds(o.resume, setting, o.seconds, first=min(30.0, 0.4 * (o.seconds or 0)))
+    room, most = max(c.cells for c in cases) + CHUNK, max(2, *(c.n_parallel for c in cases))
     with ExitStack() as stack:
         lms = {}
         for d in ("cpu", "npu"):
@@ -153,7 +159,7 @@ def main() -> None:
             types = {"type_k": o.kv, "type_v": o.kv, "n_batch": max(512, o.prefill)}
             lm = load(path, device=d, n_ctx=room, n_seq_max=most, threads=o.threads, flash_attn=flash, **types)
             lms[d] = stack.enter_context(lm)
-        measure(lms, cases, log, o.rounds, o.threads, o.resume)
+        measure(lms, cases, log, o.rounds, o.threads)
     rows = report.Rows("decode_scaling", o.json)
     for row in rows_of(cases, log, models.Matrices.of(path)):
         without = ", stock without flash attention" if o.cpu_flash_attn == "off" else ""
