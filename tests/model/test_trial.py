@@ -203,9 +203,6 @@ def test_a_trial_decides_where_the_rule_is_in_doubt(floats: Path, monkeypatch: p
     assert device_choice.choose(file, options(executor="thread")).backend == "npu"
     monkeypatch.setenv("TILEBEAM_TRIAL", "0")
     assert "TILEBEAM_TRIAL=0" in device_choice.choose(file, options()).why
-    rwkv = replace(sure, architecture="rwkv7", cache=replace(file.cache, recurrent=True))
-    chosen = device_choice.choose(rwkv, options())
-    assert "recurrence of rwkv7" in str(device_choice.warning("m.gguf", (), chosen))
     assert not tried
     monkeypatch.delenv("TILEBEAM_TRIAL")
     part = replace(file, matrices=(replace(quantized[0], type="nvfp4", why="type"), *quantized[1:]))

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 # everything 1.2 with one. The lines between these points cross 1 at 0.75 for one sequence, at 0.2 for 8, at 0.1 for 16.
 MANY = 8
 LEAST_SHARE, LEAST_SHARE_OF_FEW = 0.25, 0.75
-# Families whose recurrence the device leaves to the CPU, which cuts each layer in two: 0.6 to 0.9 times as fast there.
-CUT_UP = ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 # A trial chooses the device unless that was slower than this times the CPU backend in something. Trials of the same
 # model differ by a few percent.
 LEAST_RATIO = 0.95
@@ -68,8 +66,6 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
         return Choice("cpu", "packed for the device, the matrices take more memory than there is", told=True)
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
     rule = Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
-    if file.architecture in CUT_UP:
-        rule = Choice("cpu", f"the device leaves the recurrence of {file.architecture} to the CPU", told=True)
     if not _in_doubt(file, share, packed):
         return rule
     if os.environ.get("TILEBEAM_TRIAL") == "0":
