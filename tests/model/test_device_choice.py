@@ -175,15 +175,6 @@ def test_the_share_decides(models: dict[str, Path]) -> None:
         assert device_choice.choose(replace(file, matrices=()), options).backend == "npu"
 
 
-def test_a_recurrence_that_the_device_lacks_stays_on_the_cpu(models: dict[str, Path]) -> None:
-    file = replace(file_check.inspect(models["whole"], False), architecture="rwkv7")
-    chosen = device_choice.choose(file, LoadOptions(**SMALL).checked())
-    assert chosen.backend == "cpu"
-    sentence = device_choice.warning("m.gguf", (), chosen)
-    assert sentence == f'm.gguf runs on the CPU backend: {chosen.why}; device="tilebeam" forces the device.'
-    assert "recurrence of rwkv7" in chosen.why
-
-
 def test_load_says_what_was_chosen(models: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
     with tilebeam.load(models["whole"], verbose=True, **SMALL) as lm:
         assert lm.info.choice == "100 % of the matrices' bytes can run on the device"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 # everything 1.2 with one. The lines between these points cross 1 at 0.75 for one sequence, at 0.2 for 8, at 0.1 for 16.
 MANY = 8
 LEAST_SHARE, LEAST_SHARE_OF_FEW = 0.25, 0.75
-# Families whose recurrence the device leaves to the CPU, which cuts each layer in two: 0.6 to 0.9 times as fast there.
-CUT_UP = ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,6 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     # IQ1 to IQ3 take more memory on the device than in the file, which the CPU backend maps.
     if packed > _bytes(groups) and packed > usable_memory().available:
         return Choice("cpu", "packed for the device, the matrices take more memory than there is", told=True)
-    if file.architecture in CUT_UP:
-        return Choice("cpu", f"the device leaves the recurrence of {file.architecture} to the CPU", told=True)
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
     return Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
 
