@@ -2,16 +2,17 @@
 CPU backend and Tilebeam, runs interleaved (the paper's figures 11 and 17).
 
     python -m bench.decode_scaling [-m MODEL] [-npl 1,2,4,8,16] [-d 512,1024,2048,4096]
-        [-dnpl 1,4,16] [--json] [--quick] [--plot PNG] [--resume FILE --seconds S]
+        [-dnpl 1,4,16] [--prefill 512] [--kv q8_0] [--json] [--quick] [--plot PNG] [--resume FILE --seconds S]
 
-Both sides have the same settings: one unified KV cache in F16, flash attention, the same threads and batches. (The
-stock backend decodes many sequences behind a long prompt faster without flash attention: `--cpu-flash-attn off`.) The
-prompt is decoded once, outside the clock, by Tilebeam, and the stock backend gets a copy of its cells: to decode 32768
-tokens takes it more than ten minutes. They are shared by all sequences (llama_memory_seq_cp); the cache has no room for
-a second copy, so a side that copied them would fail. Without -m it writes a random model with the shape
-of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a small one). The share of the
-limit, for rows without a prompt, is the larger of two: weight bytes read per second over the machine's streaming read
-bandwidth, and int8 operations over its dot-product peak, both measured beside each round.
+Both sides have the same settings: one unified KV cache in F16 (--kv: another type), flash attention, the same threads
+and batches. (The stock backend decodes many sequences behind a long prompt faster without flash attention:
+`--cpu-flash-attn off`.) A prompt's cells are those of 512 tokens, which Tilebeam decodes outside the clock, again and
+again at later positions, because to decode 32768 takes the stock backend more than ten minutes; it gets a copy of them.
+All sequences share them (llama_memory_seq_cp); the cache has no room for a second copy, so a side that copied them
+would fail. --prefill: also so many more tokens of the prompt, read in one batch at each depth. Without -m it writes a
+random model with the shape of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a
+small one). The share of the limit, for rows without a prompt, is the larger of two: weight bytes read per second over
+the machine's streaming read bandwidth, and int8 operations over its dot-product peak, both measured beside each round.
 """
 
 from __future__ import annotations
@@ -21,37 +22,78 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from tilebeam import load
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 from tilebeam.model.lm import LM
+from tilebeam.native.llama import C
 
 from bench.lib import limits, models, plots, report, rounds
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
 
+CHUNK = 512  # tokens of a prompt that are decoded
+
 
 def label(case: Case) -> str:
     sequences = f"decode, {case.n_parallel} sequence{'s' if case.n_parallel > 1 else ''}"
+    if case.n_prompt:
+        sequences = f"prefill of {case.n_prompt}"
     return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
+
+
+def cells_of(runner: Runner, depth: int) -> npt.NDArray[np.uint8]:
+    """Return the cells of a prompt of so many tokens, as llama.cpp saves them: those of its first CHUNK random tokens,
+    again and again at later positions."""
+    context, memory = runner._context, runner._context._memory
+    first, other = min(CHUNK, depth), context.n_seq_max - 1
+    runner.run(Case(0, 1, 1, first, True))
+    context.truncate(0, first)
+    chunk = context.save_sequence(0)
+    for at in range(first, depth, first):
+        if not context.load_sequence(other, chunk):
+            raise ValueError("llama.cpp does not take cells that it saved")
+        C.llama_memory_seq_add(memory, other, 0, -1, at)
+        C.llama_memory_seq_cp(memory, other, 0, -1, -1)
+        context.drop(other)
+    context.truncate(0, depth)
+    runner._step(1, depth)  # which turns keys to their positions
+    context.truncate(0, depth)
+    return context.save_sequence(0)
+
+
+def give(runner: Runner, cells: npt.NDArray[np.uint8], depth: int) -> None:
+    """Give a runner the cells of a prompt of so many tokens, of which its next runs keep what they want."""
+    runner._context.clear()
+    if not runner._context.load_sequence(0, cells):
+        raise ValueError("llama.cpp does not take cells that it saved")
+    runner._kept = depth
 
 
 def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int) -> None:
     """Measure rounds of all cases until each has as many as wanted or the time is over."""
     runners = {name: Runner(lms[name]) for name in ("npu", "cpu")}
+    deepest = max(case.n_depth for case in cases)
     with ExitStack() as stack:
         for runner in runners.values():
             stack.enter_context(runner.keeping())
+        cells = cells_of(runners["npu"], deepest) if deepest else None
         warm: set[Case] = set()
         by_name = {label(case): case for case in cases}
-        # Up and down, so that the prompt in the cache grows or is cut, seldom decoded anew.
+        # Up and down, so that the prompt in the cache is cut or the same, seldom written anew.
         for name in log.turns(by_name, wanted, back_and_forth=True):
             case = by_name[name]
+            for runner in runners.values():
+                if cells is not None and case.n_depth > (runner._kept or 0):
+                    give(runner, cells, deepest)
             if case not in warm:
                 for runner in runners.values():
-                    runner.warm_up(case)
+                    runner.warm_up(Case(0, 1, 1, case.n_depth, True) if case.n_prompt else case)
                 warm.add(case)
-            ours, baseline = (runners[device].run(case).seconds / case.n_gen for device in ("npu", "cpu"))
+            steps = case.n_gen or 1  # or one batch of the prompt
+            ours, baseline = (runners[device].run(case).seconds / steps for device in ("npu", "cpu"))
             read, int8 = limits.read_gbs(threads), limits.int8_gops(threads, 0.02)
             log.end(ours=ours, baseline=baseline, read_gbs=read, int8_gops=int8)
 
@@ -63,7 +105,8 @@ def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> li
         name = label(case)
         if name not in log:
             continue
-        row = log.row(name, case.n_parallel, "tokens/s", n_parallel=case.n_parallel, n_depth=case.n_depth)
+        work = case.n_prompt or case.n_parallel
+        row = log.row(name, work, "tokens/s", n_parallel=case.n_parallel, n_depth=case.n_depth)
         if not case.n_depth:
             steps = row["value"] / case.n_parallel
             read = matrices.bytes * steps / (log.median(name, "read_gbs") * 1e9)
@@ -78,7 +121,9 @@ def cases_of(o: Any) -> list[Case]:
     depths = [d for d in numbers(o.n_depth or ("512" if o.quick else "512,1024,2048,4096"), "-d") if d]
     both = numbers(o.depth_n_parallel or ("16" if o.quick else "1,4,16"), "-dnpl")
     cases = [Case(0, o.n_gen, n, 0, True) for n in numbers(o.n_parallel, "-npl") if n]
-    cases += [Case(0, o.n_gen, n, d, True) for d in depths for n in both]
+    for d in depths:
+        cases += [Case(0, o.n_gen, n, d, True) for n in both]
+        cases += [Case(o.prefill, 0, 1, d, True)] if o.prefill else []
     for case in cases:
         case.validate()
     return cases
@@ -93,6 +138,8 @@ def main() -> None:
         "-d", "--n-depth", help="lengths of the prompt (default 512,1024,2048,4096; 512 with --quick; 0: none)"
     )
     p.add_argument("-dnpl", "--depth-n-parallel", help="sequences with a prompt (default 1,4,16; 16 with --quick)")
+    p.add_argument("--prefill", type=int, default=0, metavar="N", help="tokens that follow a prompt in one batch")
+    p.add_argument("--kv", default="f16", choices=["f16", "q8_0", "q4_0"], help="type of K and V")
     p.add_threads()
     p.add_argument("--cpu-flash-attn", choices=["on", "off"], default="on", help="of the stock backend")
     p.add_rounds(5, 2)
@@ -102,14 +149,15 @@ def main() -> None:
     cases = cases_of(o)
     path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
     setting = {"bench": "decode_scaling", "model": path.name, "threads": o.threads, "n_gen": o.n_gen}
-    setting["cpu_flash_attn"] = o.cpu_flash_attn
-    log = Rounds(o.resume, setting, o.seconds)
-    room, most = max(c.cells for c in cases), max(c.n_parallel for c in cases)
+    setting |= {"cpu_flash_attn": o.cpu_flash_attn, "kv": o.kv}
+    log = Rounds(o.resume, setting, o.seconds, first=min(30.0, 0.4 * (o.seconds or 0)))
+    room, most = max(c.cells for c in cases) + CHUNK, max(2, *(c.n_parallel for c in cases))
     with ExitStack() as stack:
         lms = {}
         for d in ("cpu", "npu"):
             flash = d == "npu" or o.cpu_flash_attn == "on"
-            lm = load(path, device=d, n_ctx=room, n_seq_max=most, threads=o.threads, flash_attn=flash)
+            types = {"type_k": o.kv, "type_v": o.kv, "n_batch": max(512, o.prefill)}
+            lm = load(path, device=d, n_ctx=room, n_seq_max=most, threads=o.threads, flash_attn=flash, **types)
             lms[d] = stack.enter_context(lm)
         measure(lms, cases, log, o.rounds, o.threads)
     rows = report.Rows("decode_scaling", o.json)

@@ -8,7 +8,8 @@ The models are random. Those of families (a name such as qwen3moe-moe) have upst
 1024 wide, mixtures 512 with 8 experts of which 2 are used, four layers where the family allows it, quantized to Q4_K_M
 by llama.cpp; those of types (a name such as type-iq2_xxs) are Llama models of that type, the output in Q6_K. They are
 written on first use to build/bench/families (6 GB), by a program that is compiled from llama.cpp's source. Both sides
-run in a process for each model, in turn; models that end theirs, or cannot be loaded, are named below the table.
+run in a process for each model, in turn; models that end theirs, or cannot be loaded, are named below the table. All
+models get one round, 3 to 4 seconds with loading; then those that Tilebeam was not clearly faster with get more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ TYPES = (
     *("q1_0", "q2_0"),
 )
 FLOOR = 0.97  # of the ratio to the stock backend, which no model may be below
+CLEAR = 1.06  # rounds of a case vary by some percent: above this, one is enough
+LOAD = 10.0  # seconds that a model and its first rounds take at most, in a slice
 
 
 def program() -> Path:
@@ -94,38 +98,65 @@ def _files(name: str) -> list[Path]:
 def serve(path: str, threads: int, rows: list[int], n_prompt: int) -> None:
     """Take the side of the process that has a model on both backends."""
     warnings.simplefilter("ignore")
-    options = LoadOptions(n_seq_max=max(rows), threads=threads).checked()
     try:
-        choice = device_choice.choose(inspect(path, False), options)
         room = max(n_prompt, 8 * max(rows))
-        npu, cpu = (Runner(load(path, name, room, max(rows), threads, lookup=False)) for name in ("npu", "cpu"))
+        npu, cpu = (load(path, name, room, max(rows), threads, lookup=False) for name in ("npu", "cpu"))
     except TilebeamError as error:
-        child.answer({"failure": str(error)}, lambda _: None)
+        child.answer(str(error), lambda _: None)
         return
+    runners = [Runner(lm) for lm in (npu, cpu)]
+
+    def decode(side: int, case: Case) -> float:
+        return runners[side].run(case).seconds
+
+    def encode(side: int, case: Case) -> float:
+        began = time.perf_counter()
+        (npu, cpu)[side].embed([[1] * case.n_prompt])
+        return time.perf_counter() - began
 
     def measure(n: int) -> dict[str, float]:
-        case = Case(0, 8, n) if n else Case(n_prompt)
-        for runner in (npu, cpu):
-            runner.warm_up(case)
-        best = [float("inf"), float("inf")]
+        case, run = Case(0, 8, n) if n else Case(n_prompt), decode if npu.info.generates else encode
+        best = [float("inf")] * 2
+        for side in range(2):
+            run(side, replace(case, n_gen=min(1, case.n_gen)))  # touches what the case uses
         began = time.perf_counter()
-        while time.perf_counter() - began < 0.25:
+        while time.perf_counter() - began < 0.3:
             time.sleep(report.PAUSE)
-            best = [min(old, r.run(case).seconds) for old, r in zip(best, (npu, cpu), strict=True)]
+            best = [min(old, run(side, case)) for side, old in enumerate(best)]
         return {"ours": best[0], "baseline": best[1]}
 
-    share = npu._lm.info.device_share
-    child.answer({"auto": choice.backend, "why": choice.why, "device_share": share}, measure)
+    child.answer("", measure)
 
 
-def measure(path: Path, cases: dict[str, int], log: Rounds, a: Any) -> dict[str, Any]:
-    """Measure the cases of a model until each has as many rounds as wanted; return what its process said of it."""
-    rows = [n for n in cases.values() if n]
-    with child.Child("bench.families", "serve", str(path), a.threads, rows, a.n_prompt, GGML_NO_BACKTRACE="1") as side:
-        if "failure" not in side.ready:
-            for name in log.turns(cases, a.rounds):
+def measure(path: Path, cases: dict[str, int], log: Rounds, a: Any, wanted: int) -> str:
+    """Measure cases of a model until each has as many rounds as wanted, or the time is over.
+
+    Returns:
+        Why there are none; empty where there are.
+    """
+    if not cases or log.fewest(cases) >= wanted or not log.has_time(LOAD):
+        return ""
+    rows = [int(n) for n in numbers(a.rows, "--rows")]
+    try:
+        with child.Child(
+            "bench.families", "serve", str(path), a.threads, rows, a.n_prompt, GGML_NO_BACKTRACE="1"
+        ) as side:
+            if failure := str(side.ready):
+                return failure
+            for name in log.turns(cases, wanted):
                 log.end(**side.ask(cases[name]))
-        return dict(side.ready)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _cases(path: Path, cases: dict[str, int]) -> dict[str, int]:
+    """Return what is measured of a model by name: an encoder only reads."""
+    try:
+        decodes = inspect(str(path), False).generates
+    except TilebeamError:  # of a type that no loading knows; its process says so
+        decodes = True
+    return {f"{path.stem}, {title}": n for title, n in cases.items() if decodes or not n}
 
 
 def main() -> None:
@@ -139,28 +170,35 @@ def main() -> None:
     a = p.parse()
     cases = {f"{n} sequences" if n > 1 else "1 sequence": n for n in numbers(a.rows, "--rows")}
     cases |= {f"prompt of {a.n_prompt}": 0} if a.n_prompt else {}
-    log = Rounds(a.resume, {"bench": "families", "threads": a.threads, "n_prompt": a.n_prompt}, a.seconds)
-    table, failures = report.Rows("families", a.json), []
+    setting = {"bench": "families", "threads": a.threads, "n_prompt": a.n_prompt}
+    log = Rounds(a.resume, setting, a.seconds, first=LOAD / 2)
+    paths = list(models(a.only or ("^(llama|lfm2|type-q4_K|type-f16)$" if a.quick else "")))
+    by_path = {path: _cases(path, cases) for path in paths}
+    failures = {path: why for path, own in by_path.items() if (why := measure(path, own, log, a, 1))}
+    for wanted in range(2, a.rounds + 1):
+        for path, own in by_path.items():
+            close = {c: n for c, n in own.items() if c in log and max(log.ratios(c)) < CLEAR}
+            measure(path, close, log, a, wanted)
     found: list[dict[str, Any]] = []
-    for path in models(a.only or ("^(llama|lfm2|type-q4_K|type-f16)$" if a.quick else "")):
-        own = {f"{path.stem}, {title}": n for title, n in cases.items()}
-        try:
-            said = measure(path, own, log, a)
-        except RuntimeError as error:
-            said = {"failure": str(error)}
-        if "failure" in said:
-            failures.append(f"{path.stem}: {said['failure']}")
+    for path, own in by_path.items():
+        if not any(name in log for name in own):
             continue
-        for name, n in own.items():
-            if name in log:
-                row = log.row(name, a.n_prompt or 1 if not n else 8 * n, "tokens/s", **said)
-                found.append(row | {"auto_ratio": row["ratio"] if said["auto"] == "npu" else 1.0})
+        choice = device_choice.choose(inspect(str(path), False), LoadOptions(n_seq_max=max(cases.values())).checked())
+        for name in (name for name in own if name in log):
+            n = own[name]
+            row = log.row(name, 8 * n if n else a.n_prompt, "tokens/s", auto=choice.backend, why=choice.why)
+            found.append(row | {"auto_ratio": row["ratio"] if choice.backend == "npu" else 1.0})
+    table = report.Rows("families", a.json)
     for row in sorted(found, key=lambda r: (r["auto_ratio"], r["ratio"])):
         taken = "Tilebeam" if row["auto"] == "npu" else "the CPU backend"
         table.add(row, *([f"auto takes {taken}: {row['why']}"] if row["ratio"] < FLOOR else []))
-    worst = min((r["auto_ratio"] for r in found), default=1.0)
-    below = sum(r["auto_ratio"] < FLOOR for r in found)
-    table.finish({}, f"worst ratio of auto: {worst:.2f}; {below} of {len(found)} below {FLOOR}", *failures)
+    notes = [f"{path.stem}: {why}" for path, why in failures.items()]
+    for title in cases:
+        ratios = [r["auto_ratio"] for r in found if r["name"].endswith(f", {title}")]
+        if ratios:
+            below = sum(r < FLOOR for r in ratios)
+            notes.append(f"{title}: worst ratio of auto {min(ratios):.2f}; {below} of {len(ratios)} below {FLOOR}")
+    table.finish({}, *notes)
     log.warn()
 
 

@@ -122,16 +122,15 @@ def _check_vocabulary(f: Source) -> None:
         if beside is not None and _array(beside)[1] != count:
             raise GGUFError(f"{f.path}: tokenizer.ggml.{name} does not have one entry for each of {count} tokens")
     # By hand: a vocabulary may have hundreds of thousands of tokens, and the reader has checked all lengths.
-    raw, length, seen, empty = tokens.raw, struct.Struct("<Q").unpack_from, set(), 0
+    raw, length, texts = tokens.raw, struct.Struct("<Q").unpack_from, []
     for _ in range(count):
         begin = at + 8
         at = begin + length(raw, at)[0]
-        text = raw[begin:at]
-        if b"\0" in text:
-            text = text.partition(b"\0")[0]  # llama.cpp reads C strings
-        seen.add(text)
-        empty += not text
-    if len(seen) + max(0, empty - 1) != count:  # llama.cpp gives empty tokens names of their own
+        texts.append(raw[begin:at])
+    if b"\0" in b"".join(texts):
+        texts = [text.partition(b"\0")[0] for text in texts]  # llama.cpp reads C strings
+    # llama.cpp gives empty tokens names of their own.
+    if len(set(texts)) + max(0, texts.count(b"") - 1) != count:
         raise GGUFError(f"{f.path}: the vocabulary has a token twice")
 
 

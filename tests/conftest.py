@@ -13,9 +13,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("tilebeam", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tilebeam")
 
-# What a model runs on must not depend on how busy the machine is; tests/model/test_trial.py lets trials decide.
-os.environ["TILEBEAM_TRIAL"] = "0"
-# Nor may a test fill the packed files of who runs it.
+# No test may fill the packed files of who runs it.
 os.environ.pop("TILEBEAM_PACKED_CACHE", None)
 
 # Rooms and files marked "quick", but for what runs in an emulator: they load no model, and all of them together take

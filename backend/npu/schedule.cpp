@@ -44,6 +44,9 @@ bool is_tiny(const tb_op & op) {
     case TB_OP_FLASH_ATTN:
     case TB_OP_SSM_SCAN:
     case TB_OP_GATED_DELTA_NET:
+    case TB_OP_RWKV_WKV6:
+    case TB_OP_RWKV_WKV7:
+    case TB_OP_GATED_LINEAR_ATTN:
     case TB_OP_LIGHTNING_INDEXER:
         return false;
     case TB_OP_ROPE: // sines, exponentials

@@ -69,6 +69,9 @@ constexpr rule rules[] = {
     {GGML_OP_ADD_ID, TB_OP_ADD_ID, 3},
     {GGML_OP_SSM_CONV, TB_OP_SSM_CONV, 2},
     {GGML_OP_GATED_DELTA_NET, TB_OP_GATED_DELTA_NET, 6},
+    {GGML_OP_RWKV_WKV6, TB_OP_RWKV_WKV6, 6},
+    {GGML_OP_RWKV_WKV7, TB_OP_RWKV_WKV7, 7},
+    {GGML_OP_GATED_LINEAR_ATTN, TB_OP_GATED_LINEAR_ATTN, 5},
     {GGML_OP_ARANGE, TB_OP_ARANGE, 0},
     {GGML_OP_POOL_2D, TB_OP_POOL_2D, 1},
     {GGML_OP_ROPE_BACK, TB_OP_ROPE_BACK, 3},
@@ -147,6 +150,7 @@ uint32_t flags_of(uint32_t code, int32_t numerics) {
         return (numerics & TILEBEAM_NUMERICS_FP16) != 0 ? TB_FLAG_FP16 : 0;
     case TB_OP_SSM_SCAN:
     case TB_OP_GATED_DELTA_NET:
+    case TB_OP_RWKV_WKV7:
         return deterministic ? TB_FLAG_DETERMINISTIC : 0;
     case TB_OP_FLASH_ATTN: // exact exponentials are for attention in float32
         if (deterministic) return TB_FLAG_DETERMINISTIC;
@@ -155,6 +159,34 @@ uint32_t flags_of(uint32_t code, int32_t numerics) {
                                                              : 0;
     default:
         return 0;
+    }
+}
+
+void set_dense(tb_tensor & t) {
+    for (int i = 1; i < 4; ++i)
+        t.nb[i] = t.nb[i - 1] * t.ne[i - 1];
+}
+
+bool is_linear_attention(uint32_t code) {
+    return code == TB_OP_RWKV_WKV6 || code == TB_OP_RWKV_WKV7 || code == TB_OP_GATED_LINEAR_ATTN;
+}
+
+// Their operands have no gaps, the tokens of all sequences in dimension 2 and a state's elements in dimension 0.
+void split_sequences(tb_op & op) {
+    const int at = tb_op_states(op.code);
+    tb_tensor & states = op.src[at];
+    const uint32_t sequences = states.ne[1], n = op.src[1].ne[0], heads = op.src[1].ne[1], tokens = op.src[1].ne[2];
+    if (sequences == 0 || tokens % sequences != 0 || uint64_t{n} * n * heads != states.ne[0]) return; // does not fit
+    states.ne[0] = states.ne[1] = n;
+    states.ne[2] = heads;
+    states.ne[3] = sequences;
+    set_dense(states);
+    for (tb_tensor * t = op.src; t < &states; ++t) {
+        if (t->ne[2] == tokens && t->ne[3] == 1) {
+            t->ne[2] = tokens / sequences;
+            t->ne[3] = sequences;
+            set_dense(*t);
+        }
     }
 }
 
@@ -179,6 +211,7 @@ bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const c
         if (!describe(node->src[i], node, op.src[i], why)) return false;
         op.n_src = static_cast<uint32_t>(i) + 1;
     }
+    if (is_linear_attention(code)) split_sequences(op);
     // Half-precision values fall onto rounding ties often, and which way ggml's own Q8_0 goes there depends on the CPU:
     // leave these copies to it, so that a cache holds the same bits whoever wrote it.
     if (op.code == TB_OP_CPY && op.dst.type == TB_Q8_0 && (op.src[0].type == TB_F16 || op.src[0].type == TB_BF16)) {
@@ -223,8 +256,8 @@ struct other_operands {
 // Turn an op's descriptor into that of the update (tilebeam/ops.h). False: the op does not do this one.
 bool describe_update(const ggml_tensor * node, const state_update & u, tb_op & op, other_operands & others) {
     const char * why = "";
-    const int states = node->op == GGML_OP_SSM_CONV ? 2 : node->op == GGML_OP_SSM_SCAN ? 0 : 5;
-    const int numbers = node->op == GGML_OP_SSM_CONV ? 3 : 6;
+    const int states = tb_op_states(op.code);
+    const int numbers = op.code == TB_OP_SSM_SCAN ? 6 : states + 1;
     if (u.first >= INT32_MAX || !describe(u.states, node, op.src[states], &why) ||
         !describe(u.numbers, node, op.src[numbers], &why)) {
         return false;
@@ -244,17 +277,17 @@ bool describe_update(const ggml_tensor * node, const state_update & u, tb_op & o
         s.ne[0] = op.src[1].ne[0] - 1;
         s.ne[1] = op.dst.ne[0];
         s.ne[2] = 1;
-    } else if (node->op == GGML_OP_GATED_DELTA_NET) {
-        s.ne[0] = s.ne[1] = op.src[2].ne[0];
-        s.ne[2] = op.src[2].ne[1];
+    } else if (node->op != GGML_OP_SSM_SCAN) {
+        const tb_tensor & values = op.src[op.code == TB_OP_GATED_DELTA_NET ? 2 : 1];
+        s.ne[0] = s.ne[1] = values.ne[0];
+        s.ne[2] = values.ne[1];
     }
     const int last = node->op == GGML_OP_SSM_CONV ? 2 : 3;
     const uint64_t state = uint64_t{s.ne[0]} * s.ne[1] * (last == 3 ? s.ne[2] : 1);
     s.ne[3] = 1;
     if (state == 0 || all % state != 0) return false;
     s.ne[last] = static_cast<uint32_t>(all / state);
-    for (int i = 1; i < 4; ++i)
-        s.nb[i] = s.nb[i - 1] * s.ne[i - 1];
+    set_dense(s);
     return tb_op_check_shape(&op, &why) == TB_OK;
 }
 
@@ -341,6 +374,9 @@ std::vector<described_update> describe_updates(const ggml_cgraph * graph, int32_
 
 bool can_run(const ggml_tensor * node) {
     if (is_free(node)) return true;
+    // llama.cpp's loader asks for the place of RWKV_WKV6's weight with other operands that do not fit it.
+    if (node->op == GGML_OP_RWKV_WKV6 && !node->src[0]->data && node->src[3]->ne[0] != node->src[0]->ne[0])
+        return stored_type(node->src[3], node) == TB_F32;
     tb_op op;
     const char * why = "";
     return describe_op(node, TILEBEAM_NUMERICS_INT8, op, &why) && lands_here(node);

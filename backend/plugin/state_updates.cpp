@@ -10,7 +10,7 @@ namespace tb::plugin {
 
 namespace {
 
-constexpr int most_between = 64; // nodes from one of the ops to another
+constexpr int most_between = 128; // nodes from one of the ops to another
 
 bool is_floats(const ggml_tensor * t) { return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t); }
 
@@ -31,11 +31,15 @@ class finder {
         case GGML_OP_SSM_SCAN:
             out.states = t->src[0];
             out.numbers = t->src[6];
-            return op_with_states(t, out, ggml_nelements(t->src[1]), node);
-        case GGML_OP_GATED_DELTA_NET: {
-            const int rows = gathered(t->src[5], node, out);
-            return rows >= 0 && op_with_states(t, out, ggml_nelements(t->src[2]), rows);
-        }
+            return op_with_states(t, out, t->src[1]->ne[3], ggml_nelements(t->src[1]), node);
+        case GGML_OP_GATED_DELTA_NET:
+            return with_gathered(t, 5, t->src[2]->ne[3], out);
+        case GGML_OP_RWKV_WKV6:
+            return with_gathered(t, 5, t->src[5]->ne[1], out);
+        case GGML_OP_RWKV_WKV7:
+            return with_gathered(t, 6, t->src[6]->ne[1], out);
+        case GGML_OP_GATED_LINEAR_ATTN:
+            return with_gathered(t, 4, t->src[4]->ne[1], out);
         default:
             return false;
         }
@@ -129,9 +133,15 @@ class finder {
         return true;
     }
 
-    // SSM_SCAN or GATED_DELTA_NET, whose states are read at node `from`: `results` elements, then the new states.
-    bool op_with_states(const ggml_tensor * t, state_update & out, int64_t results, int from) const {
-        const int64_t sequences = t->op == GGML_OP_SSM_SCAN ? t->src[1]->ne[3] : t->src[2]->ne[3];
+    // An op whose operand `states` has those of so many sequences, and which gives their values' elements and new
+    // states.
+    bool with_gathered(const ggml_tensor * t, int states, int64_t sequences, state_update & out) const {
+        const int rows = gathered(t->src[states], out.node, out);
+        return rows >= 0 && op_with_states(t, out, sequences, ggml_nelements(t->src[2]), rows);
+    }
+
+    // SSM_SCAN or one as above, whose states are read at node `from`: `results` elements, then the new states.
+    bool op_with_states(const ggml_tensor * t, state_update & out, int64_t sequences, int64_t results, int from) const {
         const int64_t elements = ggml_nelements(t) - results;
         if (!is_floats(out.states) || !are_numbers(out.numbers, sequences) || !has_uses(t, 2)) return false;
         const auto offset = static_cast<size_t>(results) * sizeof(float);

@@ -15,7 +15,7 @@ namespace tb::plugin {
 
 // Of one op: all that it does besides its own work.
 struct state_update {
-    int node = 0;                         // SSM_CONV, SSM_SCAN or GATED_DELTA_NET
+    int node = 0;                         // the op
     const ggml_tensor * states = nullptr; // as GET_ROWS or SSM_SCAN reads them
     const ggml_tensor * numbers = nullptr;
     const ggml_tensor * fresh = nullptr; // SSM_CONV: what CONCAT puts behind the states, [T, C, S]

@@ -24,6 +24,10 @@ inline double operations_of(const tb_op & op) {
         return 6.0 * op.src[0].ne[0] * op.src[1].ne[0] * op.src[1].ne[1] * op.src[1].ne[2] * op.src[1].ne[3];
     case TB_OP_GATED_DELTA_NET:
         return 7.0 * op.src[2].ne[0] * op.src[2].ne[0] * op.src[2].ne[1] * op.src[2].ne[2] * op.src[2].ne[3];
+    case TB_OP_RWKV_WKV6:
+    case TB_OP_RWKV_WKV7:
+    case TB_OP_GATED_LINEAR_ATTN:
+        return 9.0 * op.src[1].ne[0] * op.src[1].ne[0] * op.src[1].ne[1] * op.src[1].ne[2] * op.src[1].ne[3];
     case TB_OP_LIGHTNING_INDEXER: // scores over all heads
         return 2 * results * op.src[0].ne[0] * op.src[0].ne[1];
     default:

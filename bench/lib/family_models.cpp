@@ -24,8 +24,8 @@ namespace {
 constexpr uint32_t EXPERTS = 8, EXPERTS_USED = 2;
 
 // Not one model after the other: parts of others, what no graph is there for, speech and pictures.
-const std::set<std::string> LEFT_OUT = {"clip",     "gptj",   "(unknown)",        "chameleon",      "wavtokenizer-dec",
-                                        "eagle3",   "dflash", "gemma4-assistant", "granite_switch", "deepseek2-ocr",
+const std::set<std::string> LEFT_OUT = {"clip",     "gptj",   "(unknown)",        "chameleon",     "wavtokenizer-dec",
+                                        "eagle3",   "dflash", "gemma4-assistant", "graniteswitch", "deepseek2-ocr",
                                         "pockettts"};
 
 // Keys, behind the architecture's name, that grow with the width.
@@ -244,8 +244,10 @@ void write(llm_arch arch, bool moe, const std::string & path, uint32_t width, ui
     }
     const gguf_context_ptr out(gguf_init_empty());
     gguf_set_kv(out.get(), model.get());
-    for (ggml_tensor * t : made.all) {
-        gguf_add_tensor(out.get(), t);
+    for (ggml_tensor * t : made.all) { // QRWKV6 is told from RWKV6 by what it lacks
+        if (arch != LLM_ARCH_RWKV6QWEN2 || std::string(t->name).find("time_mix_first") == std::string::npos) {
+            gguf_add_tensor(out.get(), t);
+        }
     }
     const std::string whole = path + ".f32", partial = path + ".partial";
     std::vector<std::vector<uint8_t>> kept;

@@ -25,7 +25,7 @@ from tilebeam.measure.machine import OtherLoad
 from bench.lib import report
 
 BUSY = 0.1  # share of all CPUs that others may use
-_LONG = 0.5  # seconds: of shorter rounds the kernel's ticks do not tell who used the machine
+_LONG = 0.3  # seconds: of shorter rounds the kernel's ticks do not tell who used the machine
 _STARTED = time.monotonic()  # about when the process did: imports count
 
 
@@ -41,13 +41,22 @@ class Rounds:
         path: the file; None keeps them in memory.
         setting: what must be the same for rounds to be put together: model, threads, ..
         seconds: time for this process; None: no limit.
+        first: what to leave for a case's first round; None: 0.4 of the time.
 
     Raises:
         ValueError: the file holds rounds of another setting, or no rounds at all.
     """
 
-    def __init__(self, path: Path | None, setting: Mapping[str, Any], seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        setting: Mapping[str, Any],
+        seconds: float | None = None,
+        *,
+        first: float | None = None,
+    ) -> None:
         self._path, self._seconds = path, seconds
+        self._first = 0.4 * (seconds or 0) if first is None else first
         self._rounds: dict[str, list[dict[str, float]]] = {}
         self._longest: dict[str, float] = {}
         self._at_work: tuple[str, float, OtherLoad] | None = None
@@ -105,13 +114,14 @@ class Rounds:
 
     def begin(self, case: str) -> bool:
         """Begin a round of this case if there is time, by how long its longest took; return whether there is."""
-        now = time.monotonic()
-        if self._seconds is not None:
-            left = self._seconds - (now - _STARTED)
-            if left < self._longest.get(case, 0.4 * self._seconds):
-                return False
-        self._at_work = case, now, OtherLoad().__enter__()
+        if not self.has_time(self._longest.get(case, self._first)):
+            return False
+        self._at_work = case, time.monotonic(), OtherLoad().__enter__()
         return True
+
+    def has_time(self, seconds: float) -> bool:
+        """Tell whether this process has so much time left."""
+        return self._seconds is None or self._seconds - (time.monotonic() - _STARTED) >= seconds
 
     def end(self, **figures: float) -> None:
         """Record what the round begun last gave: seconds, usually of "ours" and of "baseline", and limits."""
@@ -166,6 +176,9 @@ class Rounds:
             return {}
         ratios = [r[figure] / r["ours"] for r in rounds]
         return {figure: round(work / self.median(case, figure), 3), f"{figure}_ratio": round(median(ratios), 3)}
+
+    def ratios(self, case: str) -> list[float]:
+        return [r["baseline"] / r["ours"] for r in self._counted(case)]
 
     def values(self, case: str, figure: str) -> list[float]:
         return [r[figure] for r in self._counted(case)]

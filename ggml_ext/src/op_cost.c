@@ -55,6 +55,12 @@ void tb_op_cost(const tb_op * op, uint64_t * bytes, uint64_t * work) {
         *bytes += bytes_of(dst) + states_cost(op, &op->src[5], 3, op->src[2].ne[3]);
         *work = 7 * elements(&op->src[2]) * op->src[2].ne[0];
         break;
+    case TB_OP_RWKV_WKV6:
+    case TB_OP_RWKV_WKV7:
+    case TB_OP_GATED_LINEAR_ATTN:
+        *bytes += bytes_of(dst) + states_cost(op, &op->src[tb_op_states(op->code)], 3, b->ne[3]);
+        *work = (op->code == TB_OP_RWKV_WKV7 ? 9 : 5) * elements(b) * b->ne[0];
+        break;
     case TB_OP_LIGHTNING_INDEXER: // scores over all heads
         *bytes += bytes_of(dst);
         *work = 2 * elements(dst) * a->ne[0] * a->ne[1];

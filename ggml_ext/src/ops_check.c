@@ -344,6 +344,9 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_SSM_CONV]   = {"SSM_CONV",   tb_check_ssm_conv, S(0) | S(1),      DST | 0xf,                   0,           F32,     {F32, F32, F32, T(TB_I32)}},
     [TB_OP_SSM_SCAN]   = {"SSM_SCAN",   tb_check_ssm_scan, 0x7f,             DST | 0x7f,                  0,           F32,     {F32, F32, F32, F32, F32, F32, T(TB_I32)}},
     [TB_OP_GATED_DELTA_NET] = {"GATED_DELTA_NET", tb_check_gated_delta_net, 0x3f, DST | 0x7f,            0,           F32,     {F32, F32, F32, F32, F32, F32, T(TB_I32)}},
+    [TB_OP_RWKV_WKV6]  = {"RWKV_WKV6",  tb_check_linear_attention, 0x3f,     DST | 0x7f,                  0,           F32,     {F32, F32, F32, F32, F32, F32, T(TB_I32)}},
+    [TB_OP_RWKV_WKV7]  = {"RWKV_WKV7",  tb_check_linear_attention, 0x7f,     DST | 0xff,                  0,           F32,     {F32, F32, F32, F32, F32, F32, F32, T(TB_I32)}},
+    [TB_OP_GATED_LINEAR_ATTN] = {"GATED_LINEAR_ATTN", tb_check_linear_attention, 0x1f, DST | 0x3f,       0,           F32,     {F32, F32, F32, F32, F32, T(TB_I32)}},
     [TB_OP_LIGHTNING_INDEXER] = {"LIGHTNING_INDEXER", tb_check_lightning_indexer, 0xf, DST | 0xf,        0,           F32,     {F32, FLOATS | BLOCKS, F32, T(TB_F16)}},
     [TB_OP_DSV4_HC_PRE] = {"DSV4_HC_PRE", tb_check_hc_pre, S(0) | S(1),      DST | S(0),                  0,           F32,     {F32, F32}},
     [TB_OP_DSV4_HC_POST] = {"DSV4_HC_POST", tb_check_hc_post, S(0) | S(1) | S(2), DST | S(0) | S(1),     0,           F32,     {F32, F32, F32, F32}},
@@ -355,19 +358,25 @@ static const rule RULES[TB_OP_COUNT] = {
 };
 // clang-format on
 
-int tb_op_written(const tb_op * op) {
-    if (op->params[1] == 0) return -1;
-    switch (op->code) {
+int tb_op_states(unsigned code) {
+    switch (code) {
     case TB_OP_SSM_CONV:
         return 2;
     case TB_OP_SSM_SCAN:
         return 0;
+    case TB_OP_GATED_LINEAR_ATTN:
+        return 4;
     case TB_OP_GATED_DELTA_NET:
+    case TB_OP_RWKV_WKV6:
         return 5;
+    case TB_OP_RWKV_WKV7:
+        return 6;
     default:
         return -1;
     }
 }
+
+int tb_op_written(const tb_op * op) { return op->params[1] == 0 ? -1 : tb_op_states(op->code); }
 
 const char * tb_op_name(unsigned code) { return code < TB_OP_COUNT ? RULES[code].name : "unknown"; }
 
@@ -446,7 +455,8 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
     const rule * r = &RULES[op->code];
     const int product = op->code == TB_OP_MUL_MAT || op->code == TB_OP_MUL_MAT_ID;
     const uint32_t one_of = TB_FLAG_FP16 | TB_FLAG_EXACT_EXP | TB_FLAG_DETERMINISTIC;
-    const int recurrent = op->code == TB_OP_SSM_SCAN || op->code == TB_OP_GATED_DELTA_NET;
+    const int recurrent =
+        op->code == TB_OP_SSM_SCAN || op->code == TB_OP_GATED_DELTA_NET || op->code == TB_OP_RWKV_WKV7;
     const uint32_t flags = product                        ? TB_FLAG_FP16 | TB_FLAG_DETERMINISTIC
                            : recurrent                    ? TB_FLAG_DETERMINISTIC
                            : op->code == TB_OP_FLASH_ATTN ? one_of

@@ -12,6 +12,7 @@ int tb_check_add_id(const tb_op * op, const char ** why);
 int tb_check_ssm_conv(const tb_op * op, const char ** why);
 int tb_check_ssm_scan(const tb_op * op, const char ** why);
 int tb_check_gated_delta_net(const tb_op * op, const char ** why);
+int tb_check_linear_attention(const tb_op * op, const char ** why);
 int tb_check_lightning_indexer(const tb_op * op, const char ** why);
 int tb_check_hc_pre(const tb_op * op, const char ** why);
 int tb_check_hc_post(const tb_op * op, const char ** why);

@@ -53,14 +53,33 @@ int tb_check_ssm_conv(const tb_op * op, const char ** why) {
     return TB_OK;
 }
 
-// Are there as many elements in dst as in `results` and K states of `state` elements, for each of n sequences?
-static int holds_states(const tb_op * op, uint64_t results, uint64_t state, uint64_t n) {
+// Are there as many elements in dst as in `results` and `kept` states of `state` elements, for each of n sequences?
+static int holds_states(const tb_op * op, int32_t kept, uint64_t results, uint64_t state, uint64_t n) {
     uint64_t all;
-    if (op->params[0] < 1 || (op->params[1] != 0 && op->params[0] != 1) || __builtin_mul_overflow(state, n, &all) ||
-        __builtin_mul_overflow(all, (uint64_t)op->params[0], &all) || __builtin_add_overflow(all, results, &all)) {
+    if (kept < 1 || (op->params[1] != 0 && kept != 1) || __builtin_mul_overflow(state, n, &all) ||
+        __builtin_mul_overflow(all, (uint64_t)kept, &all) || __builtin_add_overflow(all, results, &all)) {
         return 0;
     }
     return n_elements(&op->dst) == all;
+}
+
+// Values [D, H, T, S], states [D, D, H, S], or with numbers [D, D, H, R]. dst: rows of D * H, results and then `kept`
+// states of each sequence.
+static int with_states(const tb_op * op, const tb_tensor * values, int32_t kept, const char ** why) {
+    const uint32_t * n = values->ne;
+    const uint32_t at = (uint32_t)tb_op_states(op->code);
+    const tb_tensor *states = &op->src[at], *dst = &op->dst;
+    if (!has_shape(states, n[0], n[0], n[1], states->ne[3]) ||
+        !(has(op, at + 1) ? fit_states(op, states, 3, states + 1, n[3])
+                          : states->ne[3] == n[3] && op->params[1] == 0)) {
+        return refuse(TB_E_SHAPE, "states do not fit", why);
+    }
+    const uint64_t row = (uint64_t)n[0] * n[1];
+    if (!has_shape(dst, (uint32_t)row, dst->ne[1], 1, 1) || row > UINT32_MAX || dst->nb[1] != row * sizeof(float) ||
+        !holds_states(op, kept, n_elements(values), row * n[0], n[3])) {
+        return refuse(TB_E_SHAPE, "dst does not hold results and states", why);
+    }
+    return TB_OK;
 }
 
 // states [N, D, H, R], x [D, H, T, S], dt [H, T, S], A [N or 1, H], B and C [N, G, T, S], G divides H, indices [S].
@@ -78,7 +97,7 @@ int tb_check_ssm_scan(const tb_op * op, const char ** why) {
     }
     if (!fit_states(op, s, 3, &op->src[6], sequences)) return refuse(TB_E_SHAPE, "indices do not fit", why);
     if (!has_shape(&op->dst, op->dst.ne[0], 1, 1, 1) ||
-        !holds_states(op, n_elements(x), (uint64_t)n[0] * n[1] * n[2], sequences)) {
+        !holds_states(op, op->params[0], n_elements(x), (uint64_t)n[0] * n[1] * n[2], sequences)) {
         return refuse(TB_E_SHAPE, "dst does not hold results and states", why);
     }
     return TB_OK;
@@ -87,7 +106,7 @@ int tb_check_ssm_scan(const tb_op * op, const char ** why) {
 // q and k [D, divides H, T, divides S], v [D, H, T, S], decays [D or 1, H, T, S], beta [1, H, T, S], states
 // [D, D, H, S]. dst: rows of D * H, one behind the other.
 int tb_check_gated_delta_net(const tb_op * op, const char ** why) {
-    const tb_tensor *v = &op->src[2], *decay = &op->src[3], *dst = &op->dst;
+    const tb_tensor *v = &op->src[2], *decay = &op->src[3];
     const uint32_t * n = v->ne;
     if (n[0] > MAX_HEAD) return refuse(TB_E_UNSUPPORTED, "head size above 576", why);
     for (int i = 0; i < 2; i++) {
@@ -100,17 +119,23 @@ int tb_check_gated_delta_net(const tb_op * op, const char ** why) {
         !has_shape(&op->src[4], 1, n[1], n[2], n[3])) {
         return refuse(TB_E_SHAPE, "decays do not fit", why);
     }
-    const tb_tensor * states = &op->src[5];
-    if (!has_shape(states, n[0], n[0], n[1], states->ne[3]) ||
-        !(has(op, 6) ? fit_states(op, states, 3, &op->src[6], n[3]) : states->ne[3] == n[3] && op->params[1] == 0)) {
-        return refuse(TB_E_SHAPE, "states do not fit", why);
+    return with_states(op, v, op->params[0], why);
+}
+
+// All [D, H, T, S] but RWKV_WKV6's src3 [D, H], then states [D, D, H, S]. dst as GATED_DELTA_NET's.
+int tb_check_linear_attention(const tb_op * op, const char ** why) {
+    const tb_tensor * v = &op->src[1];
+    if (v->ne[0] > MAX_HEAD) return refuse(TB_E_UNSUPPORTED, "head size above 576", why);
+    for (int i = 0; i < tb_op_states(op->code); i++) {
+        const tb_tensor * t = &op->src[i];
+        const int of_all = op->code == TB_OP_RWKV_WKV6 && i == 3;
+        if (of_all ? !has_shape(t, v->ne[0], v->ne[1], 1, 1) : !same_shape(t, v)) {
+            return refuse(TB_E_SHAPE, "operands do not fit together", why);
+        }
     }
-    const uint64_t row = (uint64_t)n[0] * n[1];
-    if (!has_shape(dst, (uint32_t)row, dst->ne[1], 1, 1) || row > UINT32_MAX || dst->nb[1] != row * sizeof(float) ||
-        !holds_states(op, n_elements(v), row * n[0], n[3])) {
-        return refuse(TB_E_SHAPE, "dst does not hold results and states", why);
-    }
-    return TB_OK;
+    const tb_tensor * states = &op->src[tb_op_states(op->code)];
+    if (states->nb[1] != v->ne[0] * sizeof(float)) return refuse(TB_E_UNSUPPORTED, "states have gaps", why);
+    return with_states(op, v, 1, why);
 }
 
 // q [D, H, T, S], k [D, 1, cells, S], weights [H, T, 1, S], mask [cells, T, 1, divides S], dst [cells, T, 1, S].

@@ -31,7 +31,7 @@ SHORTER: dict[str, list[str]] = {
     "attention": [*ONCE, "--type", "f16", "--only", "1 row, 1024"],
     "softmax_exp": ["-r", "1"],
     "dequant_layouts": ["-r", "1"],
-    "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2"],
+    "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2", "--prefill", "16", "--kv", "q8_0"],
     "latency": [*TINY, "-p", "16,32", "-npl", "1,2", "-n", "3"],
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
     "families": [*ONCE, "--only", "^type-q4_K$", "-p", "8", "--rows", "1,2"],

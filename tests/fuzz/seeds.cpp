@@ -363,6 +363,18 @@ void add_families(std::vector<tb_op> & ops) {
                           .src(TB_F32, {5, 5, 4, 2})
                           .op);
     }
+    for (const uint32_t code : {TB_OP_RWKV_WKV6, TB_OP_RWKV_WKV7, TB_OP_GATED_LINEAR_ATTN}) {
+        builder op(code, "linear");
+        op.dst(TB_F32, {20, 6 + 10});
+        for (int i = 0; i < tb_op_states(code); ++i) {
+            if (code == TB_OP_RWKV_WKV6 && i == 3) {
+                op.weights(TB_F32, {5, 4});
+            } else {
+                op.src(TB_F32, {5, 4, 3, 2});
+            }
+        }
+        ops.push_back(op.src(TB_F32, {5, 5, 4, 2}).op);
+    }
 }
 
 void add_copies(std::vector<tb_op> & ops) {

@@ -21,6 +21,7 @@ from tilebeam.cli.main import app
 from tilebeam.gguf.matrices import Matrix, grouped
 from tilebeam.model import device_choice, file_check
 from tilebeam.model.device_choice import LEAST_SHARE, MANY
+from tilebeam.model.load_options import LoadOptions
 from tilebeam.native.executor import UsableMemory
 from typer.testing import CliRunner
 
@@ -165,16 +166,19 @@ def test_a_repacked_file_asks_for_the_device(models: dict[str, Path], tmp_path: 
 
 
 def test_the_share_decides(models: dict[str, Path]) -> None:
-    from tilebeam.model.file_check import inspect
-    from tilebeam.model.load_options import LoadOptions
-
-    file = inspect(models["whole"], False)
+    file = file_check.inspect(models["whole"], False)
     for sequences, least in ((1, 75), (MANY - 1, 75), (MANY, 25), (16, 25)):
         options = LoadOptions(n_seq_max=sequences).checked()
         for share, backend in ((0, "cpu"), (least - 1, "cpu"), (least, "npu"), (100, "npu")):
             both = (Matrix("a.weight", "q4_0", share, 0, ""), Matrix("b.weight", "q1_0", 100 - share, 0, "type"))
             assert device_choice.choose(replace(file, matrices=both), options).backend == backend
         assert device_choice.choose(replace(file, matrices=()), options).backend == "npu"
+
+
+def test_load_says_what_was_chosen(models: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    with tilebeam.load(models["whole"], verbose=True, **SMALL) as lm:
+        assert lm.info.choice == "100 % of the matrices' bytes can run on the device"
+    assert f"{models['whole']} runs on npu: {lm.info.choice}" in capfd.readouterr().err
 
 
 def test_floats_are_read_where_memory_has_room(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ runs, threads = t.runs, t.threads
 normal, close, check = t.normal, t.close, t.shape_status
 few = settings(max_examples=20)
 TOKENS = st.sampled_from([1, 2, 3, 9, 16, 21])  # from 16 on, rows of a state side by side
+LINEAR = {"RWKV_WKV6": 5, "RWKV_WKV7": 6, "GATED_LINEAR_ATTN": 4}  # and which operand their states are
 
 
 @runs
@@ -180,6 +181,10 @@ def stateful(
         heads, factors = (n, 2, tokens, sequences), (1, 2, tokens, sequences)
         shapes = [heads, heads, heads, factors, factors, (n, n, 2, known)]
         at, size = 5, (2 * n, tokens * sequences + n * sequences)
+    elif name in LINEAR:
+        at, size = LINEAR[name], (2 * n, tokens * sequences + n * sequences)
+        shapes = [(n, 2, tokens, sequences)] * at + [(n, n, 2, known)]
+        shapes[3] = (n, 2) if name == "RWKV_WKV6" else shapes[3]
     a = t.Arena(1 << 23)
     sources = [a.add(t.F32, ne, -np.abs(normal(rng, *ne)) / 4) for ne in shapes]
     sources.append(a.add(t.I32, (sequences,), np.array(picked, np.int32)))
@@ -190,7 +195,7 @@ def stateful(
 @threads
 @few
 @given(
-    name=st.sampled_from(["SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET"]),
+    name=st.sampled_from(["SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET", *LINEAR]),
     n=st.sampled_from([1, 16, 37, 130]),
     tokens=TOKENS,
     picked=st.lists(st.integers(0, 6), min_size=1, max_size=4),
@@ -233,7 +238,7 @@ def test_new_states_replace_old_ones(
     assert np.array_equal(np.take(new, range(first, first + count), states), last)
 
 
-@pytest.mark.parametrize("name", ["SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET"])
+@pytest.mark.parametrize("name", ["SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET", *LINEAR])
 def test_states_in_place_are_checked(name: str) -> None:
     def status(first: int, picked: list[int], kept: int = 1, onto: bool = False, flat: bool = False) -> int:
         a, sources, dst, at = stateful(name, 8, 2, picked, 4, 0)
@@ -245,7 +250,7 @@ def test_states_in_place_are_checked(name: str) -> None:
     assert status(2, [0, 3]) == 0
     for first, picked in [(3, [0, 3]), (-2, [0, 3]), (2**31 - 2, [0, 3]), (2, [0, 4]), (2, [0, -1])]:
         assert status(first, picked) != 0, (first, picked)
-    assert name == "SSM_CONV" or status(2, [0, 3], kept=2) != 0
+    assert name not in ("SSM_SCAN", "GATED_DELTA_NET") or status(2, [0, 3], kept=2) != 0
     assert status(2, [0, 3], onto=True) != 0
     assert status(2, [0, 3], flat=True) != 0
 
@@ -358,3 +363,86 @@ def test_gated_delta_net_refuses_what_does_not_fit() -> None:
     assert check("GATED_DELTA_NET", strided, [a.add(t.F32, n) for n in good], {0: 1}) != 0
     wide = [(600, 1, 1, 1)] * 3 + [(1, 1, 1, 1)] * 2 + [(600, 600, 1, 1)]
     assert net(wide, (600, 601)) != 0
+
+
+def attended(name: str, x: list[NDArray[Any]], s: NDArray[Any], scale: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Of operands `[S, T, H, n]` and states `[S, H, n, n]`: results, and the last states."""
+    results = []
+    for now in zip(*(np.moveaxis(np.broadcast_to(y, x[0].shape), 1, 0) for y in x), strict=True):
+        if name == "RWKV_WKV7":
+            r, decay, k, v, a, b = now
+            seen = np.einsum("shvk,shk->shv", s, a)
+            s = s * decay[:, :, None] + v[..., None] * k[:, :, None] + seen[..., None] * b[:, :, None]
+            results.append(np.einsum("shvk,shk->shv", s, r))
+            continue
+        k, v, q, *first, decay = now
+        taken = k[..., None] * v[:, :, None]
+        new = s * decay[..., None] + taken
+        read = s + first[0][..., None] * taken if first else scale * new
+        results.append(np.einsum("shkv,shk->shv", read, q))
+        s = new
+    return np.stack(results, 1), s
+
+
+@runs
+@threads
+@few
+@given(
+    name=st.sampled_from(list(LINEAR)),
+    n=st.sampled_from([1, 7, 16, 33, 64, 100]),
+    heads=st.sampled_from([1, 2, 12]),
+    tokens=TOKENS,
+    sequences=st.integers(1, 3),
+    order=ROW_ORDERS,
+    pads=st.tuples(PADS, PADS),
+    seed=SEEDS,
+)
+def test_linear_attention(
+    isa: str,
+    n_threads: int,
+    name: str,
+    n: int,
+    heads: int,
+    tokens: int,
+    sequences: int,
+    order: Any,
+    pads: Any,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    a = t.Arena(1 << 24)
+    ne = (n, heads, tokens, sequences)
+    sources = [a.add(t.F32, ne, normal(rng, *ne) / np.sqrt(n), order, pads[i % 2]) for i in range(LINEAR[name])]
+    decay = sources[{"RWKV_WKV6": 4, "RWKV_WKV7": 1, "GATED_LINEAR_ATTN": 3}[name]]
+    decay.array[...] = rng.random(decay.array.shape)
+    if name == "RWKV_WKV6":
+        sources[3] = a.add(t.F32, (n, heads), normal(rng, n, heads))
+    states = a.add(t.F32, (n, n, heads, sequences), normal(rng, n, n, heads, sequences))
+    dst = a.add(t.F32, (n * heads, tokens * sequences + n * sequences))
+    op = t.make_op(name, dst, [*sources, states], {0: 0.25})
+    got = t.run(a, op, dst, isa, n_threads).reshape(-1)
+    want, last = attended(name, [y.floats() for y in sources], states.floats(), 0.25)
+    close(got[: want.size].reshape(want.shape), want)
+    close(got[want.size :].reshape(last.shape), last)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_attention_refuses_what_does_not_fit(name: str) -> None:
+    a = t.Arena(1 << 24)
+    good: list[Any] = [(8, 4, 3, 2)] * LINEAR[name] + [(8, 8, 4, 2)]
+    good[3] = (8, 4) if name == "RWKV_WKV6" else good[3]
+
+    def fits(shapes: list[Any], ne: Any = (32, 6 + 16)) -> bool:
+        return check(name, a.add(t.F32, ne), [a.add(t.F32, s) for s in shapes], {0: 1.0}) == 0
+
+    assert fits(good)
+    for ne in [(32, 21), (32, 23), (16, 44), (32, 11, 2)]:
+        assert not fits(good, ne), ne
+    for i, shape in enumerate(good):
+        for d in range(len(shape)):
+            assert not fits([*good[:i], (*shape[:d], shape[d] + 1, *shape[d + 1 :]), *good[i + 1 :]]), (i, d)
+        assert not fits([*good[:i], *good[i + 1 :]]), i
+    strided = [*(a.add(t.F32, s) for s in good[:-1]), a.add(t.F32, good[-1], pad=(1, 0, 0, 0))]
+    assert check(name, a.add(t.F32, (32, 22)), strided, {0: 1.0}) != 0
+    wide = [(600, 1) if name == "RWKV_WKV6" and i == 3 else (600, 1, 1, 1) for i in range(LINEAR[name])]
+    assert not fits([*wide, (600, 600, 1, 1)], (600, 601))

@@ -55,12 +55,21 @@ struct vec_kernels {
     // GATED_DELTA_NET: next = row * decay, then next += (v - next . k) * beta * k; returns next . q.
     float (*delta_step)(int64_t n, const float * row, const float * decay, const float * k, const float * q, float v,
                         float beta, float * next);
+    // RWKV_WKV7: next = row * decay + v * k + (row . a) * b; returns next . r.
+    float (*wkv7_step)(int64_t n, const float * row, const float * decay, const float * k, const float * a,
+                       const float * b, const float * r, float v, float * next);
     // The same of state_lanes rows side by side, in place, which need no sums across a vector; x, v and result have an
     // element for each row. seen = decay * k.
     void (*scan_rows)(int64_t n, float * state, const float * decay, const float * x, const float * in,
                       const float * out, float * result);
     void (*delta_rows)(int64_t n, float * state, const float * decay, const float * k, const float * seen,
                        const float * q, const float * v, float beta, float * result);
+    void (*wkv7_rows)(int64_t n, float * state, const float * decay, const float * k, const float * a, const float * b,
+                      const float * r, const float * v, float * result);
+    // RWKV_WKV6, GATED_LINEAR_ATTN: n columns of a state of `rows` rows that are `stride` apart, one token on. result =
+    // v * own + sum of row[i] * q[i], then next[i] = row[i] * decay[i] + v * k[i]. `next` may be `state`.
+    void (*linear_step)(int64_t n, int64_t rows, int64_t stride, const float * state, const float * decay,
+                        const float * k, const float * q, const float * v, float own, float * next, float * result);
     // SSM_CONV: dst = sum of rows[i] * taps[i], i below n_taps, in this order.
     void (*convolve)(int64_t n, int64_t n_taps, const float * const * rows, const float * const * taps, float * dst);
 };

@@ -108,6 +108,19 @@ void delta_rows_loop(int64_t n, float * state, const float * decay, const float 
     });
 }
 
+void wkv7_rows_loop(int64_t n, float * state, const float * decay, const float * k, const float * a, const float * b,
+                    const float * r, const float * v, float * result) {
+    lanes * s = reinterpret_cast<lanes *>(state);
+    sum_lanes(n, result, [=](int64_t i, lanes & sum) { sum += s[i] * a[i]; });
+    const lanes seen = *reinterpret_cast<const lanes *>(result);
+    const lanes value = *reinterpret_cast<const lanes *>(v);
+    sum_lanes(n, result, [=](int64_t i, lanes & sum) {
+        const lanes made = s[i] * decay[i] + value * k[i] + seen * b[i];
+        s[i] = made;
+        sum += made * r[i];
+    });
+}
+
 void bf16_to_f32_loop(int64_t n, const void * src, float * dst) {
     const uint16_t * x = static_cast<const uint16_t *>(src);
     for (int64_t i = 0; i < n; i++) {
@@ -148,6 +161,7 @@ void i32_to_f32_loop(int64_t n, const void * src, float * dst) {
     k.convolve = convolve_loop;
     k.scan_rows = scan_rows_loop;
     k.delta_rows = delta_rows_loop;
+    k.wkv7_rows = wkv7_rows_loop;
     k.to_f32[TB_BF16] = bf16_to_f32_loop;
     k.to_f32[TB_I32] = i32_to_f32_loop;
     k.from_f32[TB_BF16] = f32_to_bf16_loop;

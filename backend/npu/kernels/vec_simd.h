@@ -117,6 +117,53 @@ float delta_step_simd(int64_t n, const float * row, const float * decay, const f
     });
 }
 
+float wkv7_step_simd(int64_t n, const float * row, const float * decay, const float * k, const float * a,
+                     const float * b, const float * r, float v, float * next) {
+    const vec seen = simd::set1(dot_simd(n, row, a));
+    const vec value = simd::set1(v);
+    return sum_up(n, [=](int64_t i, int m, vec sum) {
+        const vec taken = simd::fma(value, get(k + i, m), simd::mul(get(row + i, m), get(decay + i, m)));
+        const vec made = simd::fma(seen, get(b + i, m), taken);
+        put(next + i, made, m);
+        return simd::fma(made, get(r + i, m), sum);
+    });
+}
+
+// `count` vectors of columns, the last one of which has m elements: what is broadcast is loaded once for all.
+template <int count>
+inline void linear_columns(int m, int64_t rows, int64_t stride, const float * state, const float * decay,
+                           const float * k, const float * q, const float * v, float own, float * next, float * result) {
+    const auto used = [=](int c) { return c + 1 < count ? static_cast<int>(width) : m; };
+    vec value[count], sum[count];
+    for (int c = 0; c < count; c++) {
+        value[c] = get(v + c * width, used(c));
+        sum[c] = simd::mul(value[c], simd::set1(own));
+    }
+    for (int64_t i = 0; i < rows; i++, state += stride, next += stride) {
+        const vec factor = simd::set1(decay[i]), in = simd::set1(k[i]), out = simd::set1(q[i]);
+        for (int c = 0; c < count; c++) {
+            const vec old = get(state + c * width, used(c));
+            sum[c] = simd::fma(old, out, sum[c]);
+            put(next + c * width, simd::fma(value[c], in, simd::mul(old, factor)), used(c));
+        }
+    }
+    for (int c = 0; c < count; c++) {
+        put(result + c * width, sum[c], used(c));
+    }
+}
+
+void linear_step_simd(int64_t n, int64_t rows, int64_t stride, const float * state, const float * decay,
+                      const float * k, const float * q, const float * v, float own, float * next, float * result) {
+    int64_t i = 0;
+    for (; i + 4 * width <= n; i += 4 * width) {
+        linear_columns<4>(width, rows, stride, state + i, decay, k, q, v + i, own, next + i, result + i);
+    }
+    each(n - i, [=](int64_t j, int m) {
+        j += i;
+        linear_columns<1>(m, rows, stride, state + j, decay, k, q, v + j, own, next + j, result + j);
+    });
+}
+
 void sigmoid_simd(int64_t n, const float * x, float * dst) {
     each(n, [=](int64_t i, int m) { put(dst + i, sigmoid(get(x + i, m)), m); });
 }
@@ -241,6 +288,8 @@ void q8_0_to_f32_simd(int64_t n, const void * src, float * dst) {
     k.dot = dot_simd;
     k.scan_step = scan_step_simd;
     k.delta_step = delta_step_simd;
+    k.wkv7_step = wkv7_step_simd;
+    k.linear_step = linear_step_simd;
     k.sigmoid = sigmoid_simd;
     k.silu = silu_simd;
     k.max = max_simd;

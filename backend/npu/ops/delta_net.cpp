@@ -9,11 +9,6 @@
 namespace tb::npu {
 namespace {
 
-// Of a thread: rows side by side, and two of a row's length.
-int64_t workspace_bytes(int64_t n) {
-    return static_cast<int64_t>(align64(static_cast<uint64_t>((state_lanes + 2) * n) * sizeof(float)));
-}
-
 // What one token does to the rows of a head's state.
 struct token {
     const op_context & ctx;
@@ -44,7 +39,7 @@ struct token {
         key = shared(ctx.src[1], t);
         value = ctx.src[2].at<const float>(of.head, t, of.sequence);
         beta = *ctx.src[4].at<const float>(of.head, t, of.sequence);
-        result = ctx.dst.at<float>(0) + ((of.sequence * of.tokens + t) * of.heads + of.head) * of.n;
+        result = of.result(ctx, t);
     }
 
     void row(int64_t r, const float * from, float * next) const {
@@ -63,35 +58,15 @@ struct token {
     }
 };
 
-// Items are heads where there are enough of them for all threads, else blocks of their rows.
 void gated_delta_net(const op_context & ctx) {
-    const view & v = ctx.src[2];
-    const int64_t n = v.ne(0);
-    const int64_t heads = v.ne(1);
-    const int64_t sequences = v.ne(3);
-    float * const last = ctx.dst.at<float>(0) + n * v.rows();
-    sequence_states states(ctx, 5, 3, 6, sequences);
-    if (!states.begin(last, ctx.scratch + ctx.n_threads * workspace_bytes(n))) {
-        return;
-    }
-    const bool side_by_side = (ctx.op->flags & TB_FLAG_DETERMINISTIC) == 0;
-    const int64_t n_rows = heads * sequences >= 4 * ctx.n_threads ? n : state_lanes;
-    const int64_t blocks = divide_up(n, n_rows);
-    float * const lanes = reinterpret_cast<float *>(ctx.scratch + ctx.thread * workspace_bytes(n));
-    float * const decay = lanes + state_lanes * n;
-    for (const int64_t item : ctx.share(blocks * heads * sequences)) {
-        const int64_t row = item % blocks * n_rows;
-        const int64_t head = item / blocks;
-        const head_states of{states, last, head % heads,   heads, head / heads, sequences, v.ne(2),
-                             n,      n,    ctx.param_i(0), lanes};
-        of.walk(row, std::min(row + n_rows, n), side_by_side,
-                token{ctx, of, 1.0f / std::sqrt(static_cast<float>(n)), decay, decay + n});
-    }
+    const int64_t n = ctx.src[2].ne(0);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(n));
+    walk_heads(ctx, ctx.src[2], ctx.param_i(0), 2,
+               [&](const head_states & of, float * spare) { return token{ctx, of, scale, spare, spare + n}; });
 }
 
 uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) {
-    const tb_tensor & v = op.src[2];
-    return static_cast<uint64_t>(n_threads * workspace_bytes(v.ne[0]) + sequence_states::copy_bytes(v.ne[3]));
+    return walk_scratch(op.src[2], n_threads, 2);
 }
 
 } // namespace

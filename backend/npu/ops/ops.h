@@ -48,6 +48,9 @@ namespace tb::npu {
     X(SSM_CONV, ssm_conv)                                                                                              \
     X(SSM_SCAN, ssm_scan)                                                                                              \
     X(GATED_DELTA_NET, gated_delta_net)                                                                                \
+    X(RWKV_WKV6, linear_attention)                                                                                     \
+    X(RWKV_WKV7, wkv7)                                                                                                 \
+    X(GATED_LINEAR_ATTN, linear_attention)                                                                             \
     X(LIGHTNING_INDEXER, lightning_indexer)                                                                            \
     X(DSV4_HC_PRE, hc_pre)                                                                                             \
     X(DSV4_HC_POST, hc_post)                                                                                           \

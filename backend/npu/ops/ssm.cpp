@@ -208,7 +208,7 @@ struct token {
         x = ctx.src[1].at<const float>(of.head, t, of.sequence);
         b = in.at<const float>(group, t, of.sequence);
         c = ctx.src[5].at<const float>(group, t, of.sequence);
-        result = ctx.dst.at<float>(0) + ((of.sequence * of.tokens + t) * of.heads + of.head) * of.rows;
+        result = of.result(ctx, t);
         if (a.ne(0) == 1) {
             std::fill_n(decay, of.n, std::exp(dt * *a.at<const float>(of.head)));
         } else {

@@ -2,6 +2,7 @@
 #include "ops/states.h"
 
 #include <algorithm>
+#include <cstdio>
 
 namespace tb::npu {
 
@@ -26,9 +27,9 @@ bool sequence_states::begin(float * aside, uint8_t * copy) {
         found = look();
     }
     if (found == out_of_range) {
-        ctx.fail(TB_E_BOUNDS, dim == 2       ? "SSM_CONV: index of a state out of range"
-                              : operand == 0 ? "SSM_SCAN: index of a state out of range"
-                                             : "GATED_DELTA_NET: index of a state out of range");
+        char why[64];
+        std::snprintf(why, sizeof why, "%s: index of a state out of range", tb_op_name(ctx.op->code));
+        ctx.fail(TB_E_BOUNDS, why);
         return false;
     }
     if (found == collide) {

@@ -72,6 +72,11 @@ struct head_states {
         return last + (((back * sequences + sequence) * heads + head) * rows + r) * n;
     }
 
+    // Where its results of a token are: behind each other in dst, all heads' of a token, tokens, sequences.
+    float * result(const op_context & ctx, int64_t t) const {
+        return ctx.dst.at<float>(0) + ((sequence * tokens + t) * heads + head) * rows;
+    }
+
     // Take rows [begin, end) through all tokens. token.read(t) comes before the rows of token t; then token.row(r,
     // from, next) for each, or token.lanes(r, count) for `count` rows of `lanes` from r on. Side by side pays from so
     // many tokens on, for which the rows are laid so; sums of the two ways are in different orders.
@@ -114,6 +119,42 @@ struct head_states {
         }
     }
 };
+
+// Of a thread in walk_heads: rows side by side, and `spare` ones.
+inline int64_t walk_bytes(int64_t n, int64_t spare) {
+    return static_cast<int64_t>(align64(static_cast<uint64_t>((state_lanes + spare) * n) * sizeof(float)));
+}
+
+inline uint64_t walk_scratch(const tb_tensor & values, int n_threads, int64_t spare) {
+    return static_cast<uint64_t>(n_threads * walk_bytes(values.ne[0], spare) +
+                                 sequence_states::copy_bytes(values.ne[3]));
+}
+
+// Take square states of all heads and sequences through their tokens, where rows of a state know nothing of each other.
+// `values` is [n, heads, tokens, sequences]; dst has its results, then the last `kept` states. make(of, spare) gives
+// what a token does to the rows of a head. Items are heads where there are enough of them for all threads, else blocks
+// of their rows.
+template <class Make>
+void walk_heads(const op_context & ctx, const view & values, int64_t kept, int64_t spare, Make && make) {
+    const int64_t n = values.ne(0), heads = values.ne(1), sequences = values.ne(3);
+    const int operand = tb_op_states(ctx.op->code);
+    float * const last = ctx.dst.at<float>(0) + n * values.rows();
+    sequence_states states(ctx, operand, 3, operand + 1, sequences);
+    if (!states.begin(last, ctx.scratch + ctx.n_threads * walk_bytes(n, spare))) {
+        return;
+    }
+    const bool side_by_side = (ctx.op->flags & TB_FLAG_DETERMINISTIC) == 0;
+    const int64_t n_rows = heads * sequences >= 4 * ctx.n_threads ? n : state_lanes;
+    const int64_t blocks = divide_up(n, n_rows);
+    float * const lanes = reinterpret_cast<float *>(ctx.scratch + ctx.thread * walk_bytes(n, spare));
+    for (const int64_t item : ctx.share(blocks * heads * sequences)) {
+        const int64_t row = item % blocks * n_rows;
+        const int64_t head = item / blocks;
+        const head_states of{states, last, head % heads, heads, head / heads, sequences, values.ne(2),
+                             n,      n,    kept,         lanes};
+        of.walk(row, std::min(row + n_rows, n), side_by_side, make(of, lanes + state_lanes * n));
+    }
+}
 
 } // namespace tb::npu
 

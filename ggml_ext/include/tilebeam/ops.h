@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // cffi: begin
-#define TB_MAX_SRC 7
+#define TB_MAX_SRC 8
 #define TB_NO_BUFFER 0xffffffff
 #define TB_UNARY_KINDS 22 // of ggml_unary_op
 
@@ -95,7 +95,12 @@ enum tb_op_code {
     TB_OP_POOL_2D = 42,      // params: [0] 0 largest, 1 mean; sizes [1] [2], steps [3] [4], padding [5] [6] of
                              // dimensions 0 and 1
     TB_OP_ROPE_BACK = 43,    // ROPE the other way round
-    TB_OP_COUNT = 44,
+    // More recurrent states: r or q, k, v and the rest [D,H,T,S], states [D,D,H,S], or with their numbers I32 [S]
+    // [D,D,H,R]. dst [D*H,..]: results, then a state for each sequence
+    TB_OP_RWKV_WKV6 = 44,         // src k, v, r, first [D,H], decay, states [of v,of k,H,R], numbers
+    TB_OP_RWKV_WKV7 = 45,         // src r, decay, k, v, a, b, states [of k,of v,H,R], numbers
+    TB_OP_GATED_LINEAR_ATTN = 46, // src k, v, q, decay, states as of RWKV_WKV6, numbers; params: f32 [0] scale
+    TB_OP_COUNT = 47,
 };
 
 // tb_op.flags
@@ -103,7 +108,7 @@ enum tb_op_code {
 #define TB_FLAG_EXACT_EXP 2 // FLASH_ATTN, without TB_FLAG_FP16: float32 exponentials instead of the FP16 table
 // MUL_MAT, MUL_MAT_ID, FLASH_ATTN, without any other: a row's result is the same bits whatever other rows there are,
 // and wherever the cells that it sees lie (docs/accuracy.md)
-// SSM_SCAN, GATED_DELTA_NET: .. the same bits however many tokens are read at once
+// SSM_SCAN, GATED_DELTA_NET, RWKV_WKV7: .. the same bits however many tokens are read at once
 #define TB_FLAG_DETERMINISTIC 16
 
 typedef struct tb_tensor {
@@ -133,6 +138,9 @@ typedef struct tb_extent {
 } tb_extent;
 
 const char * tb_op_name(unsigned code);
+
+// The operand that has an op's recurrent states; that of their numbers follows it, or is SSM_SCAN's last. -1: none.
+int tb_op_states(unsigned code);
 
 // The operand that the op writes besides dst: states that new ones replace. -1: none.
 int tb_op_written(const tb_op * op);

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.model.load_options import Backend, CheckedOptions
-from tilebeam.model.trial import Trial, try_both
 from tilebeam.native.executor import usable_memory
 
 if TYPE_CHECKING:
     from tilebeam.gguf import MatrixGroup
     from tilebeam.model.file_check import CheckedFile
 
-# The rule, where no trial decides: a model runs on the device if that multiplies by at least this part of its matrices'
+# The rule: a model runs on the device if that multiplies by at least this part of its matrices'
 # bytes; below MANY sequences by the second. Every matrix that stays on the CPU cuts the graph of a token: the two
 # thread pools take turns, and each turn costs a wake-up whatever the matrix has to do. With many sequences a matrix has
 # more to do, and the device gains more on it. Two threads, 24 layers, 37 % on the device: 0.7 times as fast as the
@@ -24,35 +22,23 @@ if TYPE_CHECKING:
 # everything 1.2 with one. The lines between these points cross 1 at 0.75 for one sequence, at 0.2 for 8, at 0.1 for 16.
 MANY = 8
 LEAST_SHARE, LEAST_SHARE_OF_FEW = 0.25, 0.75
-# Families whose recurrence the device leaves to the CPU, which cuts each layer in two: 0.6 to 0.9 times as fast there.
-CUT_UP = ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
-# A trial chooses the device unless that was slower than this times the CPU backend in something. Trials of the same
-# model differ by a few percent.
-LEAST_RATIO = 0.95
-# Bytes of float matrices, of which routers and other small ones are always a few, that make the rule doubtful.
-_FLOATS = 0.05
-# And matrices that are so many times as large on the device as in the file: one sequence reads that much more.
-_GROWTH = 1.1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend, and in a few words why it is that; `tried`: a trial decided; `told`: that, not matrices which
-    the device cannot run, is why a model runs on the CPU."""
+    """A backend, and in a few words why it is that; `told`: that, not matrices which the device cannot run, is why a
+    model runs on the CPU."""
 
     backend: Backend
     why: str
-    tried: bool = False
     told: bool = False
 
 
 def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     """Choose the backend that a model runs on.
 
-    An option that only the device has, or a file that only the device can read, asks for the device. Of the others,
-    models of quantized matrices that all run on the device were never slower there; where the rule may be wrong (some
-    matrices on the CPU, float ones, types that grow, recurrent layers) both are tried on the model's first layers,
-    unless TILEBEAM_TRIAL=0 (trial.py).
+    An option that only the device has, or a file that only the device can read, asks for the device. Of the others, a
+    rule chooses, which `python -m bench.families` compares with what both are in every family and type.
     """
     from tilebeam.gguf import device_share, grouped
 
@@ -67,36 +53,7 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     if packed > _bytes(groups) and packed > usable_memory().available:
         return Choice("cpu", "packed for the device, the matrices take more memory than there is", told=True)
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
-    rule = Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
-    if file.architecture in CUT_UP:
-        rule = Choice("cpu", f"the device leaves the recurrence of {file.architecture} to the CPU", told=True)
-    if not _in_doubt(file, share, packed):
-        return rule
-    if os.environ.get("TILEBEAM_TRIAL") == "0":
-        return replace(rule, why=f"{rule.why}; TILEBEAM_TRIAL=0 tries nothing")
-    trial = try_both(file, options)
-    if trial.failure:
-        return replace(rule, why=f"{rule.why}; no trial, because {trial.failure}")
-    slower = min(trial.ratios.values()) < LEAST_RATIO
-    return Choice("cpu" if slower else "npu", _told(trial), tried=True, told=slower)
-
-
-def _in_doubt(file: CheckedFile, share: float, packed: int) -> bool:
-    """Tell whether both backends may be faster, of a model whose matrices have so many bytes packed."""
-    if share == 0 or not file.generates or not file.matrices:
-        return False
-    size = sum(m.bytes for m in file.matrices)
-    floats = sum(m.bytes for m in file.matrices if m.type in ("f32", "f16", "bf16"))
-    return share < 1 or file.cache.recurrent or floats > _FLOATS * size or packed > _GROWTH * size
-
-
-def _told(trial: Trial) -> str:
-    """Say how a trial ended."""
-    said = [f"{trial.ratios['prompt']:.2f} with a prompt"]
-    for n in sorted(int(name) for name in trial.ratios if name != "prompt"):
-        said.append(f"{trial.ratios[str(n)]:.2f} with {n} sequence{'s' if n > 1 else ''}")
-    when = "in an earlier trial" if trial.remembered else "in a trial"
-    return f"{when} of its first layers the device was {listed(said)} times as fast as the CPU backend"
+    return Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
 
 
 def copied(file: CheckedFile, groups: Sequence[MatrixGroup], spare: int) -> bool:
@@ -158,8 +115,7 @@ def warning(path: str, groups: Sequence[MatrixGroup], choice: Choice, *, repacke
     """
     name, left_out = Path(path).name, [g for g in groups if g.why in ("type", "embeddings")]
     if choice.told:
-        advice = _advice(name, left_out, repacked) if choice.tried else ""
-        return f'{name} runs on the CPU backend: {choice.why}{advice}; device="tilebeam" forces the device.'
+        return f'{name} runs on the CPU backend: {choice.why}; device="tilebeam" forces the device.'
     if not left_out:
         return None
     why, advice = _reasons(left_out), _advice(name, left_out, repacked)

@@ -16,7 +16,6 @@ VARIABLES = {
     "TILEBEAM_SOFTMAX": "attention: exponents from the FP16 table (table) or in float32 (exact)",
     "TILEBEAM_DETERMINISTIC": "1: results do not depend on what else is computed beside them",
     "TILEBEAM_PACKED_CACHE": "room for packed files that are kept for the next load",
-    "TILEBEAM_TRIAL": "0 chooses the backend of a model by rule, without trying both",
     "TILEBEAM_FUSE": "0 runs graphs op by op",
     "TILEBEAM_LIB_DIR": "the folder of the native libraries",
     "TILEBEAM_ALLOW_UNKNOWN_COMMIT": "1 lets the plugin run in a ggml whose commit is not known",

@@ -140,6 +140,28 @@ float delta_step(int64_t n, const float * row, const float * decay, const float 
     return dot(n, next, q);
 }
 
+float wkv7_step(int64_t n, const float * row, const float * decay, const float * k, const float * a, const float * b,
+                const float * r, float v, float * next) {
+    const float seen = dot(n, row, a);
+    for (int64_t i = 0; i < n; i++) {
+        next[i] = row[i] * decay[i] + v * k[i] + seen * b[i];
+    }
+    return dot(n, next, r);
+}
+
+void linear_step(int64_t n, int64_t rows, int64_t stride, const float * state, const float * decay, const float * k,
+                 const float * q, const float * v, float own, float * next, float * result) {
+    for (int64_t j = 0; j < n; j++) {
+        result[j] = v[j] * own;
+    }
+    for (int64_t i = 0; i < rows; i++, state += stride, next += stride) {
+        for (int64_t j = 0; j < n; j++) {
+            result[j] += state[j] * q[i];
+            next[j] = state[j] * decay[i] + v[j] * k[i];
+        }
+    }
+}
+
 void sigmoid(int64_t n, const float * x, float * dst) {
     for (int64_t i = 0; i < n; i++) {
         dst[i] = 1.0f / (1.0f + std::exp(-x[i]));
@@ -231,6 +253,8 @@ void fill_vec_portable(vec_kernels & k) {
     k.dot = dot;
     k.scan_step = scan_step;
     k.delta_step = delta_step;
+    k.wkv7_step = wkv7_step;
+    k.linear_step = linear_step;
     k.sigmoid = sigmoid;
     k.silu = silu;
     k.max = max_value;
