@@ -87,6 +87,7 @@ VARIANTS: dict[str, SynthConfig] = {
     "qwen3moe-q8_0": replace(EXPERTS, arch="qwen3moe", type="q8_0", n_expert=8, n_ff=256),
     "qwen3moe-all-used": replace(EXPERTS, arch="qwen3moe", type="iq4_nl", n_expert=3, n_expert_used=3),
     "gpt-oss": replace(EXPERTS, arch="gpt-oss", type="q8_0", types=dict.fromkeys(STACKS, "mxfp4"), n_expert=8),
+    "granitehybrid": replace(EXPERTS, arch="granitehybrid", recurrent=1, ff_shared=128, n_expert=8, type="q8_0"),
 }
 
 # Ways to run a model that is otherwise plain: changes to the job, on both devices.
