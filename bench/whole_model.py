@@ -13,7 +13,8 @@ flash attention, batches of 512, the same threads. The share of the limit is tha
 token) for everything else, both measured beside each round.
 
 With --ik-llama, the llama-batched-bench of an ik_llama.cpp build runs in each round too, with -rtr; it loads the model
-each time, and where ours decodes at no depth it does so at one token.
+each time, and where ours decodes at no depth it does so at one token. It feeds the same token everywhere, so that of a
+mixture all sequences meet the same experts: it is compared with --one-choice only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ KINDS: dict[str, tuple[str, dict[str, str]]] = {
     "q4_0": ("q4_0", {}),
     "q8_0": ("q8_0", {}),
     "mix": ("q4_0", {"ffn_down": "q8_0"}),
-    "q4_k_m": ("q4_k", dict.fromkeys(("ffn_down", "ffn_down_exps", "attn_v", "output"), "q6_k")),
+    "q4_k_m": ("q4_k", dict.fromkeys(("ffn_down", "ffn_down_exps", "ffn_down_shexp", "attn_v", "output"), "q6_k")),
     "mxfp4": ("q8_0", dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), "mxfp4")),
 }
 TITLES = {
@@ -146,6 +147,8 @@ def main() -> None:
     cases += [Case(0, a.n_gen, n, a.n_depth) for n in numbers(a.n_parallel, "-npl") if n]
     for case in cases:
         case.validate()
+    if a.ik_llama and not (a.one_choice or a.model) and synth.PRESETS[a.preset].get("n_expert"):
+        p.error("--ik-llama feeds the same token everywhere, which meets the same experts: add --one-choice")
     threads = p.thread_counts(a)
     files = {path.stem: path for path in a.model} or {
         TITLES[k]: file_of(k, a.preset, a.quick, a.one_choice) for k in kinds

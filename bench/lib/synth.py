@@ -34,7 +34,7 @@ from bench.lib import k_quants
 from bench.lib.metadata import FIRST_PIECES, Piece, add_shape, add_vocabulary
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-MIXTURES = ("llama", "qwen3moe", "gpt-oss")  # can have experts; the last two have nothing else
+MIXTURES = ("llama", "qwen3moe", "gpt-oss", "granitehybrid")  # can have experts; all but llama have nothing else
 TYPES = {
     "f32": Q.F32,
     "f16": Q.F16,
@@ -69,6 +69,10 @@ SCORE_STD = 1.5
 ROUTER_STD = 4.0
 # Above this many weights, quantized blocks are drawn directly instead of quantizing Gaussian floats.
 DIRECT_ABOVE = 150_000_000
+# Granite's multipliers of the embedding and of what a layer adds, and its divisor of the logits.
+GRANITE_EMBEDDING, GRANITE_RESIDUAL, GRANITE_LOGITS = 12.0, 0.22, 6.0
+# Mamba 2 as Granite-4-H has it: width of a state, of a head and of the convolution.
+SSM_STATE, SSM_HEAD, SSM_CONV = 128, 64, 4
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -101,6 +105,8 @@ class SynthConfig:
     n_ff: int = 512  # of each expert, where there are experts
     n_expert: int = 0  # of MIXTURES: experts per layer, 0 = an ordinary feed-forward network
     n_expert_used: int = 0  # of them for each token
+    ff_shared: int = 0  # granitehybrid: of an expert that every token goes to
+    recurrent: int = 0  # granitehybrid: layers, the first ones, that are Mamba 2 instead of attention
     router_std: float = ROUTER_STD  # of the router's logits; 0: every token goes to the same experts
     n_vocab: int = 1024
     n_ctx_train: int = 8192
@@ -133,7 +139,7 @@ class SynthConfig:
                 raise ValueError(f"{f.name} must be at least 1, is {value}")
         if self.n_expert and self.arch not in MIXTURES:
             raise ValueError(f"{self.arch} has no experts: choose from {', '.join(MIXTURES)}")
-        if self.arch in ("qwen3moe", "gpt-oss") and not self.n_expert:
+        if self.arch in MIXTURES[1:] and not self.n_expert:
             raise ValueError(f"{self.arch} needs experts: n_expert and n_expert_used")
         if self.n_expert == 1 or self.n_expert < 0:  # llama.cpp takes one expert for none
             raise ValueError(f"n_expert must be 0 or at least 2, is {self.n_expert}")
@@ -145,6 +151,10 @@ class SynthConfig:
             raise ValueError(f"{self.arch} needs n_head * head_dim == n_embd, got {self.n_head * self.head_dim}")
         if self.labels and self.arch != "qwen3":
             raise ValueError(f"{self.arch} has no classifier in llama.cpp: choose qwen3")
+        if (self.recurrent or self.ff_shared) and self.arch != "granitehybrid":
+            raise ValueError(f"{self.arch} has neither recurrent layers nor shared experts here: choose granitehybrid")
+        if not 0 <= self.recurrent <= self.n_layer:
+            raise ValueError(f"recurrent must be 0 to n_layer {self.n_layer}, is {self.recurrent}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd")
         minimum = len(_vocabulary_head()) + len(self.controls)
@@ -183,7 +193,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_vocab": 32000,
         "head_dim": 128,
     },
-    # Mixtures: a small whole one, and two layers of real ones with a small vocabulary.
+    # Mixtures: a small whole one, and two or three layers of real ones with a small vocabulary.
     "bench-moe": {
         "arch": "qwen3moe",
         "n_layer": 12,
@@ -216,6 +226,20 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_ff": 2880,
         "n_expert": 32,
         "n_expert_used": 4,
+        "n_vocab": 4096,
+    },
+    "granite-4-h-tiny": {
+        "arch": "granitehybrid",
+        "n_layer": 3,
+        "recurrent": 2,
+        "n_embd": 1536,
+        "n_head": 12,
+        "n_head_kv": 4,
+        "head_dim": 128,
+        "n_ff": 512,
+        "n_expert": 64,
+        "n_expert_used": 6,
+        "ff_shared": 1024,
         "n_vocab": 4096,
     },
 }
@@ -263,33 +287,50 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
     def bias(name: str, size: int, std: float, stack: tuple[int, ...] = ()) -> None:
         out.append(TensorSpec(f"{name}.bias", (*stack, size), Q.F32, 0.0, std))
 
-    gemma, oss = cfg.arch == "gemma3", cfg.arch == "gpt-oss"
+    def mamba2(blk: str) -> None:
+        d_inner = 2 * cfg.n_embd
+        heads, d_conv = d_inner // SSM_HEAD, d_inner + 2 * SSM_STATE
+        matrix(f"{blk}.ssm_in", d_inner + d_conv + heads, cfg.n_embd, k_embd)
+        out.append(TensorSpec(f"{blk}.ssm_conv1d.weight", (d_conv, SSM_CONV), Q.F32, 0.0, SSM_CONV**-0.5))
+        bias(f"{blk}.ssm_conv1d", d_conv, 0.1)
+        # Steps near 0.02, as trained ones: a state remembers some fifty tokens.
+        out.append(TensorSpec(f"{blk}.ssm_dt.bias", (heads,), Q.F32, -4.0, 0.5))
+        out.append(TensorSpec(f"{blk}.ssm_a", (heads, 1), Q.F32, -1.0, 0.1))
+        out.append(TensorSpec(f"{blk}.ssm_d", (heads, 1), Q.F32, 1.0, 0.1))
+        out.append(TensorSpec(f"{blk}.ssm_norm.weight", (1, d_inner), Q.F32, 1.0, 0.1))
+        matrix(f"{blk}.ssm_out", cfg.n_embd, d_inner, d_inner**-0.5)
+
+    gemma, oss, granite = (cfg.arch == name for name in ("gemma3", "gpt-oss", "granitehybrid"))
     n_q, n_kv = cfg.n_head * cfg.head_dim, cfg.n_head_kv * cfg.head_dim
     per_head_norm = cfg.arch in ("qwen3", "qwen3moe", "gemma3")
     experts, stack = ("_exps", (cfg.n_expert,)) if cfg.n_expert else ("", ())
     # Queries and keys of unit variance give scores q.k/sqrt(d) of unit variance; both share the gain.
     qk_gain = SCORE_STD**0.5
     k_embd, k_q, k_ff = (n**-0.5 for n in (cfg.n_embd, n_q, cfg.n_ff))
-    qk_std = k_embd * (1.0 if per_head_norm else qk_gain)
+    # Granite divides them by d, not by its root.
+    qk_std = k_embd * (1.0 if per_head_norm else qk_gain) * (cfg.head_dim**0.25 if granite else 1.0)
     # gemma3 multiplies the embedding by sqrt(n_embd) and reads its logits off the same matrix.
-    tied_std = LOGIT_STD * k_embd
-    matrix("token_embd", cfg.n_vocab, cfg.n_embd, tied_std if cfg.is_tied else 1.0)
+    embedding_std = LOGIT_STD * k_embd if cfg.is_tied else 1.0 / GRANITE_EMBEDDING if granite else 1.0
+    matrix("token_embd", cfg.n_vocab, cfg.n_embd, embedding_std)
     if cfg.rope_factors and cfg.arch == "llama":
         out.append(TensorSpec("rope_freqs.weight", (cfg.head_dim // 2,), Q.F32, 0.0, 0.0))
     for i in range(cfg.n_layer):
         blk = f"blk.{i}"
         norm(f"{blk}.attn_norm", cfg.n_embd)
-        for part, size, std in (("q", n_q, qk_std), ("k", n_kv, qk_std), ("v", n_kv, k_embd)):
-            matrix(f"{blk}.attn_{part}", size, cfg.n_embd, std)
-            if cfg.arch == "qwen2" or oss or (cfg.bias and cfg.arch == "llama"):
-                bias(f"{blk}.attn_{part}", size, 0.3)
-        if per_head_norm:
-            norm(f"{blk}.attn_q_norm", cfg.head_dim, qk_gain)
-            norm(f"{blk}.attn_k_norm", cfg.head_dim, qk_gain)
-        matrix(f"{blk}.attn_output", cfg.n_embd, n_q, k_q)
-        if oss:
-            bias(f"{blk}.attn_output", cfg.n_embd, 0.1)
-            norm(f"{blk}.attn_sinks", cfg.n_head)
+        if i < cfg.recurrent:
+            mamba2(blk)
+        else:
+            for part, size, std in (("q", n_q, qk_std), ("k", n_kv, qk_std), ("v", n_kv, k_embd)):
+                matrix(f"{blk}.attn_{part}", size, cfg.n_embd, std)
+                if cfg.arch == "qwen2" or oss or (cfg.bias and cfg.arch == "llama"):
+                    bias(f"{blk}.attn_{part}", size, 0.3)
+            if per_head_norm:
+                norm(f"{blk}.attn_q_norm", cfg.head_dim, qk_gain)
+                norm(f"{blk}.attn_k_norm", cfg.head_dim, qk_gain)
+            matrix(f"{blk}.attn_output", cfg.n_embd, n_q, k_q)
+            if oss:
+                bias(f"{blk}.attn_output", cfg.n_embd, 0.1)
+                norm(f"{blk}.attn_sinks", cfg.n_head)
         norm(f"{blk}.{'post_attention_norm' if oss else 'ffn_norm'}", cfg.n_embd)
         # silu(gate) * up of two unit normals has a standard deviation near 0.6.
         if cfg.n_expert:
@@ -298,6 +339,10 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
         matrix(f"{blk}.ffn_gate{experts}", cfg.n_ff, cfg.n_embd, k_embd, stack)
         matrix(f"{blk}.ffn_up{experts}", cfg.n_ff, cfg.n_embd, k_embd, stack)
         matrix(f"{blk}.ffn_down{experts}", cfg.n_embd, cfg.n_ff, 1.6 * k_ff, stack)
+        if cfg.ff_shared:
+            matrix(f"{blk}.ffn_gate_shexp", cfg.ff_shared, cfg.n_embd, k_embd)
+            matrix(f"{blk}.ffn_up_shexp", cfg.ff_shared, cfg.n_embd, k_embd)
+            matrix(f"{blk}.ffn_down_shexp", cfg.n_embd, cfg.ff_shared, 1.6 * cfg.ff_shared**-0.5)
         if oss:
             bias(f"{blk}.ffn_gate_inp", cfg.n_expert, 0.1)
             for part, size in (("gate", cfg.n_ff), ("up", cfg.n_ff), ("down", cfg.n_embd)):
@@ -314,7 +359,7 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
                 bias(f"{blk}.ffn_down", cfg.n_embd, 0.1)
     norm("output_norm", cfg.n_embd)
     if not cfg.is_tied:
-        matrix("output", cfg.n_vocab, cfg.n_embd, LOGIT_STD * k_embd)
+        matrix("output", cfg.n_vocab, cfg.n_embd, LOGIT_STD * k_embd * (GRANITE_LOGITS if granite else 1.0))
     if cfg.labels:
         out.append(TensorSpec("cls.output.weight", (len(cfg.labels), cfg.n_embd), Q.F32, 0.0, k_embd))
     return out
@@ -439,7 +484,7 @@ def _write_metadata(w: gguf.GGUFWriter, cfg: SynthConfig, name: str) -> None:
         n_layer=cfg.n_layer,
         n_ff=cfg.n_ff,
         n_head=cfg.n_head,
-        n_head_kv=cfg.n_head_kv,
+        n_head_kv=[0] * n + [cfg.n_head_kv] * (cfg.n_layer - n) if (n := cfg.recurrent) else cfg.n_head_kv,
         head_dim=cfg.head_dim,
         rope_base=cfg.rope_base * (100 if gemma else 1),
         rms_eps=cfg.rms_eps,
@@ -454,6 +499,18 @@ def _write_metadata(w: gguf.GGUFWriter, cfg: SynthConfig, name: str) -> None:
             w.add_expert_feed_forward_length(cfg.n_ff)
     if cfg.arch == "gpt-oss":
         w.add_sliding_window(cfg.swa)
+    if cfg.arch == "granitehybrid":
+        w.add_expert_shared_feed_forward_length(cfg.ff_shared)
+        w.add_rope_scaling_finetuned(False)  # no positions
+        w.add_embedding_scale(GRANITE_EMBEDDING)
+        w.add_residual_scale(GRANITE_RESIDUAL)
+        w.add_logit_scale(GRANITE_LOGITS)
+        w.add_attention_scale(1.0 / cfg.head_dim)
+        w.add_ssm_conv_kernel(SSM_CONV)
+        w.add_ssm_inner_size(2 * cfg.n_embd)
+        w.add_ssm_state_size(SSM_STATE)
+        w.add_ssm_time_step_rank(2 * cfg.n_embd // SSM_HEAD)
+        w.add_ssm_group_count(1)
     if gemma:
         w.add_sliding_window(cfg.swa)
         w.add_float32("gemma3.rope.freq_base_swa", cfg.rope_base_swa)

@@ -89,6 +89,7 @@ VARIANTS: dict[str, SynthConfig] = {
     "experts-all-used": replace(EXPERTS, type="q4_0", n_expert=3, n_expert_used=3),
     "qwen3moe-q8_0": replace(EXPERTS, arch="qwen3moe", type="q8_0", n_expert=8, n_ff=256),
     "gpt-oss": replace(EXPERTS, arch="gpt-oss", type="q8_0", types=dict.fromkeys(STACKS, "mxfp4"), n_expert=8),
+    "granitehybrid": replace(EXPERTS, arch="granitehybrid", recurrent=1, ff_shared=128, n_expert=8, type="q8_0"),
 }
 
 # A type of each kind of weights on the device, run in a process of its own, too.
