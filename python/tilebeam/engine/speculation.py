@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.draft_model import DraftModel, NoCells
 from tilebeam.engine.drafter import MOST, Drafter
 from tilebeam.engine.lookup import Guess, Lookup
@@ -151,7 +152,7 @@ class Speculation(Drafter):
         model: the draft model.
     """
 
-    def __init__(self, model: DraftModel | None = None, most_samples: int = sys.maxsize) -> None:
+    def __init__(self, model: DraftModel | DraftHead | None = None, most_samples: int = sys.maxsize) -> None:
         self.most_samples = most_samples
         self.model = model
         self._lookup = Lookup()
@@ -203,7 +204,7 @@ class Speculation(Drafter):
             candidate.add(token, sign, first, self._chances.of(sample.request, sign, first))
         return candidate
 
-    def _ask_model(self, model: DraftModel, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
+    def _ask_model(self, model: DraftModel | DraftHead, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
         """Let the draft model go on, token by token, for the samples where one more is likely to be worth its time."""
         candidates = [_Guesses() for _ in asked]
         plain = self._costs.of(rows)

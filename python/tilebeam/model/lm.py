@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 
+from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.observer import Observer
@@ -30,7 +31,12 @@ class LM(Chatting, Reads, Embeddings):
     asynchronous forms, share batches. What only reads (`read`, `embed`, `logits`, `save_prefixes` ..) gets the context
     between two steps; what generates goes on behind it, and long readings take turns with it. In a child of fork()
     every call raises `TilebeamError`: load the model there.
+
+    Attributes:
+        head: its draft head; None: it was loaded without one.
     """
+
+    head: DraftHead | None = None
 
     @contextmanager
     def keep_prefixes(self) -> Iterator[None]:
@@ -144,7 +150,9 @@ class LM(Chatting, Reads, Embeddings):
             if draft is not None or lookup:
                 self._check_guesses()
             drafter = None
-            if draft is not None:
+            if self.head is not None and draft is None and not lookup:
+                drafter = Speculation(self.head)
+            elif draft is not None:
                 model = DraftModel(draft._context, self._context)
                 stack.callback(model.close)
                 drafter = Speculation(model)

@@ -22,6 +22,7 @@ from tilebeam.model import packed_cache as packed_files
 from tilebeam.model.cache_cells import KEPT
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.device_choice import Choice
+from tilebeam.model.draft_head import HeadFile, attach, check_fits, head_file
 from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, Device, KvType, LoadOptions
 from tilebeam.model.lora import Lora, files_and_scales
@@ -35,6 +36,7 @@ from tilebeam.native.npu_options import Executor
 from tilebeam.native.register import own_load
 
 if TYPE_CHECKING:
+    from tilebeam.engine.draft_head import DraftHead
     from tilebeam.model.lm import LM
     from tilebeam.native.layer_tap import LayerTap
 
@@ -155,6 +157,7 @@ def load(
             raise TilebeamError(f"{file.path} is an embedding model, which gives no next token: nothing to guess.")
         n_ctx = min(options.n_ctx, (file.n_ctx_train + 255) // 256 * 256 or options.n_ctx)
         options, lookup = replace(options, n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx), False  # one graph for a text
+    head = None if draft is None else head_file(draft)
     choice = device_choice.choose(file, options)
     if verbose:
         sys.stderr.write(f"{file.path} runs on {choice.backend}: {choice.why}\n")
@@ -179,14 +182,16 @@ def load(
             file, options.packed_cache, verify=options.verify, progress=lambda share: tell(_PACKING * share)
         )
     with _loading, ExitStack() as stack, Interrupts() as interrupts:
-        loader = _Loader(file, options, choice, stack, interrupts, lambda share: tell(begun + (1 - begun) * share))
+        loader = _Loader(
+            file, options, choice, stack, interrupts, lambda share: tell(begun + (1 - begun) * share), head
+        )
         lm = loader.run()
     try:
         interrupts.check()
         tell(1.0)
-        if draft is not None:
+        if draft is not None and head is None:
             lm.speculate(lookup, _load_draft(draft, lm, options, lambda share: told(of_model + (1 - of_model) * share)))
-        elif lookup is not False:
+        elif head is not None or lookup is not False:
             lm.speculate(lookup, None)
     except BaseException:
         lm.close()
@@ -227,6 +232,7 @@ class _Loader:
         stack: ExitStack,
         interrupts: Interrupts,
         tell: Callable[[float], object],
+        head: HeadFile | None,
     ) -> None:
         import llama_cpp.llama_cpp as capi
 
@@ -238,6 +244,7 @@ class _Loader:
         self._o = options
         self._choice, self._backend = choice, choice.backend
         self._matrices = device_choice.groups_of(file, choice.backend, options.n_gpu_layers)
+        self._head = head
         self._stack = stack
         self._interrupts = interrupts
         self._tell = tell  # of the share that is loaded
@@ -295,7 +302,18 @@ class _Loader:
             deterministic=self._o.deterministic,
             kernels=self._control.device_status(0)["isa"] if self._control else "",
         )
-        return LM(model, context, info, self._failure, self._stack.pop_all())
+        following = self._follow(model, context)
+        lm = LM(model, context, info, self._failure, self._stack.pop_all())
+        lm.head = following
+        return lm
+
+    def _follow(self, model: Any, context: Any) -> DraftHead | None:
+        """Load the draft head."""
+        if self._head is None:
+            return None
+        check_fits(self._head, self._file.path, model.n_embd, model.vocab.size, model.n_layer)
+        devices = [] if os.environ.get("HEADCPU") or self._control is None else [self._control.device(0)]
+        return attach(self._head, context, devices, self._o.threads, self._stack)
 
     def _start(self) -> tuple[Any, Any, int]:
         """Load the model and make its context; return both, and how many tensors became tiles."""
@@ -485,19 +503,22 @@ class _Loader:
         Raises:
             TilebeamError: this model has none such.
         """
-        if (layer := self._o.hidden_layer) is None:
+        layer, head = self._o.hidden_layer, () if self._head is None else self._head.layers
+        if layer is None and not head:
             return None
         if not self._file.generates or model.whole_forks_only:  # recurrent layers get tokens in another order
             kind = f"a {self._file.architecture} model"
-            raise TilebeamError(f"hidden_layer={layer}: {kind} gives hidden states behind the final norm only.")
-        if layer > model.n_layer - 2:
+            asked = f"hidden_layer={layer}" if self._head is None else f"The draft head {self._head.path}"
+            raise TilebeamError(f"{asked}: {kind} gives hidden states behind the final norm only.")
+        if layer is not None and layer > model.n_layer - 2:
             raise TilebeamError(
                 f"hidden_layer={layer}: {self._file.path} has {model.n_layer} layers, and the last gives hidden states "
                 f"behind the final norm only: choose one from 0 to {model.n_layer - 2}, or None for those."
             )
         from tilebeam.native.layer_tap import LayerTap
 
-        return LayerTap(layer, model.n_embd, self._o.n_batch)
+        layers = [n for n in dict.fromkeys((layer, *head)) if n is not None]
+        return LayerTap(layers, model.n_embd, self._o.n_batch, states=layer is not None)
 
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o
