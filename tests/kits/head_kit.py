@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from tilebeam.model.draft_head import K_MODEL
 
 from bench.lib.synth import SynthConfig
 
@@ -17,6 +18,7 @@ def write_head(
     tokens: Sequence[int],
     layers: Sequence[int] = (0, 1, 2),
     seed: int = 0,
+    mark: str = "",
     **changes: int,
 ) -> Path:
     """Write a head that guesses `tokens` only; it reads the outputs of `layers` of its model."""
@@ -38,6 +40,8 @@ def write_head(
     file.add_layer_norm_rms_eps(1e-5)
     file.add_array("eagle3.target_layers", [layer + 1 for layer in layers])
     file.add_tokenizer_model("none")
+    if mark:
+        file.add_string(K_MODEL, mark)
     width = n_embd // n_head
     shapes = {
         "fc": (n_embd, len(layers) * n_embd),

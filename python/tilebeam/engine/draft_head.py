@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -59,10 +60,12 @@ class DraftHead:
 
     Attributes:
         failed: why it guesses nothing any more; None: it does.
+        n_batch: states that it decodes at once, at most; never fewer than there are sequences.
     """
 
     def __init__(self, contexts: HeadContexts, target: Context, layers: Sequence[int]) -> None:
         self.failed: str | None = None
+        self.n_batch = contexts.n_batch
         self._contexts = contexts
         self._decoder = contexts.decoder
         self._target = target
@@ -87,7 +90,7 @@ class DraftHead:
         assert self._target.taps is not None
         features = self._target.taps.rows(self._layers)
         if features is None:
-            self._fail(f"llama.cpp gives no outputs of layers {self._layers}")
+            self._fail(f"llama.cpp gives no outputs of the model's layers {self._layers}.")
             return
         try:
             states = self._contexts.fuse(features)
@@ -165,11 +168,9 @@ class DraftHead:
     def _fail(self, reason: str) -> None:
         self.failed = reason
         self._followed.clear()
+        warnings.warn(f"The draft head guesses nothing any more: {reason}", RuntimeWarning, stacklevel=2)
 
     # --- for Speculation ----------------------------------------------------------------------------------------------
-
-    def finished(self, sample: Sample) -> None:
-        """Note that a sample is complete: nothing is kept for it but what its sequence has."""
 
     def cost(self, samples: int) -> float:
         """Return seconds that one more token for so many samples takes, by what passes took; 0 before the first."""
@@ -182,9 +183,10 @@ class DraftHead:
         """Return guesses for these samples."""
         return HeadDrafting(self, samples)
 
-    def waiting(self, sample: Sample) -> _Span | None:
+    def waiting(self, sample: Sample, room: int) -> _Span | None:
         """Return the states of a sample's sequence that wait and the tokens behind them, the drawn one included; None:
-        there are none, or its last token is decoded already."""
+        there are none, or its last token is decoded already. Of more than `room` states all but the last are decoded at
+        once."""
         if self.failed is not None or sample.kv is None or not sample.tokens:
             return None
         known = self._followed.get(sample.kv.id)
@@ -194,6 +196,8 @@ class DraftHead:
         text = sample.target()
         if len(text) != length + 1:
             return None
+        if len(known.states) - known.decoded > room:
+            self._settle(sample.kv.id, known)
         first = min(known.decoded, len(known.states) - 1)
         self._cut(sample.kv.id, known, first)
         return sample.kv.id, first, [*known.tokens[first + 1 :], text[-1]], known.states[first:]
@@ -206,7 +210,7 @@ class DraftHead:
         """
         began = time.perf_counter()
         n = sum(len(tokens) for _, _, tokens, _ in spans)
-        if n > self._contexts.n_batch or self.failed is not None:
+        if self.failed is not None:
             return []
         self._decoder.fill([(id, start, tokens, len(tokens)) for id, start, tokens, _ in spans])
         self._contexts.states[:n] = np.concatenate([np.asarray(states) for _, _, _, states in spans])
@@ -240,7 +244,8 @@ class HeadDrafting:
 
     def __init__(self, head: DraftHead, samples: Sequence[Sample]) -> None:
         self._head = head
-        spans = {i: head.waiting(sample) for i, sample in enumerate(samples)}
+        room = head.n_batch // max(1, len(samples))
+        spans = {i: head.waiting(sample, room) for i, sample in enumerate(samples)}
         self._spans = {i: span for i, span in spans.items() if span is not None}
 
     def ready(self, i: int) -> bool:

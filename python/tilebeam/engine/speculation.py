@@ -25,6 +25,7 @@ from tilebeam.engine.request import Request, Sample
 _RECENT = 9  # steps of as many rows, of which the median counts
 _ROW_COST = 0.1  # of a step of one row per sample: an unmeasured row's, with room for error
 FEW_SAMPLES = 4  # that decode together: up to these a row more costs little enough to look up guesses unasked
+MOST_WITH_HEAD = 8  # samples that decode together: for more of them a head guesses nothing
 _FEW = 8  # rows, up to which a matrix unit has room for more
 _CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
 _LEAST_GAIN = 1.02  # tokens per second against a plain step's
@@ -142,14 +143,14 @@ class _Guesses:
 
 
 class Speculation(Drafter):
-    """Guesses by look-up, or by a draft model.
+    """Guesses by look-up, by a draft model, or by look-up and a draft head.
 
     Args:
-        model: a draft model; None: texts are looked up.
+        model: a draft model or head; None: texts are looked up only.
         most_samples: in steps of more samples nothing is guessed.
 
     Attributes:
-        model: the draft model.
+        model: as given.
     """
 
     def __init__(self, model: DraftModel | DraftHead | None = None, most_samples: int = sys.maxsize) -> None:
@@ -163,6 +164,7 @@ class Speculation(Drafter):
         self._worth = 0.0  # of a token of them that is drawn, seconds
         self._known: set[Request] = set()
         self._idle = 0  # steps with guesses of which none was worth it
+        self._usual = 1.0  # tokens of a head's guesses that are likely right
         self._asked = False  # planning this step is paid for
 
     def forget(self) -> None:
@@ -184,14 +186,28 @@ class Speculation(Drafter):
         if self._asked:
             bounded = [(s, min(most, MOST)) for s, most in asked]
             with suppress(NoCells):  # then nothing is guessed in this step
-                candidates = (
-                    self._look_up(bounded) if self.model is None else self._ask_model(self.model, bounded, rows)
-                )
+                candidates = self._guesses(bounded, rows)
             self._balance.asked += 1
         self._choose(candidates, rows)
         self._drafts = {s: c for (s, _), c in zip(asked, candidates, strict=True) if c.taken}
         self._charge(rows)
         return [c.tokens[: c.taken] for c in candidates]
+
+    def _guesses(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
+        if self.model is None:
+            return self._look_up(asked)
+        if isinstance(self.model, DraftModel):
+            return self._ask_model(self.model, asked, rows)
+        # A look-up costs next to nothing: the head is asked where texts are not expected to repeat themselves for
+        # longer than its guesses are usually right.
+        found = self._look_up(asked)
+        unlike = [i for i, guesses in enumerate(found) if sum(guesses.gains) <= self._usual]
+        for i, guesses in zip(unlike, self._ask_model(self.model, [asked[i] for i in unlike], rows), strict=True):
+            if guesses.gains:
+                self._usual += 0.05 * (sum(guesses.gains) - self._usual)
+            if sum(guesses.gains) >= sum(found[i].gains):
+                found[i] = guesses
+        return found
 
     def _look_up(self, asked: list[tuple[Sample, int]]) -> list[_Guesses]:
         return [self._looked_up(s, g) for (s, _), g in zip(asked, self._lookup.guess(asked), strict=True)]
@@ -220,7 +236,10 @@ class Speculation(Drafter):
             assert more is not None
             if gain * plain / rows <= model.cost(len(active)) + more - now:
                 break
-            for i, (token, sign, first) in zip(active, draft.next(active), strict=True):
+            drawn = draft.next(active)
+            if len(drawn) < len(active):  # a head that failed
+                break
+            for i, (token, sign, first) in zip(active, drawn, strict=True):
                 candidates[i].add(token, sign, first, self._chances.of(asked[i][0].request, sign, first))
             drafted += len(active)
             active = [i for i in active if len(candidates[i].tokens) < asked[i][1] and candidates[i].gains[-1] > 0.1]
@@ -276,7 +295,10 @@ class Speculation(Drafter):
 
     def finished(self, sample: Sample) -> None:
         """See `Drafter`."""
-        (self._lookup if self.model is None else self.model).finished(sample)
+        if isinstance(self.model, DraftModel):
+            self.model.finished(sample)
+        else:
+            self._lookup.finished(sample)
         if sample.request.unfinished == 0:
             self._chances.forget(sample.request)
             self._known.discard(sample.request)

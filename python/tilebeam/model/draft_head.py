@@ -7,6 +7,7 @@ before.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ARCHITECTURE = "eagle3"
 # Tokens of a batch: llama.cpp computes logits of all of them, of the whole vocabulary.
 _BATCH = 128
-K_MODEL = "tilebeam.draft.model"  # fingerprint of the model that a head of ours was trained for
+K_MODEL = "tilebeam.draft.model"  # `model_mark` of the model that a head of ours was trained for
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class HeadFile:
         n_embd: of its model.
         n_vocab: of its model.
         embeds: whether it has token embeddings of its own; else it takes its model's.
-        model: fingerprint of its model; None: it does not say.
+        model: `model_mark` of its model; None: it does not say.
     """
 
     path: str
@@ -121,22 +122,44 @@ def _numbers(file: Source, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     return data
 
 
+def model_mark(path: str | os.PathLike[str]) -> str:
+    """Tell a model from others by its norms' weights, which are the same in whatever types its matrices are, and in a
+    repacked file: SHA-256 of their names and bytes.
+
+    Raises:
+        TilebeamError: the file cannot be read.
+    """
+    from tilebeam import gguf as gguf_tools
+
+    digest = hashlib.sha256()
+    try:
+        with gguf_tools.open_gguf(path) as file:
+            for name in sorted(name for name in file.tensors if name.endswith("norm.weight")):
+                data = np.empty(file.tensors[name].nbytes, np.uint8)
+                file.read_tensor(file.tensors[name], 0, data)
+                digest.update(name.encode() + data.tobytes())
+    except (gguf_tools.GGUFError, OSError) as error:
+        raise TilebeamError(f"{path} cannot be read: {error}") from None
+    return digest.hexdigest()
+
+
 def check_fits(head: HeadFile, path: str, n_embd: int, n_vocab: int, n_layer: int) -> None:
     """Refuse a head of another model than the one in the file `path`.
 
     Raises:
         TilebeamError: it was trained for another model, or for one of another size.
     """
-    from tilebeam.gguf.fingerprint import fingerprint
-
     theirs = (head.n_embd, head.n_vocab)
     if theirs != (n_embd, n_vocab) or max(head.layers) > n_layer - 2:
         raise TilebeamError(
             f"{head.path} is a draft head for a model of {theirs[0]} elements a state, {theirs[1]} tokens and at least "
             f"{max(head.layers) + 2} layers; {path} has {n_embd}, {n_vocab} and {n_layer}."
         )
-    if head.model is not None and head.model != fingerprint(path):
-        raise TilebeamError(f"{head.path} was trained for another file than {path}: train a head for this one.")
+    if head.model is not None and head.model != model_mark(path):
+        raise TilebeamError(
+            f"{head.path} was trained for another model of the same size than {path}: train a head for this one "
+            "(tilebeam draft train)."
+        )
 
 
 def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threads: int, stack: ExitStack) -> DraftHead:
@@ -155,20 +178,16 @@ def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threa
     import llama_cpp.llama_cpp as capi
 
     from tilebeam.engine.draft_head import DraftHead
-    from tilebeam.native.draft_head import HeadContexts
+    from tilebeam.native.draft_head import HeadContexts, available
     from tilebeam.native.llama import Model, errors_in, log_router
     from tilebeam.native.register import own_load
 
+    if not available():
+        raise TilebeamError(f"{head.path} is a draft head, which this build of llama.cpp has no functions to run.")
     params = capi.llama_model_default_params()
     array = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
     params.devices = ctypes.cast(array, ctypes.c_void_p)
     params.n_gpu_layers = -1 if devices else 0
-    with log_router().capture() as log:
-        pointer = own_load()(os.fsencode(head.path), params)
-    if not pointer:
-        raise TilebeamError(f"llama.cpp could not load {head.path}: {errors_in(log) or 'no reason was given'}")
-    model = Model(pointer)
-    stack.callback(model.close)
     wanted = capi.llama_context_default_params()
     wanted.n_ctx = target.n_ctx + target.n_seq_max * MOST
     wanted.n_seq_max, wanted.kv_unified = target.n_seq_max, True
@@ -176,8 +195,14 @@ def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threa
     wanted.n_threads = wanted.n_threads_batch = threads
     wanted.no_perf = True
     wanted.ctx_other = target.pointer
-    contexts = HeadContexts(model, wanted, n_batch)
-    stack.callback(contexts.close)
+    with log_router().capture() as log:
+        pointer = own_load()(os.fsencode(head.path), params)
+        if not pointer:
+            raise TilebeamError(f"llama.cpp could not load {head.path}: {errors_in(log) or 'no reason was given'}")
+        model = Model(pointer)
+        stack.callback(model.close)
+        contexts = HeadContexts(model, wanted, n_batch)
+        stack.callback(contexts.close)
     following = DraftHead(contexts, target, head.layers)
     stack.callback(following.close)
     return following

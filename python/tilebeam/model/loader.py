@@ -123,7 +123,8 @@ def load(
         hidden_layer: the samples' hidden states (``SamplingParams(hidden=True)``, for `OwnReward`) are those behind
             this layer, from 0, not those behind the final norm: what its reward head was trained for (``Head.layer``).
             Prompts share batches with the samples then. None: the final norm.
-        draft: a small model with the same vocabulary that guesses tokens ahead (speculative decoding), a GGUF file.
+        draft: what guesses tokens ahead (speculative decoding), a GGUF file: a small model with the same vocabulary, or
+            a draft head that ``tilebeam draft train`` made for this model. With a head texts are looked up, too.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
             most four samples decode together and no draft model is given. Texts are drawn as without guesses, from
             logits that a larger batch changes a little (docs/seeds.md); docs/speculation.md says when which pays.
@@ -147,7 +148,8 @@ def load(
     options = LoadOptions(**given).checked()
     if options.deterministic and draft is not None:
         raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
-    if lookup and draft is not None:
+    head = None if draft is None else head_file(draft)
+    if lookup and draft is not None and head is None:
         raise TilebeamError("lookup and a draft model exclude each other: choose one source of guesses.")
     if hub.is_name(model):
         model = hub.local_file(os.fspath(model))
@@ -157,7 +159,6 @@ def load(
             raise TilebeamError(f"{file.path} is an embedding model, which gives no next token: nothing to guess.")
         n_ctx = min(options.n_ctx, (file.n_ctx_train + 255) // 256 * 256 or options.n_ctx)
         options, lookup = replace(options, n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx), False  # one graph for a text
-    head = None if draft is None else head_file(draft)
     choice = device_choice.choose(file, options)
     if verbose:
         sys.stderr.write(f"{file.path} runs on {choice.backend}: {choice.why}\n")
@@ -170,7 +171,7 @@ def load(
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     refuse(file, options, choice.backend, device_choice.groups_of(file, choice.backend, options.n_gpu_layers))
-    told, of_model, begun = progress or (lambda _: None), 1.0 if draft is None else _MODEL, 0.0
+    told, of_model, begun = progress or (lambda _: None), 1.0 if draft is None or head else _MODEL, 0.0
 
     def tell(share: float) -> None:
         told(of_model * share)
@@ -192,7 +193,7 @@ def load(
         if draft is not None and head is None:
             lm.speculate(lookup, _load_draft(draft, lm, options, lambda share: told(of_model + (1 - of_model) * share)))
         elif head is not None or lookup is not False:
-            lm.speculate(lookup, None)
+            lm.speculate(lookup if head is None else None)
     except BaseException:
         lm.close()
         raise
@@ -302,18 +303,24 @@ class _Loader:
             deterministic=self._o.deterministic,
             kernels=self._control.device_status(0)["isa"] if self._control else "",
         )
-        following = self._follow(model, context)
+        following = self._follow(context)
         lm = LM(model, context, info, self._failure, self._stack.pop_all())
         lm.head = following
         return lm
 
-    def _follow(self, model: Any, context: Any) -> DraftHead | None:
-        """Load the draft head."""
+    def _follow(self, context: Any) -> DraftHead | None:
+        """Load the draft head, and see whether it gets what it reads."""
         if self._head is None:
             return None
-        check_fits(self._head, self._file.path, model.n_embd, model.vocab.size, model.n_layer)
         devices = [] if os.environ.get("HEADCPU") or self._control is None else [self._control.device(0)]
-        return attach(self._head, context, devices, self._o.threads, self._stack)
+        head = attach(self._head, context, devices, self._o.threads, self._stack)
+        context.fill([(0, 0, [0], 1)])
+        if (code := context.decode(1)) != 0:
+            raise self._failure(code, "")
+        if head.failed is not None:
+            raise TilebeamError(f"{self._file.path} cannot have a draft head: {head.failed}")
+        context.clear()
+        return head
 
     def _start(self) -> tuple[Any, Any, int]:
         """Load the model and make its context; return both, and how many tensors became tiles."""
@@ -517,6 +524,8 @@ class _Loader:
             )
         from tilebeam.native.layer_tap import LayerTap
 
+        if self._head is not None:
+            check_fits(self._head, self._file.path, model.n_embd, model.vocab.size, model.n_layer)
         layers = [n for n in dict.fromkeys((layer, *head)) if n is not None]
         return LayerTap(layers, model.n_embd, self._o.n_batch, states=layer is not None)
 

@@ -16,15 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Context, Model
+from tilebeam.native.llama import Context, Model, log_router
 
 F32 = npt.NDArray[np.float32]
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
+# llama_set_embeddings_nextn(llama_context *, bool, bool) and llama_get_embeddings_nextn(llama_context *), as compilers
+# with the Itanium ABI name them.
+_SET, _GET = "_Z26llama_set_embeddings_nextnP13llama_contextbb", "_Z26llama_get_embeddings_nextnP13llama_context"
+
+
 def available() -> bool:
     """Tell whether this llama.cpp can run draft heads."""
-    return all(hasattr(C._lib, name) for name in ("_Z26llama_set_embeddings_nextnP13llama_contextbb",))
+    return all(hasattr(C._lib, name) for name in (_SET, _GET))
 
 
 class HeadContexts:
@@ -47,17 +52,15 @@ class HeadContexts:
 
     def __init__(self, model: Model, params: Any, n_batch: int) -> None:
         lib = C._lib
-        self._set = _function(
-            lib, "_Z26llama_set_embeddings_nextnP13llama_contextbb", None, ctypes.c_bool, ctypes.c_bool
-        )
-        self._get = _function(lib, "_Z26llama_get_embeddings_nextnP13llama_context", _FLOATS)
+        switch = _function(lib, _SET, None, ctypes.c_bool, ctypes.c_bool)
+        self._get = _function(lib, _GET, _FLOATS)
         self._pointers = list[Any]()
         for _ in range(2):
             pointer = C.llama_init_from_model(model.pointer, params)
             if not pointer:
                 self.close()
                 raise TilebeamError("llama.cpp makes no context of the draft head.")
-            self._set(pointer, True, True)
+            switch(pointer, True, True)
             self._pointers.append(pointer)
         self.n_embd, self.n_batch = model.n_embd, n_batch
         self.decoder = Context(self._pointers[1], model, n_batch, n_batch)
@@ -97,8 +100,9 @@ class HeadContexts:
 
     def close(self) -> None:
         """Free both contexts."""
-        for pointer in self._pointers:
-            C.llama_free(pointer)
+        with log_router().capture():  # it tells of its buffers
+            for pointer in self._pointers:
+                C.llama_free(pointer)
         self._pointers = []
 
 
