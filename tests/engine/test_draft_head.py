@@ -77,10 +77,10 @@ def test_it_guesses_as_for_the_text_read_at_once(model: Path, head: Path, monkey
     asked = dict[int, list[int]]()  # texts by their sequences
     waiting, guess = DraftHead.waiting, DraftHead.guess
 
-    def note_text(self: DraftHead, sample: Any, room: int) -> Any:
-        if (span := waiting(self, sample, room)) is not None:
-            asked[span[0]] = sample.target()
-        return span
+    def note_texts(self: DraftHead, samples: Any) -> Any:
+        spans = waiting(self, samples)
+        asked.update({span[0]: samples[i].target() for i, span in spans.items()})
+        return spans
 
     def note_guess(self: DraftHead, spans: Any) -> Any:
         result = guess(self, spans)
@@ -90,7 +90,7 @@ def test_it_guesses_as_for_the_text_read_at_once(model: Path, head: Path, monkey
         return result
 
     with loaded(model, "cpu", head) as lm, lm.keep_prefixes():
-        monkeypatch.setattr(DraftHead, "waiting", note_text)
+        monkeypatch.setattr(DraftHead, "waiting", note_texts)
         monkeypatch.setattr(DraftHead, "guess", note_guess)
         for prompts in (PROMPTS, [[*PROMPTS[0], 400, 9], PROMPTS[1]]):
             lm.generate(prompts, replace(PARAMS, n=2))
@@ -104,6 +104,7 @@ def test_it_guesses_as_for_the_text_read_at_once(model: Path, head: Path, monkey
                 assert lm.head.failed is None
                 known = lm.head._followed[0]
                 assert (known.first, known.tokens) == (0, text[:-1])
+                lm.head._fuse([known])
                 n = known.decoded
                 ((again, q, _),) = lm.head.guess([(0, n, text[n + 1 :], known.states[n:])])
                 assert (again, q) == (token, pytest.approx(p, abs=0.01))

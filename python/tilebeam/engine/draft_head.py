@@ -5,8 +5,9 @@ The head's cell at a position comes of the model's features there, fused to one 
 sequence's last state waits until the next token is drawn: with it the head guesses the one behind. Further guesses come
 of its own state in place of the model's, and their cells are cut away before the model goes on.
 
-All states of a sequence are kept, some KB each, since a fork goes on from one with another token. They are decoded when
-somebody asks for guesses, or forks the sequence: what the model refuses of a draft never is.
+The states of a sequence are kept, some KB each, since a fork goes on from one with another token. They are fused and
+decoded when somebody asks for guesses, or forks the sequence: what the model refuses of a draft never is. Where nobody
+asks for long, and of long prompts, only the last ones are: a head that is asked late, or not at all, costs little.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from tilebeam.native.llama import Context
 from tilebeam.sampling_params import SamplingParams
 
 F32 = npt.NDArray[np.float32]
-_WAITING = 32  # states of a sequence that wait at most: more are a prompt's, and decoded at once
+_WAITING, _LAST = 256, 128  # states that wait at most; of more, so many stay, as if the text began there
 _SIGNS = 10  # classes of the probability that the head gives its token
 
 
@@ -36,17 +37,18 @@ class _Followed:
     """A sequence of the model as the head knows it.
 
     Attributes:
-        first: the position of the first state; those before it were never seen.
+        first: the position of the first state; those before it are not known.
         states, tokens: at the positions from there on.
+        features: of the positions behind the states, which are not fused yet.
         decoded: states that have cells, at positions from 0 on.
         behind: the token that the last state was decoded with, where all are.
         guessed: whether there are cells of guesses behind them.
     """
 
-    __slots__ = ("behind", "decoded", "first", "guessed", "states", "tokens")
+    __slots__ = ("behind", "decoded", "features", "first", "guessed", "states", "tokens")
 
-    def __init__(self, first: int, states: list[F32], tokens: list[int], decoded: int = 0) -> None:
-        self.first, self.states, self.tokens, self.decoded = first, states, tokens, decoded
+    def __init__(self, first: int, states: list[F32], features: list[F32], tokens: list[int], decoded: int = 0) -> None:
+        self.first, self.states, self.features, self.tokens, self.decoded = first, states, features, tokens, decoded
         self.guessed, self.behind = False, -1
 
 
@@ -60,12 +62,10 @@ class DraftHead:
 
     Attributes:
         failed: why it guesses nothing any more; None: it does.
-        n_batch: states that it decodes at once, at most; never fewer than there are sequences.
     """
 
     def __init__(self, contexts: HeadContexts, target: Context, layers: Sequence[int]) -> None:
         self.failed: str | None = None
-        self.n_batch = contexts.n_batch
         self._contexts = contexts
         self._decoder = contexts.decoder
         self._target = target
@@ -92,28 +92,24 @@ class DraftHead:
         if features is None:
             self._fail(f"llama.cpp gives no outputs of the model's layers {self._layers}.")
             return
-        try:
-            states = self._contexts.fuse(features)
-            ids, pos = self._target.seq[:n], self._target.pos[:n]
-            borders = [0, *(np.flatnonzero((np.diff(ids) != 0) | (np.diff(pos) != 1)) + 1).tolist(), n]
-            for first, end in pairwise(borders):
-                self._append(
-                    int(ids[first]), int(pos[first]), states[first:end], self._target.token[first:end].tolist()
-                )
-        except TilebeamError as error:
-            self._fail(str(error))
+        ids, pos = self._target.seq[:n], self._target.pos[:n]
+        borders = [0, *(np.flatnonzero((np.diff(ids) != 0) | (np.diff(pos) != 1)) + 1).tolist(), n]
+        for first, end in pairwise(borders):
+            self._append(int(ids[first]), int(pos[first]), features[first:end], self._target.token[first:end].tolist())
 
-    def _append(self, id: int, pos: int, states: F32, tokens: list[int]) -> None:
+    def _append(self, id: int, pos: int, features: F32, tokens: list[int]) -> None:
         known = self._followed.get(id)
-        if known is None or known.first + len(known.states) != pos:  # what lies between was never seen
+        if known is None or known.first + len(known.tokens) != pos:  # what lies between was never seen
             self._decoder.drop(id)
-            known = self._followed[id] = _Followed(pos, [], [])
-        keep = len(known.states)
+            known = self._followed[id] = _Followed(pos, [], [], [])
+        keep = len(known.tokens)
         self._cut(id, known, keep if known.behind == tokens[0] else keep - 1)
-        known.states += list(states)
+        known.features += list(features)
         known.tokens += tokens
-        if len(known.states) - known.decoded > _WAITING:
-            self._settle(id, known)
+        if len(known.tokens) - known.decoded > _WAITING:
+            self._decoder.drop(id)
+            first = pos + len(tokens) - _LAST
+            self._followed[id] = _Followed(first, [], [row.copy() for row in known.features[-_LAST:]], tokens[-_LAST:])
 
     def forked(self, source: int, target: int, length: int) -> None:
         """See `Follower`."""
@@ -129,7 +125,7 @@ class DraftHead:
         decoded = min(known.decoded, n - 1)
         if decoded:
             self._decoder.fork(source, target, decoded)
-        self._followed[target] = _Followed(known.first, known.states[:n], known.tokens[:n], decoded)
+        self._followed[target] = _Followed(known.first, known.states[:n], [], known.tokens[:n], decoded)
 
     def truncated(self, seq: int, length: int) -> None:
         """See `Follower`."""
@@ -140,9 +136,9 @@ class DraftHead:
         if n <= 0:
             self._decoder.drop(seq)
             del self._followed[seq]
-        elif n < len(known.states):
+        elif n < len(known.tokens):
             self._cut(seq, known, n - 1)  # the cell of its last token was made with a token that is gone
-            del known.states[n:], known.tokens[n:]
+            del known.features[max(0, n - len(known.states)) :], known.states[n:], known.tokens[n:]
 
     def cleared(self) -> None:
         """See `Follower`."""
@@ -155,14 +151,25 @@ class DraftHead:
             known.decoded, known.guessed = min(known.decoded, max(0, decoded)), False
             self._decoder.truncate(id, known.decoded)
 
+    def _fuse(self, followed: Sequence[_Followed]) -> None:
+        """Fuse what waits for it in some sequences."""
+        features = [row for known in followed for row in known.features]
+        if not features:
+            return
+        states = iter(self._contexts.fuse(np.stack(features)))
+        for known in followed:
+            known.states += islice(states, len(known.features))
+            known.features.clear()
+
     def _settle(self, id: int, known: _Followed) -> None:
         """Decode all states of a sequence that wait, but the last."""
+        self._fuse([known])
         self._cut(id, known, known.decoded)
         while (first := known.decoded) < len(known.states) - 1:
             end = min(len(known.states) - 1, first + self._contexts.n_batch)
             self._contexts.states[: end - first] = known.states[first:end]
-            self._decoder.fill([(id, first, known.tokens[first + 1 : end + 1], end - first)])
-            self._contexts.decode(end - first)
+            self._decoder.fill([(id, first, known.tokens[first + 1 : end + 1], 1)])
+            self._contexts.decode(end - first, 1)
             known.decoded = end
 
     def _fail(self, reason: str) -> None:
@@ -183,24 +190,31 @@ class DraftHead:
         """Return guesses for these samples."""
         return HeadDrafting(self, samples)
 
-    def waiting(self, sample: Sample, room: int) -> _Span | None:
-        """Return the states of a sample's sequence that wait and the tokens behind them, the drawn one included; None:
-        there are none, or its last token is decoded already. Of more than `room` states all but the last are decoded at
-        once."""
-        if self.failed is not None or sample.kv is None or not sample.tokens:
-            return None
-        known = self._followed.get(sample.kv.id)
-        length = len(sample.kv)
-        if known is None or known.first + len(known.states) != length:
-            return None
-        text = sample.target()
-        if len(text) != length + 1:
-            return None
-        if len(known.states) - known.decoded > room:
-            self._settle(sample.kv.id, known)
-        first = min(known.decoded, len(known.states) - 1)
-        self._cut(sample.kv.id, known, first)
-        return sample.kv.id, first, [*known.tokens[first + 1 :], text[-1]], known.states[first:]
+    def waiting(self, samples: Sequence[Sample]) -> dict[int, _Span]:
+        """Return, by their places, of those samples whose last token is drawn but not decoded: the states of their
+        sequences that wait, and the tokens behind these, the drawn one included."""
+        found = dict[int, tuple[Sample, _Followed]]()
+        for i, sample in enumerate(samples):
+            known = None if sample.kv is None else self._followed.get(sample.kv.id)
+            if (
+                known is not None
+                and known.first + len(known.tokens) == len(sample.kv or ()) == len(sample.target()) - 1
+            ):
+                found[i] = sample, known
+        spans = dict[int, _Span]()
+        try:
+            self._fuse([known for _, known in found.values()])
+            for i, (sample, known) in found.items():
+                id, n = sample.kv.id, len(known.states)  # type: ignore[union-attr]
+                if n - known.decoded > self._contexts.n_batch // len(found):
+                    self._settle(id, known)
+                first = min(known.decoded, n - 1)
+                self._cut(id, known, first)
+                spans[i] = id, first, [*known.tokens[first + 1 :], sample.target()[-1]], known.states[first:]
+        except TilebeamError as error:
+            self._fail(str(error))
+            return {}
+        return spans
 
     def guess(self, spans: Sequence[_Span]) -> list[tuple[int, float, F32]]:
         """Decode states and the tokens behind them, of several sequences.
@@ -244,9 +258,7 @@ class HeadDrafting:
 
     def __init__(self, head: DraftHead, samples: Sequence[Sample]) -> None:
         self._head = head
-        room = head.n_batch // max(1, len(samples))
-        spans = {i: head.waiting(sample, room) for i, sample in enumerate(samples)}
-        self._spans = {i: span for i, span in spans.items() if span is not None}
+        self._spans = head.waiting(samples)
 
     def ready(self, i: int) -> bool:
         """Return whether there are guesses for sample i."""

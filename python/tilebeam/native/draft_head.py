@@ -84,16 +84,17 @@ class HeadContexts:
             parts.append(self._output(self._pointers[0], len(part)))
         return np.concatenate(parts)
 
-    def decode(self, n: int) -> F32:
+    def decode(self, n: int, outputs: int | None = None) -> F32:
         """Decode the first n entries of the decoder's batch and of `states`; return the states behind the layer,
-        float32 [n, n_embd]. All entries must have logits: llama.cpp takes those of the first ones for those that have.
+        float32 [n, n_embd]. All entries must have logits, since llama.cpp takes those of the first ones for those that
+        have; if only the cells are wanted, so many `outputs`, whose states mean nothing.
 
         Raises:
             TilebeamError: llama.cpp failed.
         """
         if self.decoder.decode(n) != 0:
             raise TilebeamError("llama.cpp failed to decode with the draft head.")
-        return self._output(self._pointers[1], n)
+        return self._output(self._pointers[1], n if outputs is None else outputs)
 
     def _output(self, pointer: Any, n: int) -> F32:
         return np.ctypeslib.as_array(self._get(pointer), (n, self.n_embd)).copy()
