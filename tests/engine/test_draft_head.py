@@ -17,8 +17,8 @@ from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.speculation import MOST_WITH_HEAD, StepCosts
-from tilebeam.model.draft_head import model_mark
-from tilebeam.native import draft_head as native_head
+from tilebeam.model.head_file import model_mark
+from tilebeam.native import head_contexts
 from tilebeam.native.layer_tap import LayerTap
 
 from bench.lib.synth import preset, write_model
@@ -139,7 +139,7 @@ def test_models_and_libraries_that_cannot_have_a_head(model: Path, head: Path, m
         patch.setattr(LayerTap, "rows", lambda *_: None)
         with pytest.warns(RuntimeWarning), pytest.raises(TilebeamError, match="no outputs of the model's layers"):
             loaded(model, "cpu", head).__enter__()
-    monkeypatch.setattr(native_head, "available", lambda: False)
+    monkeypatch.setattr(head_contexts, "available", lambda: False)
     with pytest.raises(TilebeamError, match="no functions to run"):
         loaded(model, "cpu", head).__enter__()
 
@@ -147,15 +147,15 @@ def test_models_and_libraries_that_cannot_have_a_head(model: Path, head: Path, m
 def test_a_head_that_fails_costs_no_text(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with loaded(model, "cpu", None) as lm:
         plain = lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids
-    decode, left = native_head.HeadContexts.decode, iter(range(9))
+    decode, left = head_contexts.HeadContexts.decode, iter(range(9))
 
-    def fails_late(self: native_head.HeadContexts, n: int) -> Any:
+    def fails_late(self: head_contexts.HeadContexts, n: int) -> Any:
         if next(left, None) is None:
             raise TilebeamError("llama.cpp failed to decode with the draft head.")
         return decode(self, n)
 
     with loaded(model, "cpu", head) as lm:
-        monkeypatch.setattr(native_head.HeadContexts, "decode", fails_late)
+        monkeypatch.setattr(head_contexts.HeadContexts, "decode", fails_late)
         with pytest.warns(RuntimeWarning, match="guesses nothing any more"):
             assert lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids == plain
         assert lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids == plain

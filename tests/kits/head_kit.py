@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from tilebeam.model.draft_head import K_MODEL
+from tilebeam.model.head_file import K_MODEL
 
 from bench.lib.synth import SynthConfig
 

@@ -32,7 +32,7 @@ app = App(Command, name="draft", help="Train a draft head, which makes one seque
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
+class DraftTextOptions:
     """What the model writes for the head to learn from."""
 
     text: list[Path] | None = option(
@@ -84,7 +84,7 @@ def train(
     run: RunOptions,
     ctx_size: CtxSize = LoadOptions.n_ctx,
     parallel: Sequences = LoadOptions.n_seq_max,
-    texts: TextOptions,
+    texts: DraftTextOptions,
     out: Annotated[Path, typer.Option("-o", "--out", help="The head's GGUF file.")],
     work: Path | None = option(
         None, help="Folder of texts and checkpoint, for a run to go on from; default: OUT.work."
@@ -139,7 +139,13 @@ app.command("train")(prepared(train))
 
 
 def _collect(
-    model: Path, run: RunOptions, n_ctx: int, parallel: int, texts: TextOptions, weights: ModelWeights, folder: Path
+    model: Path,
+    run: RunOptions,
+    n_ctx: int,
+    parallel: int,
+    texts: DraftTextOptions,
+    weights: ModelWeights,
+    folder: Path,
 ) -> None:
     """Have the model write the texts. It is loaded with a head that nobody trained: so it has a tap of the layers, and
     what cannot have a head is refused before the work."""

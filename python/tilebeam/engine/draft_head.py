@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tilebeam.engine.request import Sample
 from tilebeam.engine.sampler import NORM, BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
-from tilebeam.native.draft_head import HeadContexts
+from tilebeam.native.head_contexts import HeadContexts
 from tilebeam.native.llama import Context
 from tilebeam.sampling_params import SamplingParams
 

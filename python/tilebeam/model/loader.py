@@ -22,8 +22,8 @@ from tilebeam.model import packed_cache as packed_files
 from tilebeam.model.cache_cells import KEPT
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.device_choice import Choice
-from tilebeam.model.draft_head import HeadFile, attach, check_fits, head_file
 from tilebeam.model.file_check import CheckedFile, inspect
+from tilebeam.model.head_file import HeadFile, attach, check_fits, head_file
 from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, Device, KvType, LoadOptions
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
@@ -312,7 +312,7 @@ class _Loader:
         """Load the draft head, and see whether it gets what it reads."""
         if self._head is None:
             return None
-        devices = [] if os.environ.get("HEADCPU") or self._control is None else [self._control.device(0)]
+        devices = [] if self._control is None else [self._control.device(0)]
         head = attach(self._head, context, devices, self._o.threads, self._stack)
         context.fill([(0, 0, [0], 1)])
         if (code := context.decode(1)) != 0:

@@ -26,7 +26,7 @@ from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.weights import tensor_values, to_float
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.model.draft_head import ARCHITECTURE, K_MODEL, model_mark
+from tilebeam.model.head_file import ARCHITECTURE, K_MODEL, model_mark
 from tilebeam.training.draft_texts import DraftText
 
 Array = npt.NDArray[np.float32]

@@ -40,7 +40,6 @@ class HeadFile:
         layers: of its model, whose outputs it reads, from 0.
         n_embd: of its model.
         n_vocab: of its model.
-        embeds: whether it has token embeddings of its own; else it takes its model's.
         model: `model_mark` of its model; None: it does not say.
     """
 
@@ -48,7 +47,6 @@ class HeadFile:
     layers: tuple[int, ...]
     n_embd: int
     n_vocab: int
-    embeds: bool
     model: str | None
 
 
@@ -93,6 +91,10 @@ def _read(path: str, file: Source) -> HeadFile:
     need("a matrix fc.weight that fits", holds=shapes.get("fc.weight", ())[:2] == (3 * width, n_embd))
     vocabulary = file.kv.get("tokenizer.ggml.tokens")
     n_vocab = len(vocabulary.value) if vocabulary is not None else value("vocab_size")
+    width_k, width_v = (file.kv.get(f"{ARCHITECTURE}.attention.{name}_length") for name in ("key", "value"))
+    need("keys as wide as values", holds=(width_k and width_k.value) == (width_v and width_v.value))
+    embeds = "token_embd.weight" in shapes or n_embd == width
+    need("states as wide as its model's, or token embeddings of its own", holds=embeds)
     need("an output matrix", holds="output.weight" in shapes)
     if "d2t" in shapes:
         need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == (shapes["output.weight"][1],))
@@ -106,7 +108,6 @@ def _read(path: str, file: Source) -> HeadFile:
         tuple(layer - 1 for layer in inputs),
         width,
         n_vocab,
-        "token_embd.weight" in shapes,
         model.value if model is not None and isinstance(model.value, str) else None,
     )
 
@@ -178,7 +179,7 @@ def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threa
     import llama_cpp.llama_cpp as capi
 
     from tilebeam.engine.draft_head import DraftHead
-    from tilebeam.native.draft_head import HeadContexts, available
+    from tilebeam.native.head_contexts import HeadContexts, available
     from tilebeam.native.llama import Model, errors_in, log_router
     from tilebeam.native.register import own_load
 
@@ -192,7 +193,8 @@ def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threa
     wanted.n_ctx = target.n_ctx + target.n_seq_max * MOST
     wanted.n_seq_max, wanted.kv_unified = target.n_seq_max, True
     wanted.n_batch = wanted.n_ubatch = n_batch = max(_BATCH, target.n_seq_max)
-    wanted.n_threads = wanted.n_threads_batch = threads
+    # Beside the device the CPU backend only looks up embeddings.
+    wanted.n_threads = wanted.n_threads_batch = 1 if devices else threads
     wanted.no_perf = True
     wanted.ctx_other = target.pointer
     with log_router().capture() as log:
