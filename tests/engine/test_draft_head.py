@@ -15,6 +15,7 @@ from engine_kit import EXACT
 from head_kit import write_head
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
+from tilebeam.engine import draft_head
 from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.speculation import MOST_WITH_HEAD, StepCosts
 from tilebeam.model.head_file import model_mark
@@ -58,7 +59,12 @@ def loaded(model: Path, device: Any, head: Path | None) -> Iterator[LM]:
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])
 @pytest.mark.parametrize("n", [1, 4])
-def test_texts_are_those_without_it(model: Path, head: Path, device: Any, n: int) -> None:
+@pytest.mark.parametrize("kept", [(256, 128), (6, 4)])  # texts are longer than the second
+def test_texts_are_those_without_it(
+    model: Path, head: Path, device: Any, n: int, kept: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_head, "_WAITING", kept[0])
+    monkeypatch.setattr(draft_head, "_LAST", kept[1])
     params, prompts = replace(PARAMS, n=n), PROMPTS[: MOST_WITH_HEAD // n]
     with loaded(model, device, None) as lm:
         plain = lm.generate(prompts, params)

@@ -108,8 +108,8 @@ class DraftHead:
         known.tokens += tokens
         if len(known.tokens) - known.decoded > _WAITING:
             self._decoder.drop(id)
-            first = pos + len(tokens) - _LAST
-            self._followed[id] = _Followed(first, [], [row.copy() for row in known.features[-_LAST:]], tokens[-_LAST:])
+            kept = [row.copy() for row in known.features[-_LAST:]]
+            self._followed[id] = _Followed(pos + len(tokens) - len(kept), [], kept, known.tokens[-len(kept) :])
 
     def forked(self, source: int, target: int, length: int) -> None:
         """See `Follower`."""
@@ -196,10 +196,8 @@ class DraftHead:
         found = dict[int, tuple[Sample, _Followed]]()
         for i, sample in enumerate(samples):
             known = None if sample.kv is None else self._followed.get(sample.kv.id)
-            if (
-                known is not None
-                and known.first + len(known.tokens) == len(sample.kv or ()) == len(sample.target()) - 1
-            ):
+            length = len(sample.target()) - 1
+            if known is not None and known.first + len(known.tokens) == length == len(sample.kv or ()):
                 found[i] = sample, known
         spans = dict[int, _Span]()
         try:
