@@ -1,18 +1,19 @@
 """Guessing tokens ahead against plain decoding and the stock backend: tokens per second, and what was right, by task.
 
-    python -m bench.speculation -m MODEL.gguf [--draft SMALL.gguf] [--only edit,chat] [-npl 1,4] [--temps 0,0.7] [-t 2]
-        [--gsm8k FILE] [--humaneval FILE] [-n 128] [--sources look-up,draft] [--no-stock] [--peer "PROGRAM [OPTIONS]"]
-        [--llama 0,10] [--json] [--quick] [--resume FILE --seconds S]
+    python -m bench.speculation -m MODEL.gguf [--draft SMALL.gguf] [--head HEAD.gguf] [--only edit,chat] [-npl 1,4]
+        [--temps 0,0.7] [-t 2] [--gsm8k FILE] [--humaneval FILE] [-n 128] [--sources look-up,draft,head] [--no-stock]
+        [--peer "PROGRAM [OPTIONS]"] [--llama 0,10] [--json] [--quick] [--resume FILE --seconds S]
 
-Each round generates the same texts plainly, with look-up, with --draft by the draft model, and on the stock CPU
-backend, one after the other. The clock runs over the whole call without its prompt, which stays in the cache
-(`usage.decode_seconds`, `drafting_seconds` and `sampling_seconds`); what the draft model reads of a prompt counts.
-Nothing is remembered of earlier rounds' texts. "same" is the share of sources whose texts were all the plain ones.
+Each round generates the same texts plainly, with look-up, with --draft by the draft model, with --head by look-up and
+the draft head, and on the stock CPU backend, one after the other. The clock runs over the whole call without its
+prompt, which stays in the cache (`usage.decode_seconds`, `drafting_seconds` and `sampling_seconds`); what the draft
+model reads of a prompt counts. Nothing is remembered of earlier rounds' texts. "same" is the share of sources whose
+texts were all the plain ones.
 Tasks:
 
 * edit: a text of code to be written again with one name changed; extract: fields of records as JSON; quotes: a question
   answered with sentences of a text of 1000 tokens. What they ask for stands in the prompt.
-* chat: questions that have nothing to copy; gsm8k, humaneval: problems of files.
+* chat, talk: questions that have nothing to copy, of one kind and of twenty kinds; gsm8k, humaneval: problems of files.
 * noise: random tokens at T = 3, of which no guess is right. What guessing costs in vain: no ratio below 0.97.
 
 At T = 0 `-npl 4` decodes four prompts, else four samples of a prompt, which read each other's texts: what best-of-4
@@ -35,7 +36,7 @@ from typing import Any
 import numpy as np
 from tilebeam import LM, Prompt, RequestOutput, SamplingParams, TilebeamError, load
 from tilebeam.cli.bench import numbers
-from tilebeam.engine.speculation import Speculation
+from tilebeam.engine.speculation import MOST_WITH_HEAD, Speculation
 from tilebeam.outputs import Usage
 
 from bench.lib import guessing_tasks, limits, models, report, rounds
@@ -45,7 +46,7 @@ from bench.lib.speculative_program import LlamaLookup, SpeculativeProgram
 
 OWN = (*guessing_tasks.REPEATING, *guessing_tasks.OTHER, "noise")
 FILES = ("gsm8k", "humaneval")
-SOURCES = ("look-up", "draft")
+SOURCES = ("look-up", "draft", "head")
 _NOISE = 64  # tokens of its prompts
 
 
@@ -110,13 +111,16 @@ class Prompts:
 class Sides:
     """The model with every source of guesses, and on the stock backend."""
 
-    def __init__(self, lm: LM, stock: LM | None, wanted: list[str]) -> None:
-        self._lm, self._stock = lm, stock
+    def __init__(self, lm: LM, stock: LM | None, headed: LM | None, wanted: list[str]) -> None:
+        self._lms = {"stock": stock, "head": headed}
+        self._plain = lm
         drafter = lm._engine.scheduler.drafter  # of the draft model, if one was loaded
         model = drafter.model if isinstance(drafter, Speculation) else None
         made: dict[str, Callable[[], Speculation]] = {"look-up": Speculation}
         if model is not None:
             made |= {"draft": lambda: Speculation(model)}
+        if headed is not None:
+            made["head"] = lambda: Speculation(headed.head, MOST_WITH_HEAD)
         self._drafters = {name: made[name]() for name in wanted if name in made}
 
     @property
@@ -125,10 +129,10 @@ class Sides:
 
     @property
     def names(self) -> list[str]:
-        return ["plain", *self.guessing, *(["stock"] if self._stock is not None else [])]
+        return ["plain", *self.guessing, *(["stock"] if self._lms["stock"] is not None else [])]
 
     def run(self, side: str, calls: list[list[list[int]]], params: SamplingParams) -> list[RequestOutput]:
-        lm = self._stock if side == "stock" else self._lm
+        lm = self._lms.get(side, self._plain)
         assert lm is not None
         drafter = self._drafters.get(side)
         if drafter is not None:
@@ -213,12 +217,13 @@ def options() -> argparse.Namespace:
     p = Parser(__doc__, "a tiny model, fewer cases, tokens and rounds")
     p.add_model()
     p.add_argument("-md", "--draft", type=Path, help="a draft model")
+    p.add_argument("--head", type=Path, help="a draft head of the model (tilebeam draft train)")
     p.add_argument("--only", metavar="TASKS", help="of " + ", ".join((*OWN, *FILES)))
     for name in FILES:
         p.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"JSON lines of {name}, for the task of that name")
     p.add_argument("-npl", "--n-parallel", metavar="N,..", help="sequences (default 1,2,4,16, 1,4 with --quick)")
     p.add_argument("--temps", metavar="T,..", help="temperatures (default 0,0.7, 0 with --quick)")
-    p.add_argument("--sources", default="look-up,draft", help="of guesses: " + ", ".join(SOURCES))
+    p.add_argument("--sources", default="look-up,draft,head", help="of guesses: " + ", ".join(SOURCES))
     p.add_argument("--stock", action=argparse.BooleanOptionalAction, default=True, help="measure the stock backend too")
     p.add_argument("--peer", type=SpeculativeProgram.parse, action="append", default=[], metavar="'PROGRAM [OPTIONS]'")
     p.add_argument("--llama", metavar="N,..", help="guesses of llama_cpp.Llama's own look-up")
@@ -236,7 +241,7 @@ def options() -> argparse.Namespace:
     o.sequences = numbers(o.n_parallel or ("1,4" if o.quick else "1,2,4,16"), "-npl")
     o.llama = numbers(o.llama, "--llama") if o.llama else []
     o.temperatures = [float(t) for t in (o.temps or ("0" if o.quick else "0,0.7")).split(",")]
-    o.sources = [s for s in o.sources.split(",") if s == "look-up" or o.draft]
+    o.sources = [s for s in o.sources.split(",") if s == "look-up" or getattr(o, s, True)]
     if unknown := set(o.sources) - set(SOURCES):
         p.error(f"--sources: {', '.join(sorted(unknown))} is not among {', '.join(SOURCES)}")
     o.model = o.model or models.synthetic("tiny" if o.quick else "bench-1.4b")
@@ -256,7 +261,14 @@ def cells(all_cases: list[Case], prompts: Prompts, o: argparse.Namespace) -> int
 def main() -> None:
     o = options()
     all_cases = cases(o.tasks, o.sequences, o.temperatures)
-    setting = {"bench": "speculation", "model": o.model.name, "draft": str(o.draft), "n": o.n_gen, "threads": o.threads}
+    setting = {
+        "bench": "speculation",
+        "model": o.model.name,
+        "draft": str(o.draft),
+        "head": str(o.head),
+        "n": o.n_gen,
+        "threads": o.threads,
+    }
     setting |= {
         "sources": o.sources,
         "items": o.items,
@@ -272,13 +284,14 @@ def main() -> None:
         run: dict[str, Any] = {"n_ctx": n_ctx, "n_seq_max": max(o.sequences), "threads": o.threads}
         lm = stack.enter_context(load(o.model, draft=o.draft, lookup=False, **run))
         stock = stack.enter_context(load(o.model, "cpu", lookup=False, **run)) if o.stock else None
-        for one in filter(None, (lm, stock)):
+        headed = stack.enter_context(load(o.model, draft=o.head, **run)) if "head" in o.sources else None
+        for one in filter(None, (lm, stock, headed)):
             stack.enter_context(one.keep_prefixes())
         places = [(guesses, layers) for guesses in o.llama for layers in (-1, 0)]
         llamas = [LlamaLookup(o.model, n_ctx, o.threads, *place) for place in places]
         for llama in llamas:
             stack.callback(llama.close)
-        bench = Bench(Sides(lm, stock, o.sources), llamas, Prompts(lm, files), o, log)
+        bench = Bench(Sides(lm, stock, headed, o.sources), llamas, Prompts(lm, files), o, log)
         bench.measure(all_cases)
         for row, line in bench.rows(all_cases):
             rows.add(row, line)

@@ -212,6 +212,16 @@ bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const c
         op.n_src = static_cast<uint32_t>(i) + 1;
     }
     if (is_linear_attention(code)) split_sequences(op);
+    // Rows of one element each, as draft heads fill them with -inf: the same bytes as a single row.
+    const ggml_tensor * shape = node->src[0];
+    if (op.code == TB_OP_FILL && ggml_is_contiguous(node) && ggml_is_contiguous(shape) &&
+        ggml_nelements(node) <= static_cast<int64_t>(UINT32_MAX)) {
+        for (tb_tensor * t : {&op.dst, &op.src[0]}) {
+            t->ne[0] = static_cast<uint32_t>(ggml_nelements(node));
+            t->ne[1] = t->ne[2] = t->ne[3] = 1;
+            t->nb[1] = t->nb[2] = t->nb[3] = t->nb[0] * t->ne[0];
+        }
+    }
     // Half-precision values fall onto rounding ties often, and which way ggml's own Q8_0 goes there depends on the CPU:
     // leave these copies to it, so that a cache holds the same bits whoever wrote it.
     if (op.code == TB_OP_CPY && op.dst.type == TB_Q8_0 && (op.src[0].type == TB_F16 || op.src[0].type == TB_BF16)) {

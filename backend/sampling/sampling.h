@@ -162,14 +162,17 @@ struct tb_states {
 bool tb_states_add(const struct tb_states * states, void * source, float * (*hidden)(void *, int32_t),
                    const int64_t * entries, const int64_t * places, int32_t n);
 
-// Copies what a layer puts out while llama.cpp computes a batch: a row for each token, in the order of the batch.
+#define TB_TAP_LAYERS 8
+
+// Copies what some layers put out while llama.cpp computes a batch: a row for each token, in the order of the batch.
 struct tb_tap {
-    const char * name; // of the tensor
-    float * rows;      // [capacity, n_embd]
-    int64_t capacity;
-    int64_t n_tokens; // of this batch, as many rows as there must be
-    int64_t n_rows;   // of it so far
+    const char * names[TB_TAP_LAYERS]; // of the tensors
+    int64_t n_rows[TB_TAP_LAYERS];     // of this batch so far
+    int32_t n_layers;
     int32_t n_embd;
+    float * rows; // [n_layers, capacity, n_embd]
+    int64_t capacity;
+    int64_t n_tokens;                                         // of this batch, as many rows as there must be
     bool on;                                                  // else it looks at nothing
     const char * (*tensor_name)(const void *);                // ggml_get_name
     size_t (*tensor_bytes)(const void *);                     // ggml_nbytes
@@ -179,7 +182,7 @@ struct tb_tap {
 // A ggml_backend_sched_eval_callback: `tap` is a struct tb_tap. It never ends a graph.
 bool tb_tap_see(void * tensor, bool ask, void * tap);
 
-// The row of a batch entry; NULL: there is none, or not one for each token.
+// The first layer's row of a batch entry; NULL: there is none, or not one for each token.
 float * tb_tap_row(void * tap, int32_t entry);
 
 // The beginning of a grammar; both tables must outlive it. NULL: no memory, or it takes too many steps to begin.

@@ -28,18 +28,28 @@ bool tb_states_add(const struct tb_states * states, void * source, float * (*hid
 
 bool tb_tap_see(void * tensor, bool ask, void * tap) {
     struct tb_tap * t = tap;
-    if (ask) {
-        return t->on && strcmp(t->tensor_name(tensor), t->name) == 0;
+    if (ask && !t->on) {
+        return false;
+    }
+    const char * name = t->tensor_name(tensor);
+    int32_t layer = 0;
+    while (layer < t->n_layers && strcmp(name, t->names[layer]) != 0) {
+        ++layer;
+    }
+    if (ask || layer == t->n_layers) {
+        return layer < t->n_layers;
     }
     const size_t row = (size_t)t->n_embd * sizeof(float), bytes = t->tensor_bytes(tensor);
-    if (bytes % row == 0 && bytes / row <= (size_t)(t->capacity - t->n_rows)) { // else rows are missing in the end
-        t->tensor_get(tensor, t->rows + t->n_rows * t->n_embd, 0, bytes);
-        t->n_rows += (int64_t)(bytes / row);
+    int64_t * n_rows = &t->n_rows[layer];
+    if (bytes % row == 0 && bytes / row <= (size_t)(t->capacity - *n_rows)) { // else rows are missing in the end
+        t->tensor_get(tensor, t->rows + (layer * t->capacity + *n_rows) * t->n_embd, 0, bytes);
+        *n_rows += (int64_t)(bytes / row);
     }
     return true;
 }
 
 float * tb_tap_row(void * tap, int32_t entry) {
     const struct tb_tap * t = tap;
-    return t->n_rows == t->n_tokens && entry >= 0 && entry < t->n_rows ? t->rows + (int64_t)entry * t->n_embd : NULL;
+    return t->n_rows[0] == t->n_tokens && entry >= 0 && entry < t->n_tokens ? t->rows + (int64_t)entry * t->n_embd
+                                                                            : NULL;
 }

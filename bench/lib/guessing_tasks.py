@@ -1,5 +1,5 @@
 """Prompts of bench/speculation.py, sixteen different ones of each task and more: what they ask for stands in the prompt
-(edit, extract, quotes), or does not (chat, gsm8k, humaneval), or is noise."""
+(edit, extract, quotes), or does not (chat, talk, gsm8k, humaneval), or is noise."""
 
 from __future__ import annotations
 
@@ -34,10 +34,32 @@ _TOPICS = (
     "write a letter of complaint",
     "look after a sourdough starter",
 )
+_CHATS = (
+    "Why does bread go stale, and what can I do about it?",
+    "Write an e-mail that asks my landlord to repair the heating before the weekend.",
+    "Compare trains and buses for a commute of 20 km. Which would you take?",
+    "Tell a short story about a lighthouse keeper who finds a letter.",
+    "What is the difference between a virus and a bacterium?",
+    "Plan three days in Lisbon for two people who like music and walking.",
+    "Explain recursion to somebody who has just learnt what a function is.",
+    "My team misses its deadlines. Which questions should I ask first?",
+    "Give me ten names for a small bakery, and say what you like about the best one.",
+    "How do I remove a red wine stain from a cotton shirt?",
+    "Write a poem of eight lines about the first frost.",
+    "Should a small company write its own invoices program or buy one?",
+    "What happens to the money that a bank lends?",
+    "Describe a kitchen to a painter who has never seen one.",
+    "Which exercises strengthen the back if I have ten minutes a day?",
+    "Play a tourist guide who shows me the Roman Forum. Begin the tour.",
+    "Write a Python function that tells whether two strings are anagrams, and explain it.",
+    "A train leaves at 14:10 and arrives at 17:45 with a stop of 25 minutes. How long does it move?",
+    "What are the arguments for and against school uniforms?",
+    "Summarize what a good night's sleep does for memory in one paragraph.",
+)
 _PAGE = 4000  # characters of a text to quote from: about 1000 tokens
 
 REPEATING = ("edit", "extract", "quotes")
-OTHER = ("chat",)
+OTHER = ("chat", "talk")
 
 
 def own(task: str, i: int) -> str:
@@ -57,6 +79,8 @@ def own(task: str, i: int) -> str:
         page = (ROOT / "docs" / "channel.md").read_text(encoding="utf-8")[100 * i :][:_PAGE]
         question = _QUESTIONS[i % len(_QUESTIONS)]
         return f"{page}\n\n{question}? Answer with all sentences of this text that say it, word for word."
+    if task == "talk":
+        return _CHATS[i % len(_CHATS)]
     topic = _TOPICS[i % len(_TOPICS)]
     whom = "a friend who never did it" if i < len(_TOPICS) else f"a child of {i} years"
     return f"Explain to {whom} how to {topic}, and why each step is needed."

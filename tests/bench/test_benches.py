@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import head_kit
 import hvx_kit
 import pytest
 
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"name", "baseline", "value", "unit", "ratio", "ratio_min", "ratio_max", "share_of_limit"}
 ONCE = ["-t", "1", "-r", "1"]
 TINY = ["-m", "MODEL", *ONCE]
+TINY_MODEL = synth.preset("tiny", arch="qwen2")
 # What makes --quick last seconds; a bench that is not here runs with --quick alone.
 SHORTER: dict[str, list[str]] = {
     "gemm": [*ONCE, "--types", "q4_0,q8_0", "--rows", "33", "-k", "256", "-n", "256"],
@@ -37,7 +39,21 @@ SHORTER: dict[str, list[str]] = {
     "families": [*ONCE, "--only", "^type-q4_K$", "-p", "8", "--rows", "1,2"],
     "peers": [*TINY, "-npl", "1,2", "-p", "6", "--shared", "9", "-n", "3"],
     "best_of_n": [*TINY, "-N", "3", "-p", "16", "-n", "4", "--calls", "2"],
-    "speculation": [*TINY, "-md", "MODEL", "--only", "extract,noise", "-npl", "1,2", "-n", "6", "--llama", "0,3"],
+    "speculation": [
+        *TINY,
+        "-md",
+        "MODEL",
+        "--head",
+        "HEAD",
+        "--only",
+        "extract,noise",
+        "-npl",
+        "1,2",
+        "-n",
+        "6",
+        "--llama",
+        "0,3",
+    ],
     "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4", "-npl", "1,3", "-n", "4"],
     "serve_load": [*TINY, "--clients", "4", "--requests", "2", "--max-tokens", "8", "-np", "4"],
     "workers": ["-m", "MODEL", "-t", "2", "-npl", "1,2", "--workers", "1,2,64", "-n", "5"],
@@ -57,7 +73,7 @@ NEEDS = {  # why a bench cannot run here
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synth.write_model(tmp_path_factory.mktemp("bench") / "tiny.gguf", synth.preset("tiny", arch="qwen2"))
+    return synth.write_model(tmp_path_factory.mktemp("bench") / "tiny.gguf", TINY_MODEL)
 
 
 def printed(module: str, arguments: list[str]) -> dict[str, Any]:
@@ -76,6 +92,8 @@ def test_it_starts_and_prints_one_object_in_the_shared_form(bench: run_all.Bench
     if NEEDS.get(name):
         pytest.skip(str(NEEDS[name]))
     real = {"MODEL": str(model), "FOLDER": str(tmp_path)}
+    if name == "speculation":
+        real["HEAD"] = str(head_kit.write_head(tmp_path / "head.gguf", TINY_MODEL, range(64)))
     report = printed(bench.module, ["--quick", *bench.arguments, *(real.get(a, a) for a in SHORTER.get(name, []))])
     assert set(report) == {"bench", "machine", "limits", "rows"}
     assert report["bench"] == name

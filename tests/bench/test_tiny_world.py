@@ -193,7 +193,7 @@ def test_budgets_of_thoughts_are_measured_into_a_document(tmp_path: Path) -> Non
 @pytest.fixture
 def torch() -> Iterator[Any]:
     """PyTorch on one thread: its threads spin, and crawl where others want the CPUs too."""
-    module = pytest.importorskip("torch", reason="PyTorch is not installed (pip install tilebeam[bench-train])")
+    module = pytest.importorskip("torch", reason="PyTorch is not installed (pip install tilebeam[train])")
     threads = module.get_num_threads()
     module.set_num_threads(1)
     yield module

@@ -216,7 +216,7 @@ def test_a_model_whose_layers_are_not_known_by_name(path: Path) -> None:
     with tilebeam.load(path, "cpu", hidden_layer=0, lookup=False, **SIZES) as model:
         tap = model.engine.context.tap
         assert tap is not None
-        tap._name[0] = b"?"
+        tap._names[0][0] = b"?"
         with pytest.raises(TilebeamError, match="no hidden state behind layer 0"):
             model.generate(PROMPTS[:1], PARAMS)
         model.generate(PROMPTS[:1], replace(PARAMS, hidden=False))

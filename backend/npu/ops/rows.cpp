@@ -41,12 +41,17 @@ void set_rows(const op_context & ctx) {
     const view & src = ctx.src[0];
     const view & indices = ctx.src[1];
     const view & dst = ctx.dst;
+    const bool numbers = src.ne(0) == 1 && src.type() == TB_F32 && dst.type() == TB_F32;
     for (const int64_t r : ctx.share(src.rows())) {
         const row_index i = row_of(src, r);
         const int64_t index = read_index(indices, i.i1, i.i2 % indices.ne(1), i.i3 % indices.ne(2));
         if (index < 0 || index >= dst.ne(1)) {
             ctx.fail(TB_E_BOUNDS, "SET_ROWS: row index out of range");
             return;
+        }
+        if (numbers) {
+            *dst.at<float>(index, i.i2, i.i3) = *src.at<float>(i.i1, i.i2, i.i3);
+            continue;
         }
         copy_run(*ctx.kernels, src, src.at<uint8_t>(i.i1, i.i2, i.i3), 0, dst, dst.at<uint8_t>(index, i.i2, i.i3), 0,
                  src.ne(0));

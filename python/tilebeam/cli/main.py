@@ -20,6 +20,7 @@ from tilebeam.cli import (
     cache,
     chat,
     doctor,
+    draft,
     evaluate,
     generate,
     perplexity,
@@ -84,6 +85,7 @@ for _heading, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_heading)(prepared(_command))
 app.add_typer(reward.app, name="reward", rich_help_panel=_heading)
+app.add_typer(draft.app, name="draft", rich_help_panel=_heading)
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:

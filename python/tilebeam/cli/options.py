@@ -195,7 +195,7 @@ class SpeculationOptions:
         None,
         "--draft",
         "-md",
-        help="Small GGUF model with the same vocabulary that guesses tokens ahead.",
+        help="What guesses tokens ahead: a small GGUF model with the same vocabulary, or a draft head of the model.",
         show_default=False,
     )
     lookup: bool | None = model_option(

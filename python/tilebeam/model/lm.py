@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 
+from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.observer import Observer
 from tilebeam.engine.saved_state import put_cells
-from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
+from tilebeam.engine.speculation import FEW_SAMPLES, MOST_WITH_HEAD, Speculation
 from tilebeam.engine.state_folder import STATE_LIMIT, StateFolder, worth_saving
 from tilebeam.errors import StateWarning, TilebeamError
 from tilebeam.gguf import GGUFError, open_gguf
@@ -30,7 +31,12 @@ class LM(Chatting, Reads, Embeddings):
     asynchronous forms, share batches. What only reads (`read`, `embed`, `logits`, `save_prefixes` ..) gets the context
     between two steps; what generates goes on behind it, and long readings take turns with it. In a child of fork()
     every call raises `TilebeamError`: load the model there.
+
+    Attributes:
+        head: its draft head; None: it was loaded without one.
     """
+
+    head: DraftHead | None = None
 
     @contextmanager
     def keep_prefixes(self) -> Iterator[None]:
@@ -124,7 +130,8 @@ class LM(Chatting, Reads, Embeddings):
             self._keep(1)
 
     def speculate(self, lookup: bool | None = None, draft: LM | None = None) -> None:
-        """Guess tokens ahead from now on, by look-up or by a draft model; by neither: stop guessing.
+        """Guess tokens ahead from now on, by look-up or by a draft model; by neither: stop guessing. A model that was
+        loaded with a draft head guesses by both look-up and head, unless `lookup` is False.
 
         Args:
             lookup: guess from the prompt, the other samples and earlier texts. None: without a draft model, in steps
@@ -144,7 +151,9 @@ class LM(Chatting, Reads, Embeddings):
             if draft is not None or lookup:
                 self._check_guesses()
             drafter = None
-            if draft is not None:
+            if self.head is not None and draft is None and lookup is not False:
+                drafter = Speculation(self.head, MOST_WITH_HEAD)
+            elif draft is not None:
                 model = DraftModel(draft._context, self._context)
                 stack.callback(model.close)
                 drafter = Speculation(model)

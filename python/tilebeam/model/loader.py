@@ -23,6 +23,7 @@ from tilebeam.model.cache_cells import KEPT
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.device_choice import Choice
 from tilebeam.model.file_check import CheckedFile, inspect
+from tilebeam.model.head_file import HeadFile, attach, check_fits, head_file
 from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, Device, KvType, LoadOptions
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
@@ -35,6 +36,7 @@ from tilebeam.native.npu_options import Executor
 from tilebeam.native.register import own_load
 
 if TYPE_CHECKING:
+    from tilebeam.engine.draft_head import DraftHead
     from tilebeam.model.lm import LM
     from tilebeam.native.layer_tap import LayerTap
 
@@ -121,7 +123,8 @@ def load(
         hidden_layer: the samples' hidden states (``SamplingParams(hidden=True)``, for `OwnReward`) are those behind
             this layer, from 0, not those behind the final norm: what its reward head was trained for (``Head.layer``).
             Prompts share batches with the samples then. None: the final norm.
-        draft: a small model with the same vocabulary that guesses tokens ahead (speculative decoding), a GGUF file.
+        draft: what guesses tokens ahead (speculative decoding), a GGUF file: a small model with the same vocabulary, or
+            a draft head that ``tilebeam draft train`` made for this model. With a head texts are looked up, too.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
             most four samples decode together and no draft model is given. Texts are drawn as without guesses, from
             logits that a larger batch changes a little (docs/seeds.md); docs/speculation.md says when which pays.
@@ -145,7 +148,8 @@ def load(
     options = LoadOptions(**given).checked()
     if options.deterministic and draft is not None:
         raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
-    if lookup and draft is not None:
+    head = None if draft is None else head_file(draft)
+    if lookup and draft is not None and head is None:
         raise TilebeamError("lookup and a draft model exclude each other: choose one source of guesses.")
     if hub.is_name(model):
         model = hub.local_file(os.fspath(model))
@@ -167,7 +171,7 @@ def load(
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     refuse(file, options, choice.backend, device_choice.groups_of(file, choice.backend, options.n_gpu_layers))
-    told, of_model, begun = progress or (lambda _: None), 1.0 if draft is None else _MODEL, 0.0
+    told, of_model, begun = progress or (lambda _: None), 1.0 if draft is None or head else _MODEL, 0.0
 
     def tell(share: float) -> None:
         told(of_model * share)
@@ -179,15 +183,17 @@ def load(
             file, options.packed_cache, verify=options.verify, progress=lambda share: tell(_PACKING * share)
         )
     with _loading, ExitStack() as stack, Interrupts() as interrupts:
-        loader = _Loader(file, options, choice, stack, interrupts, lambda share: tell(begun + (1 - begun) * share))
+        loader = _Loader(
+            file, options, choice, stack, interrupts, lambda share: tell(begun + (1 - begun) * share), head
+        )
         lm = loader.run()
     try:
         interrupts.check()
         tell(1.0)
-        if draft is not None:
+        if draft is not None and head is None:
             lm.speculate(lookup, _load_draft(draft, lm, options, lambda share: told(of_model + (1 - of_model) * share)))
-        elif lookup is not False:
-            lm.speculate(lookup, None)
+        elif head is not None or lookup is not False:
+            lm.speculate(lookup if head is None else None)
     except BaseException:
         lm.close()
         raise
@@ -227,6 +233,7 @@ class _Loader:
         stack: ExitStack,
         interrupts: Interrupts,
         tell: Callable[[float], object],
+        head: HeadFile | None,
     ) -> None:
         import llama_cpp.llama_cpp as capi
 
@@ -238,6 +245,7 @@ class _Loader:
         self._o = options
         self._choice, self._backend = choice, choice.backend
         self._matrices = device_choice.groups_of(file, choice.backend, options.n_gpu_layers)
+        self._head = head
         self._stack = stack
         self._interrupts = interrupts
         self._tell = tell  # of the share that is loaded
@@ -295,7 +303,24 @@ class _Loader:
             deterministic=self._o.deterministic,
             kernels=self._control.device_status(0)["isa"] if self._control else "",
         )
-        return LM(model, context, info, self._failure, self._stack.pop_all())
+        following = self._follow(context)
+        lm = LM(model, context, info, self._failure, self._stack.pop_all())
+        lm.head = following
+        return lm
+
+    def _follow(self, context: Any) -> DraftHead | None:
+        """Load the draft head, and see whether it gets what it reads."""
+        if self._head is None:
+            return None
+        devices = [] if self._control is None else [self._control.device(0)]
+        head = attach(self._head, context, devices, self._o.threads, self._stack)
+        context.fill([(0, 0, [0], 1)])
+        if (code := context.decode(1)) != 0:
+            raise self._failure(code, "")
+        if head.failed is not None:
+            raise TilebeamError(f"{self._file.path} cannot have a draft head: {head.failed}")
+        context.clear()
+        return head
 
     def _start(self) -> tuple[Any, Any, int]:
         """Load the model and make its context; return both, and how many tensors became tiles."""
@@ -485,19 +510,24 @@ class _Loader:
         Raises:
             TilebeamError: this model has none such.
         """
-        if (layer := self._o.hidden_layer) is None:
+        layer, head = self._o.hidden_layer, () if self._head is None else self._head.layers
+        if layer is None and not head:
             return None
         if not self._file.generates or model.whole_forks_only:  # recurrent layers get tokens in another order
             kind = f"a {self._file.architecture} model"
-            raise TilebeamError(f"hidden_layer={layer}: {kind} gives hidden states behind the final norm only.")
-        if layer > model.n_layer - 2:
+            asked = f"hidden_layer={layer}" if self._head is None else f"The draft head {self._head.path}"
+            raise TilebeamError(f"{asked}: {kind} gives hidden states behind the final norm only.")
+        if layer is not None and layer > model.n_layer - 2:
             raise TilebeamError(
                 f"hidden_layer={layer}: {self._file.path} has {model.n_layer} layers, and the last gives hidden states "
                 f"behind the final norm only: choose one from 0 to {model.n_layer - 2}, or None for those."
             )
         from tilebeam.native.layer_tap import LayerTap
 
-        return LayerTap(layer, model.n_embd, self._o.n_batch)
+        if self._head is not None:
+            check_fits(self._head, self._file.path, model.n_embd, model.vocab.size, model.n_layer)
+        layers = [n for n in dict.fromkeys((layer, *head)) if n is not None]
+        return LayerTap(layers, model.n_embd, self._o.n_batch, states=layer is not None)
 
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o

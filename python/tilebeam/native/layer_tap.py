@@ -1,43 +1,49 @@
-"""Hidden states behind one of a model's layers: llama.cpp's scheduler stops there, and a native callback copies them.
+"""Hidden states behind some of a model's layers: llama.cpp's scheduler stops there, and a native callback copies them.
 
 llama.cpp itself gives hidden states behind the final norm only, and those of all rows of a batch or of none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
+import numpy.typing as npt
 
 from tilebeam.native.ggml_base import ggml_base
 from tilebeam.native.sampling import address_of, ffi, lib
 
+MOST_LAYERS: int = lib.TB_TAP_LAYERS
+
 
 class LayerTap:
-    """The output of layer `layer`, a row for each token of the last batch that was decoded while it was on.
+    """The output of some layers, a row for each token of the last batch that was decoded while it was on.
 
     Args:
-        layer: from 0. The last layer computes rows with outputs only, so it is none of a tap's.
+        layers: from 0. The last layer computes rows with outputs only, so it is none of a tap's.
         n_embd: elements of a row.
         n_batch: tokens of a batch, at most.
+        states: whether samples' hidden states are those of the first layer.
 
     Attributes:
-        layer: as given.
-        name: of the tensor.
+        layers, states: as given.
+        names: of their tensors.
         pointer, address: a struct tb_tap; the callback's argument, and `read`'s.
         read: tb_tap_row.
         callback: for llama_context_params.cb_eval.
     """
 
-    def __init__(self, layer: int, n_embd: int, n_batch: int) -> None:
-        self.layer = layer
-        self.name = f"l_out-{layer}"
-        self._name = ffi.new("char[]", self.name.encode())
-        self._rows = np.empty((n_batch, n_embd), np.float32)
+    def __init__(self, layers: Sequence[int], n_embd: int, n_batch: int, *, states: bool = True) -> None:
+        self.layers, self.states = tuple(layers), states
+        self.names = [f"l_out-{layer}" for layer in layers]
+        self._names = [ffi.new("char[]", name.encode()) for name in self.names]
+        self._rows = np.empty((len(layers), n_batch, n_embd), np.float32)
         self._tap = tap = ffi.new("struct tb_tap *")
-        tap.name, tap.rows = self._name, ffi.from_buffer("float[]", self._rows)
-        tap.capacity, tap.n_embd = self._rows.shape
+        tap.names[0 : len(layers)] = self._names
+        tap.rows = ffi.from_buffer("float[]", self._rows)
+        tap.n_layers, tap.capacity, tap.n_embd = self._rows.shape
         base = ggml_base()
         for field, name in (
             ("tensor_name", "ggml_get_name"),
@@ -53,8 +59,18 @@ class LayerTap:
 
     def start(self, n_tokens: int) -> None:
         """Copy what the next batch, of so many tokens, computes."""
-        self._tap.n_tokens, self._tap.n_rows, self._tap.on = n_tokens, 0, True
+        self._tap.n_tokens, self._tap.on = n_tokens, True
+        self._tap.n_rows = [0] * MOST_LAYERS
 
     def stop(self) -> None:
         """Copy nothing any more; what there is stays."""
         self._tap.on = False
+
+    def rows(self, layers: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        """Return the rows of some of its layers side by side, float32 [tokens, layers x n_embd]; None: some are
+        missing."""
+        n = self._tap.n_tokens
+        places = [self.layers.index(layer) for layer in layers]
+        if any(self._tap.n_rows[i] != n for i in places):
+            return None
+        return np.concatenate([self._rows[i, :n] for i in places], axis=1)

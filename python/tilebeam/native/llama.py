@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -328,6 +328,22 @@ def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]], a
 BatchPiece = tuple[int, int, list[int], int]
 
 
+class Follower(Protocol):
+    """What is told of all that happens to a context's sequences."""
+
+    def decoded(self, n: int) -> None:
+        """Note that the first n entries of the batch arrays were decoded; the context's `taps` have their rows."""
+
+    def forked(self, source: int, target: int, length: int) -> None:
+        """Note that a sequence shares the first `length` tokens of another now."""
+
+    def truncated(self, seq: int, length: int) -> None:
+        """Note that a sequence has only its first `length` tokens any more."""
+
+    def cleared(self) -> None:
+        """Note that there are no sequences any more."""
+
+
 class Context:
     """Owns a llama_context and the arrays of one batch.
 
@@ -337,12 +353,15 @@ class Context:
     ``batch``: the same arrays, as llama.cpp sees them.
     ``tap``: takes hidden states behind a layer; None: there are those behind the final norm only.
     ``on_decode``, if set, is called after every decode with its begin and end, as of `time.monotonic_ns`.
+    ``follower``, if set, is told of all that happens to the sequences.
     """
 
     def __init__(self, pointer: Any, model: Model, n_batch: int, max_outputs: int, tap: LayerTap | None = None) -> None:
         self.pointer = pointer
-        self.tap = tap
+        self.taps = tap
+        self.tap = tap if tap is not None and tap.states else None
         self.model = model
+        self.follower: Follower | None = None
         self.max_outputs = max_outputs  # entries of one batch that may have logits
         self.n_ctx: int = C.llama_n_ctx(pointer)
         self.n_ubatch: int = C.llama_n_ubatch(pointer)  # tokens of one graph; a larger batch is decoded in parts
@@ -388,12 +407,15 @@ class Context:
     def decode(self, n: int) -> int:
         """Decode the first n entries of the batch arrays; llama_decode's own return code."""
         self.batch.n_tokens = n
+        if self.follower is not None and self.taps is not None:
+            self.taps.start(n)
         on_decode = self.on_decode
-        if on_decode is None:
-            return int(C.llama_decode(self.pointer, self.batch))
-        begin = time.monotonic_ns()
+        begin = 0 if on_decode is None else time.monotonic_ns()
         code = int(C.llama_decode(self.pointer, self.batch))
-        on_decode(begin, time.monotonic_ns())
+        if on_decode is not None:
+            on_decode(begin, time.monotonic_ns())
+        if self.follower is not None and code == 0:
+            self.follower.decoded(n)
         return code
 
     def logits(self, i: int) -> F32:
@@ -442,15 +464,22 @@ class Context:
     def fork(self, source: int, target: int, length: int) -> None:
         """Let sequence `target` share the first `length` cells of `source`. Metadata only, nothing is copied."""
         C.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        if self.follower is not None:
+            self.follower.forked(source, target, length)
 
     def drop(self, seq: int) -> None:
         """Remove a sequence from its cells."""
         C.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        if self.follower is not None:
+            self.follower.truncated(seq, 0)
 
     def truncate(self, seq: int, length: int) -> bool:
         """Remove a sequence from its cells behind the first `length` positions. False: the model's memory cannot be cut
         there (recurrent layers), and nothing was removed."""
-        return bool(C.llama_memory_seq_rm(self._memory, seq, length, -1))
+        done = bool(C.llama_memory_seq_rm(self._memory, seq, length, -1))
+        if self.follower is not None and done:
+            self.follower.truncated(seq, length)
+        return done
 
     def first(self, seq: int) -> int:
         """Return the position of the first token of a sequence that is still there in all layers' caches: of a sliding
@@ -490,6 +519,8 @@ class Context:
     def clear(self) -> None:
         """Forget all sequences."""
         C.llama_memory_clear(self._memory, False)
+        if self.follower is not None:
+            self.follower.cleared()
 
     def close(self) -> None:
         """Free the context."""

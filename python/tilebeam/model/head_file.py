@@ -1,0 +1,210 @@
+"""Loads a draft head, a small GGUF file of the architecture `eagle3`, beside the model that it was trained for.
+
+llama.cpp ends the process where such a file does not fit what it does with it, so all that it relies on is checked
+before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilebeam.engine.drafter import MOST
+from tilebeam.errors import TilebeamError
+
+if TYPE_CHECKING:
+    from tilebeam.engine.draft_head import DraftHead
+    from tilebeam.gguf import Source
+    from tilebeam.native.llama import Context
+
+ARCHITECTURE = "eagle3"
+# Tokens of a batch: llama.cpp computes logits of all of them, of the whole vocabulary.
+_BATCH = 128
+K_MODEL = "tilebeam.draft.model"  # `model_mark` of the model that a head of ours was trained for
+
+
+@dataclass(frozen=True)
+class HeadFile:
+    """What a draft head's file says.
+
+    Attributes:
+        path: of the file.
+        layers: of its model, whose outputs it reads, from 0.
+        n_embd: of its model.
+        n_vocab: of its model.
+        model: `model_mark` of its model; None: it does not say.
+    """
+
+    path: str
+    layers: tuple[int, ...]
+    n_embd: int
+    n_vocab: int
+    model: str | None
+
+
+def head_file(path: str | os.PathLike[str]) -> HeadFile | None:
+    """Read what a file says if it is a draft head; None: it is another model.
+
+    Raises:
+        TilebeamError: it cannot be read, or is a head that llama.cpp cannot run.
+    """
+    from tilebeam import gguf as gguf_tools
+
+    path = Path(path)
+    if not path.is_file():
+        return None  # whoever loads it says so
+    try:
+        with gguf_tools.open_gguf(path) as file:
+            return _read(str(path), file) if file.architecture == ARCHITECTURE else None
+    except (gguf_tools.GGUFError, OSError) as error:
+        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+
+
+def _read(path: str, file: Source) -> HeadFile:
+    from tilebeam import gguf as gguf_tools
+
+    gguf_tools.check_model(file, ARCHITECTURE)
+
+    def value(key: str, kind: type = int) -> Any:
+        found = file.kv.get(f"{ARCHITECTURE}.{key}")
+        if found is None or not isinstance(found.value, kind):
+            raise gguf_tools.GGUFError(f"a draft head needs the metadata {ARCHITECTURE}.{key}")
+        return found.value
+
+    def need(what: str, *, holds: bool) -> None:
+        if not holds:
+            raise gguf_tools.GGUFError(f"a draft head must have {what}")
+
+    shapes = {name: tensor.ne for name, tensor in file.tensors.items()}
+    inputs = [int(layer) for layer in np.asarray(value("target_layers", object)).reshape(-1)]
+    n_embd, width = value("embedding_length"), value("target_hidden_size")
+    need("one layer", holds=value("block_count") == 1)
+    need("three target_layers, none of them the first", holds=len(inputs) == 3 and min(inputs) > 0)
+    need("a matrix fc.weight that fits", holds=shapes.get("fc.weight", ())[:2] == (3 * width, n_embd))
+    vocabulary = file.kv.get("tokenizer.ggml.tokens")
+    n_vocab = len(vocabulary.value) if vocabulary is not None else value("vocab_size")
+    width_k, width_v = (file.kv.get(f"{ARCHITECTURE}.attention.{name}_length") for name in ("key", "value"))
+    need("keys as wide as values", holds=(width_k and width_k.value) == (width_v and width_v.value))
+    embeds = "token_embd.weight" in shapes or n_embd == width
+    need("states as wide as its model's, or token embeddings of its own", holds=embeds)
+    need("an output matrix", holds="output.weight" in shapes)
+    if "d2t" in shapes:
+        need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == (shapes["output.weight"][1],))
+        tokens = _numbers(file, "d2t")
+        need("tokens of its vocabulary in d2t", holds=bool(((tokens >= 0) & (tokens < n_vocab)).all()))
+    else:
+        need("an output for each token", holds=shapes["output.weight"][1] == n_vocab)
+    model = file.kv.get(K_MODEL)
+    return HeadFile(
+        path,
+        tuple(layer - 1 for layer in inputs),
+        width,
+        n_vocab,
+        model.value if model is not None and isinstance(model.value, str) else None,
+    )
+
+
+def _numbers(file: Source, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    from tilebeam import gguf as gguf_tools
+
+    tensor = file.tensors[name]
+    if tensor.nbytes != 8 * tensor.ne[0]:
+        raise gguf_tools.GGUFError(f"{name} must hold whole numbers of 64 bits")
+    data = np.empty(tensor.ne[0], np.int64)
+    file.read_tensor(tensor, 0, data.view(np.uint8))
+    return data
+
+
+def model_mark(path: str | os.PathLike[str]) -> str:
+    """Tell a model from others by its norms' weights, which are the same in whatever types its matrices are, and in a
+    repacked file: SHA-256 of their names and bytes.
+
+    Raises:
+        TilebeamError: the file cannot be read.
+    """
+    from tilebeam import gguf as gguf_tools
+
+    digest = hashlib.sha256()
+    try:
+        with gguf_tools.open_gguf(path) as file:
+            for name in sorted(name for name in file.tensors if name.endswith("norm.weight")):
+                data = np.empty(file.tensors[name].nbytes, np.uint8)
+                file.read_tensor(file.tensors[name], 0, data)
+                digest.update(name.encode() + data.tobytes())
+    except (gguf_tools.GGUFError, OSError) as error:
+        raise TilebeamError(f"{path} cannot be read: {error}") from None
+    return digest.hexdigest()
+
+
+def check_fits(head: HeadFile, path: str, n_embd: int, n_vocab: int, n_layer: int) -> None:
+    """Refuse a head of another model than the one in the file `path`.
+
+    Raises:
+        TilebeamError: it was trained for another model, or for one of another size.
+    """
+    theirs = (head.n_embd, head.n_vocab)
+    if theirs != (n_embd, n_vocab) or max(head.layers) > n_layer - 2:
+        raise TilebeamError(
+            f"{head.path} is a draft head for a model of {theirs[0]} elements a state, {theirs[1]} tokens and at least "
+            f"{max(head.layers) + 2} layers; {path} has {n_embd}, {n_vocab} and {n_layer}."
+        )
+    if head.model is not None and head.model != model_mark(path):
+        raise TilebeamError(
+            f"{head.path} was trained for another model of the same size than {path}: train a head for this one "
+            "(tilebeam draft train)."
+        )
+
+
+def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threads: int, stack: ExitStack) -> DraftHead:
+    """Load a head and let it follow its model's context.
+
+    Args:
+        head: that fits.
+        target: the context, with a tap of the head's layers.
+        devices: that it runs on; none: the CPU backend.
+        threads: of the CPU backend.
+        stack: what closes it.
+
+    Raises:
+        TilebeamError: llama.cpp cannot load it.
+    """
+    import llama_cpp.llama_cpp as capi
+
+    from tilebeam.engine.draft_head import DraftHead
+    from tilebeam.native.head_contexts import HeadContexts, available
+    from tilebeam.native.llama import Model, errors_in, log_router
+    from tilebeam.native.register import own_load
+
+    if not available():
+        raise TilebeamError(f"{head.path} is a draft head, which this build of llama.cpp has no functions to run.")
+    params = capi.llama_model_default_params()
+    array = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+    params.devices = ctypes.cast(array, ctypes.c_void_p)
+    params.n_gpu_layers = -1 if devices else 0
+    wanted = capi.llama_context_default_params()
+    wanted.n_ctx = target.n_ctx + target.n_seq_max * MOST
+    wanted.n_seq_max, wanted.kv_unified = target.n_seq_max, True
+    wanted.n_batch = wanted.n_ubatch = n_batch = max(_BATCH, target.n_seq_max)
+    # Beside the device the CPU backend only looks up embeddings.
+    wanted.n_threads = wanted.n_threads_batch = 1 if devices else threads
+    wanted.no_perf = True
+    wanted.ctx_other = target.pointer
+    with log_router().capture() as log:
+        pointer = own_load()(os.fsencode(head.path), params)
+        if not pointer:
+            raise TilebeamError(f"llama.cpp could not load {head.path}: {errors_in(log) or 'no reason was given'}")
+        model = Model(pointer)
+        stack.callback(model.close)
+        contexts = HeadContexts(model, wanted, n_batch)
+        stack.callback(contexts.close)
+    following = DraftHead(contexts, target, head.layers)
+    stack.callback(following.close)
+    return following

@@ -1,0 +1,182 @@
+"""Draft heads: they follow the model's sequences through forks and cuts, guess what they would guess for the whole text
+read at once, and change no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilebeam
+from engine_kit import EXACT
+from head_kit import write_head
+from tilebeam import LM, SamplingParams, TilebeamError
+from tilebeam import gguf as gguf_tools
+from tilebeam.engine import draft_head
+from tilebeam.engine.draft_head import DraftHead
+from tilebeam.engine.speculation import MOST_WITH_HEAD, StepCosts
+from tilebeam.model.head_file import model_mark
+from tilebeam.native import head_contexts
+from tilebeam.native.layer_tap import LayerTap
+
+from bench.lib.synth import preset, write_model
+
+CONFIG = preset("tiny", n_layer=5)
+TOKENS = (100, 101, 102)
+# Texts of three tokens, which the head guesses among: some guesses are right.
+PARAMS = SamplingParams(
+    max_tokens=40, temperature=1, top_k=0, top_p=1, seed=3, ignore_eos=True, logit_bias=dict.fromkeys(TOKENS, 1e4)
+)
+PROMPTS = [list(range(5, 25)), [*range(5, 20), 400, 401], [7]]
+OPTIONS: dict[str, Any] = {"n_ctx": 4096, "threads": 1, "n_seq_max": 16, **EXACT}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write_model(path := tmp_path_factory.mktemp("models") / "model.gguf", CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def head(model: Path) -> Path:
+    return write_head(model.parent / "head.gguf", CONFIG, TOKENS)
+
+
+@pytest.fixture(autouse=True)
+def rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is worth guessing follows measured time: here a row more never costs any, so that runs are alike."""
+    monkeypatch.setattr(StepCosts, "of", lambda *_: 1.0)
+
+
+@contextmanager
+def loaded(model: Path, device: Any, head: Path | None) -> Iterator[LM]:
+    with tilebeam.load(model, device, draft=head, lookup=None if head else False, **OPTIONS) as lm:
+        yield lm
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("kept", [(256, 128), (6, 4)])  # texts are longer than the second
+def test_texts_are_those_without_it(
+    model: Path, head: Path, device: Any, n: int, kept: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_head, "_WAITING", kept[0])
+    monkeypatch.setattr(draft_head, "_LAST", kept[1])
+    params, prompts = replace(PARAMS, n=n), PROMPTS[: MOST_WITH_HEAD // n]
+    with loaded(model, device, None) as lm:
+        plain = lm.generate(prompts, params)
+    with loaded(model, device, head) as lm:
+        guessed = lm.generate(prompts, params)
+        assert lm.head is not None
+        assert lm.head.failed is None
+    assert [[s.token_ids for s in o.outputs] for o in guessed] == [[s.token_ids for s in o.outputs] for o in plain]
+    accepted, drafted = (sum(getattr(o.usage, f"{k}_tokens") for o in guessed) for k in ("accepted", "drafted"))
+    assert 0.1 < accepted / drafted < 0.9
+
+
+def test_it_guesses_as_for_the_text_read_at_once(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever forks, cuts and pieces came before, and with what earlier calls left in the cache."""
+    seen = list[tuple[list[int], int, float]]()
+    asked = dict[int, list[int]]()  # texts by their sequences
+    waiting, guess = DraftHead.waiting, DraftHead.guess
+
+    def note_texts(self: DraftHead, samples: Any) -> Any:
+        spans = waiting(self, samples)
+        asked.update({span[0]: samples[i].target() for i, span in spans.items()})
+        return spans
+
+    def note_guess(self: DraftHead, spans: Any) -> Any:
+        result = guess(self, spans)
+        for (id, *_), (token, p, _) in zip(spans, result, strict=True):
+            if id in asked:  # its first guess; others come of the head's own states
+                seen.append((asked.pop(id), token, p))
+        return result
+
+    with loaded(model, "cpu", head) as lm, lm.keep_prefixes():
+        monkeypatch.setattr(DraftHead, "waiting", note_texts)
+        monkeypatch.setattr(DraftHead, "guess", note_guess)
+        for prompts in (PROMPTS, [[*PROMPTS[0], 400, 9], PROMPTS[1]]):
+            lm.generate(prompts, replace(PARAMS, n=2))
+        monkeypatch.undo()
+        assert len(seen) > 100
+        with lm.raw_decode() as context:
+            assert lm.head is not None
+            for text, token, p in seen[:: len(seen) // 40]:
+                context.fill([(0, 0, text[:-1], 1)])
+                lm.check_decode(context.decode(len(text) - 1))
+                assert lm.head.failed is None
+                known = lm.head._followed[0]
+                assert (known.first, known.tokens) == (0, text[:-1])
+                lm.head._fuse([known])
+                n = known.decoded
+                ((again, q, _),) = lm.head.guess([(0, n, text[n + 1 :], known.states[n:])])
+                assert (again, q) == (token, pytest.approx(p, abs=0.01))
+                context.clear()
+
+
+def test_a_head_of_another_model(model: Path, tmp_path: Path) -> None:
+    """It says so itself: sizes fit. In other types, or repacked, a model is still the same."""
+    write_model(other := tmp_path / "other.gguf", replace(CONFIG, seed=5))
+    write_model(q8 := tmp_path / "q8.gguf", CONFIG, "q8_0")
+    repacked = tmp_path / "repacked.gguf"
+    gguf_tools.pack(model, repacked)
+    marks = [model_mark(path) for path in (model, q8, repacked, other)]
+    assert marks[0] == marks[1] == marks[2] != marks[3]
+    own = write_head(tmp_path / "head.gguf", CONFIG, TOKENS, mark=marks[0])
+    with loaded(q8, "cpu", own) as lm:
+        assert lm.head is not None
+    with pytest.raises(TilebeamError, match=r"trained for another model .*tilebeam draft train"):
+        loaded(other, "cpu", own).__enter__()
+
+
+def test_a_damaged_head(model: Path, head: Path, tmp_path: Path) -> None:
+    whole, cut = head.read_bytes(), tmp_path / "cut.gguf"
+    for length in (10, 500, len(whole) // 2, len(whole) - 40):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(TilebeamError, match=r"cut\.gguf"):
+            loaded(model, "cpu", cut).__enter__()
+
+
+def test_models_and_libraries_that_cannot_have_a_head(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerTap, "rows", lambda *_: None)
+        with pytest.warns(RuntimeWarning), pytest.raises(TilebeamError, match="no outputs of the model's layers"):
+            loaded(model, "cpu", head).__enter__()
+    monkeypatch.setattr(head_contexts, "available", lambda: False)
+    with pytest.raises(TilebeamError, match="no functions to run"):
+        loaded(model, "cpu", head).__enter__()
+
+
+def test_a_head_that_fails_costs_no_text(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loaded(model, "cpu", None) as lm:
+        plain = lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids
+    decode, left = head_contexts.HeadContexts.decode, iter(range(9))
+
+    def fails_late(self: head_contexts.HeadContexts, n: int) -> Any:
+        if next(left, None) is None:
+            raise TilebeamError("llama.cpp failed to decode with the draft head.")
+        return decode(self, n)
+
+    with loaded(model, "cpu", head) as lm:
+        monkeypatch.setattr(head_contexts.HeadContexts, "decode", fails_late)
+        with pytest.warns(RuntimeWarning, match="guesses nothing any more"):
+            assert lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids == plain
+        assert lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids == plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_count": 2}, "one layer"),
+        ({"target_hidden_size": 64}, "fc.weight"),
+        ({"vocab_size": 77}, "tokens of its vocabulary in d2t"),
+        ({"vocab_size": 5000}, "is a draft head for a model of"),
+    ],
+)
+def test_heads_that_do_not_fit(model: Path, tmp_path: Path, changes: dict[str, int], message: str) -> None:
+    file = write_head(tmp_path / "head.gguf", CONFIG, TOKENS, **changes)
+    with pytest.raises(TilebeamError, match=message), loaded(model, "cpu", file):
+        pass
