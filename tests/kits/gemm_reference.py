@@ -111,8 +111,14 @@ def _tile_group(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[A
     return data, q.T, d.T
 
 
-def float_product(w: Weights, x: Array) -> tuple[Array, Array]:
-    """Products of float weights, and how far float32 sums may be from them."""
+def float_product(w: Weights, x: Array, isa: str) -> tuple[Array, Array]:
+    """Products of float weights with what a kernel set multiplies them with, and how far float32 sums may be from them.
+
+    avx512bf16 rounds the activations of six rows and more to BF16 beside weights of it.
+    """
+    if w.type == Type.BF16 and isa == "avx512bf16" and len(x) >= 6:
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        x = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     exact = x.astype(np.float64) @ w.values.T
     return exact, (np.abs(x).astype(np.float64) @ np.abs(w.values).T) * 2.0**-23 * (w.k + 2)
 

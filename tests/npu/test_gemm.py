@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
+from tilebeam.native import executor as _npu
 
 QUANTIZED = (*BLOCKS, *COLUMN, *TILE, *MORE_BLOCKS, *MORE_COLUMN)
 isas = t.runs_with_hvx
@@ -122,7 +123,7 @@ def test_scales_of_mxfp4_are_powers_of_two(isa: str) -> None:
     assert np.all(np.abs(out[np.abs(exact) <= 2.0**-110]) <= 2.0**-109)
 
 
-@isas
+@t.runs_with_bf16
 @pytest.mark.parametrize("type", FLOATS, ids=lambda w: w.label)
 @settings(max_examples=12, deadline=None)
 @given(
@@ -136,7 +137,7 @@ def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: in
     rng = np.random.default_rng(seed)
     w = make_weights(type, k, n, rng)
     x = rng.standard_normal((m, k)).astype(np.float32)
-    exact, bound = float_product(w, x)
+    exact, bound = float_product(w, x, isa)
     assert np.all(np.abs(device(isa, threads).product(w, x) - exact) <= bound)
     if type == Type.F16:
         half = x.astype(np.float16)
@@ -273,7 +274,7 @@ def test_scales_that_are_no_numbers(isa: str, type: Type) -> None:
         assert np.all(np.isfinite(out[:, :48]))
 
 
-@t.runs_here
+@pytest.mark.parametrize("isa", _npu.isas())
 def test_kernel_names(isa: str) -> None:
     rng = np.random.default_rng(6)
     seen = set()
@@ -283,8 +284,9 @@ def test_kernel_names(isa: str) -> None:
             x = rng.standard_normal((m, 64)).astype(np.float32)
             device(isa, 1).product(make_weights(type, 64, 32, rng), x, name=name)
             assert name[0].startswith("gemm_")
-            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON
-            assert name[0].split("_")[-1] in (isa, {"avxvnni": "avx2", "i8mm": "neon"}.get(isa))
+            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON, AVX512-BF16 one to AVX-512's
+            under = {"avxvnni": "avx2", "i8mm": "neon", "avx512bf16": "avx512vnni"}
+            assert name[0].split("_")[-1] in (isa, under.get(isa))
             seen.add(name[0])
     floats = {"f32d", "f16d", "bf16d", "f32"}
     column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c", "mx4c"}

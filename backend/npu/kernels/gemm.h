@@ -192,6 +192,7 @@ void fill_gemm_avx512vnni(gemm_kernels & k);
 void fill_gemm_neon(gemm_kernels & k);
 void fill_gemm_i8mm(gemm_kernels & k);
 void fill_gemm_hvx(gemm_kernels & k);
+void fill_gemm_avx512bf16(gemm_kernels & k);
 
 } // namespace tb::npu
 
