@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
     def thread_counts(self, args: Any) -> list[int]:
         if args.threads:
-            return list(numbers(args.threads, "-t"))
+            return numbers(args.threads, "-t")
         cpus = int(limits.machine()["cpus"])
         return [cpus] if args.quick else sorted({1, cpus})
 

@@ -96,7 +96,7 @@ def main() -> None:
     p.add_count("--cells", usual=4096, quick=512, what="cells of the prompt")
     p.add_rounds(15, 2)
     o = p.parse()
-    asked = numbers(o.queries or ("1,16" if o.quick else "1,2,4,8,16,32,64,128"), "--queries")
+    asked = numbers(o.queries or ("1,16" if o.quick else "1-128*2"), "--queries")
     rows = report.Rows("attention_stages", o.json)
     stages = Stages(o.isa, o.cells, o.head_dim)
     with console.bar("stages") as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -15,8 +16,8 @@ from pathlib import Path
 import process_kit
 import pytest
 from cli_kit import Ran, ok
+from tilebeam.cli import bench as bench_cli
 from tilebeam.cli import console
-from tilebeam.cli.eval_options import numbers
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.question_files import UserQuestion
@@ -118,12 +119,14 @@ def test_bad_flags_are_usage_errors(flags: list[str], model: Path) -> None:
         (["--device", "cpu,gpu"], ["--device", "tilebeam and cpu, not 'gpu'"]),
         (["--device", "cpu,cpu"], ["twice"]),
         (["-p", "5x"], ["-p", "5x"]),
-        (["-n", "1-8"], ["-n", "1-8"]),
+        (["-n", "1-8*1"], ["-n"]),
+        (["-n", "8-1"], ["-n"]),
         (["-npl", "0"], ["sequences"]),
         (["-npl", "1,300", "-b", "512"], ["256"]),
         (["-npl", "16", "-b", "8"], ["-b 8", "16"]),
         (["-p", "0", "-n", "0"], ["nothing"]),
         (["-r", "0"], ["-r"]),
+        (["-n", "1-1000000"], ["-n", "1000"]),
     ],
 )
 def test_bench_flags_that_make_no_sense(flags: list[str], words: list[str], model: Path) -> None:
@@ -281,8 +284,11 @@ def test_progress_in_lines_comes_every_ten_seconds(
 def test_bench_other_formats(model: Path) -> None:
     common = ["bench", "-m", model, *SHORT, "-r", 1, "--device", "cpu", "-o"]
     lines = [json.loads(line) for line in ok(*common, "jsonl").out.splitlines()]
+    table = list(csv.DictReader(io.StringIO(ok(*common, "csv").out)))
     markdown = ok(*common, "md").out.splitlines()
     assert [r["n_gen"] for r in lines] == [0, 2]
+    assert [r["n_gen"] for r in table] == ["0", "2"]
+    assert set(table[0]) == {k for k in lines[0] if not k.startswith("samples_")}
     assert markdown[0].startswith("| model")
     assert "pp8" in markdown[2]
     assert "tg2" in markdown[3]
@@ -303,11 +309,14 @@ def test_bench_repacked_file_beside_the_ordinary_one(model: Path, repacked: Path
 
 
 def test_number_lists() -> None:
-    assert numbers("512", "-p") == (512,)
-    assert numbers("4,2, 1,2", "-p") == (1, 2, 4)
-    for bad in ("", "a", "1-4", "-3", "1,,2", "1.5"):
+    assert bench_cli.numbers("512", "-p") == [512]
+    assert bench_cli.numbers("1,2, 4", "-p") == [1, 2, 4]
+    assert bench_cli.numbers("1-4", "-p") == [1, 2, 3, 4]
+    assert bench_cli.numbers("1-8+3,9", "-p") == [1, 4, 7, 9]
+    assert bench_cli.numbers("1-16*2", "-p") == [1, 2, 4, 8, 16]
+    for bad in ("", "a", "1-", "-3", "1,,2", "1-4*1", "0-4*2", "4-1", "1-4+0", "1.5"):
         with pytest.raises(TilebeamError, match="-p"):
-            numbers(bad, "-p")
+            bench_cli.numbers(bad, "-p")
 
 
 # --- throughput -------------------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def command() -> Any:
         ("--method=max_steps=3", "option of no method"),
         ("--budget=1,two", "whole numbers"),
         ("--device=gpu", "tilebeam and cpu, not 'gpu'"),
-        ("--seeds=", "write whole numbers"),
+        ("--seeds=", "at least one of its seeds"),
         ("--scorer=prm", "--prm FILE"),
         ("--reward-tag=x", "--prm or --orm"),
         ("--task=jsonl:nowhere.jsonl", "nowhere.jsonl: No such file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.eval_options import numbers
 from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped, option
 from tilebeam.errors import TilebeamError
 from tilebeam.model.hub import missing
@@ -23,12 +23,38 @@ if TYPE_CHECKING:
     from tilebeam.measure.throughput import Case
     from tilebeam.model.lm import LM
 
-Format = Literal["md", "json", "jsonl"]
+Format = Literal["md", "json", "jsonl", "csv"]
+# More than anybody means; keeps a slip like 1-1000000 from being expanded.
+_LONGEST_LIST = 1000
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+
+
+def numbers(text: str, flag: str) -> list[int]:
+    """Parse llama-bench's lists: "1,2,4", "1-8", "1-8+2", "1-16*2", and mixtures.
+
+    Raises:
+        TilebeamError: anything else; names the flag.
+    """
+    values: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if not match:
+            raise TilebeamError(f"{flag} {text!r}: expected numbers and ranges such as 512, 1,2,4, 1-8+2 or 1-16*2.")
+        first, last, op, step = match.groups()
+        value, end, by = int(first), int(last or first), int(step or 1)
+        if end < value or (op == "*" and (by < 2 or value == 0)) or by < 1:
+            raise TilebeamError(f"{flag} {text!r}: the range {part.strip()} never ends or is empty.")
+        while value <= end:
+            values.append(value)
+            value = value * by if op == "*" else value + by
+            if len(values) > _LONGEST_LIST:
+                raise TilebeamError(f"{flag} {text!r}: more than {_LONGEST_LIST} values.")
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What is measured; names are llama-bench's."""
+    """What is measured; names and lists are llama-bench's."""
 
     model: Annotated[
         list[Path], typer.Option("-m", "--model", help="GGUF file; repeat for several.", show_default=False)
@@ -61,9 +87,9 @@ class BenchOptions:
 def bench(options: BenchOptions) -> None:
     """Measure throughput as llama-bench does, with parallel sequences, devices interleaved (A B A B).
 
-    Numbers may be lists: 1,2,4. Every prompt length (-p) and every generation length (-n) is a test of its own. Tokens
-    are random, nothing is sampled. "vs cpu" is the median of the ratios of adjacent runs, with the least and the
-    greatest; "CPU ms/t" is the time of all CPUs together per token.
+    Numbers may be lists and ranges as for llama-bench: 1,2,4 or 1-8+2 or 1-16*2. Every prompt length (-p) and every
+    generation length (-n) is a test of its own. Tokens are random, nothing is sampled. "vs cpu" is the median of the
+    ratios of adjacent runs, with the least and the greatest; "CPU ms/t" is the time of all CPUs together per token.
 
     Example: tilebeam bench -m model.gguf -p 512 -n 64 -npl 1,8,16 -r 5
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from dataclasses import asdict
@@ -31,6 +32,7 @@ class Writer:
     def __init__(self, form: str) -> None:
         self._form = form
         self._rows: list[Row] = []
+        self._csv = csv.writer(sys.stdout, quoting=csv.QUOTE_ALL, lineterminator="\n")
 
     def row(self, row: Row) -> None:
         """Take a row, which is complete."""
@@ -38,6 +40,9 @@ class Writer:
         first = len(self._rows) == 1
         if self._form == "jsonl":
             print(json.dumps(asdict(row)))
+        elif self._form == "csv":  # all fields but the single runs, as llama-bench does
+            cells = {k: v for k, v in asdict(row).items() if not k.startswith("samples_")}
+            self._csv.writerows([cells, cells.values()] if first else [cells.values()])
         elif self._form == "md":
             if first:
                 _line(list(_COLUMNS))

@@ -220,10 +220,10 @@ def model_files(specs: Sequence[str]) -> tuple[ModelFile, ...]:
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
     """Read whole numbers, each once, in rising order."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise TilebeamError(f"{option} {text!r}: write whole numbers, comma separated.")
-    return tuple(sorted({int(part) for part in parts}))
+    try:
+        return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise TilebeamError(f"{option} {text!r}: write whole numbers, comma separated.") from None
 
 
 def described_reward(spec: RewardSpec | None, step_stop: str) -> dict[str, Any]:
