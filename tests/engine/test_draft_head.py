@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
@@ -173,10 +174,13 @@ def test_a_head_that_fails_costs_no_text(model: Path, head: Path, monkeypatch: p
         ({"block_count": 2}, "one layer"),
         ({"target_hidden_size": 64}, "fc.weight"),
         ({"vocab_size": 77}, "tokens of its vocabulary in d2t"),
+        ({"d2t": np.int32}, "d2t must hold whole numbers of 64 bits"),
+        ({"layers": (0, 1)}, "three target_layers"),
+        ({"layers": (0, 1, 4)}, "at least 6 layers"),
         ({"vocab_size": 5000}, "is a draft head for a model of"),
     ],
 )
-def test_heads_that_do_not_fit(model: Path, tmp_path: Path, changes: dict[str, int], message: str) -> None:
+def test_heads_that_do_not_fit(model: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     file = write_head(tmp_path / "head.gguf", CONFIG, TOKENS, **changes)
     with pytest.raises(TilebeamError, match=message), loaded(model, "cpu", file):
         pass
