@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
@@ -173,10 +174,44 @@ def test_a_head_that_fails_costs_no_text(model: Path, head: Path, monkeypatch: p
         ({"block_count": 2}, "one layer"),
         ({"target_hidden_size": 64}, "fc.weight"),
         ({"vocab_size": 77}, "tokens of its vocabulary in d2t"),
+        ({"d2t": np.int32}, "d2t must hold whole numbers of 64 bits"),
+        ({"layers": (0, 1)}, "three target_layers"),
+        ({"layers": (0, 1, 4)}, "at least 6 layers"),
         ({"vocab_size": 5000}, "is a draft head for a model of"),
     ],
 )
-def test_heads_that_do_not_fit(model: Path, tmp_path: Path, changes: dict[str, int], message: str) -> None:
+def test_heads_that_do_not_fit(model: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     file = write_head(tmp_path / "head.gguf", CONFIG, TOKENS, **changes)
     with pytest.raises(TilebeamError, match=message), loaded(model, "cpu", file):
         pass
+
+
+def test_hidden_states_are_those_without_it(model: Path, head: Path) -> None:
+    """The tap serves both: another layer's states for the samples, the head's layers for the head."""
+    params = replace(PARAMS, hidden=True, max_tokens=12)
+    found = []
+    for draft in (None, head):
+        options = OPTIONS | {"hidden_layer": 3, "lookup": None if draft else False}
+        with tilebeam.load(model, "cpu", draft=draft, **options) as lm:
+            found.append(lm.generate([PROMPTS[0]], params)[0].outputs[0])
+    (plain, other) = (one.hidden for one in found)
+    assert found[0].token_ids == found[1].token_ids
+    assert plain is not None
+    assert other is not None
+    assert plain.count == other.count
+    np.testing.assert_allclose(other.total, plain.total, rtol=1e-4, atol=1e-4)
+
+
+def test_cells_that_were_saved_are_guessed_from(model: Path, head: Path, tmp_path: Path) -> None:
+    """The head never saw what was loaded, and begins behind it."""
+    with loaded(model, "cpu", head) as lm, lm.keep_prefixes():
+        first = lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids
+        assert lm.save_prefixes(tmp_path / "states") > 0
+    with loaded(model, "cpu", head) as lm:
+        assert lm.load_prefixes(tmp_path / "states") > 0
+        again = lm.generate([PROMPTS[0]], PARAMS)[0]
+        assert again.usage.cached_tokens > 0
+        assert again.outputs[0].token_ids == first
+        assert again.usage.accepted_tokens > 0
+        assert lm.head is not None
+        assert lm.head.failed is None

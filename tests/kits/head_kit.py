@@ -19,6 +19,7 @@ def write_head(
     layers: Sequence[int] = (0, 1, 2),
     seed: int = 0,
     mark: str = "",
+    d2t: type = np.int64,
     **changes: int,
 ) -> Path:
     """Write a head that guesses `tokens` only; it reads the outputs of `layers` of its model."""
@@ -58,7 +59,7 @@ def write_head(
         file.add_tensor(f"{name}.weight", (rng.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32))
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
         file.add_tensor(f"{name}.weight", np.ones(n_embd, np.float32))
-    file.add_tensor("d2t", np.array(tokens, np.int64))
+    file.add_tensor("d2t", np.array(tokens, d2t))
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()

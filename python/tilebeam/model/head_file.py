@@ -84,7 +84,8 @@ def _read(path: str, file: Source) -> HeadFile:
             raise gguf_tools.GGUFError(f"a draft head must have {what}")
 
     shapes = {name: tensor.ne for name, tensor in file.tensors.items()}
-    inputs = [int(layer) for layer in np.asarray(value("target_layers", object)).reshape(-1)]
+    listed = np.asarray(value("target_layers", object)).reshape(-1)
+    inputs = listed.tolist() if np.issubdtype(listed.dtype, np.integer) else []
     n_embd, width = value("embedding_length"), value("target_hidden_size")
     need("one layer", holds=value("block_count") == 1)
     need("three target_layers, none of them the first", holds=len(inputs) == 3 and min(inputs) > 0)
@@ -93,8 +94,11 @@ def _read(path: str, file: Source) -> HeadFile:
     n_vocab = len(vocabulary.value) if vocabulary is not None else value("vocab_size")
     width_k, width_v = (file.kv.get(f"{ARCHITECTURE}.attention.{name}_length") for name in ("key", "value"))
     need("keys as wide as values", holds=(width_k and width_k.value) == (width_v and width_v.value))
-    embeds = "token_embd.weight" in shapes or n_embd == width
-    need("states as wide as its model's, or token embeddings of its own", holds=embeds)
+    own = shapes.get("token_embd.weight")
+    need(
+        "token embeddings for its vocabulary, or states as wide as its model's",
+        holds=n_embd == width if own is None else own == (n_embd, n_vocab),
+    )
     need("an output matrix", holds="output.weight" in shapes)
     if "d2t" in shapes:
         need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == (shapes["output.weight"][1],))
@@ -116,7 +120,7 @@ def _numbers(file: Source, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     from tilebeam import gguf as gguf_tools
 
     tensor = file.tensors[name]
-    if tensor.nbytes != 8 * tensor.ne[0]:
+    if tensor.type.name != "I64":
         raise gguf_tools.GGUFError(f"{name} must hold whole numbers of 64 bits")
     data = np.empty(tensor.ne[0], np.int64)
     file.read_tensor(tensor, 0, data.view(np.uint8))
