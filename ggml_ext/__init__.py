@@ -108,6 +108,12 @@ class Type(IntEnum):
     IQ3_S_COL = lib.TB_IQ3_S_COL
     IQ1_S_COL = lib.TB_IQ1_S_COL
     IQ1_M_COL = lib.TB_IQ1_M_COL
+    Q1_0 = lib.TB_Q1_0
+    Q2_0 = lib.TB_Q2_0
+    Q1_0_COL = lib.TB_Q1_0_COL
+    Q2_0_COL = lib.TB_Q2_0_COL
+    NVFP4 = lib.TB_NVFP4
+    NVFP4_COL = lib.TB_NVFP4_COL
 
     @property
     def _info(self) -> Any:
@@ -166,7 +172,8 @@ def tile_bytes(tiled: Type) -> int:
 
 
 def has_file_form(tiled: Type) -> bool:
-    """Return whether tiles have the bytes of their blocks, as a repacked file needs it; those of IQ1 to IQ3 have more,
+    """Return whether tiles have the bytes of their blocks, as a repacked file needs it; those of IQ1 to IQ3, Q1_0 and
+    Q2_0 have more,
     and are made while a model loads."""
     plain = TILE * row_bytes(source_type(tiled), int(lib.tb_tile_k(tiled)))
     return packed_bytes(source_type(tiled), plain) == plain

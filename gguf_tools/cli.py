@@ -172,8 +172,9 @@ def pack(
 ) -> None:
     """Rewrite an ordinary GGUF (of a split model: any part) into the tile layout.
 
-    Without options every Q4_0 to Q8_0, IQ4_NL, IQ4_XS, MXFP4, Q2_K to Q6_K, TQ1_0 and TQ2_0 matrix is packed, bit for
-    bit, and `unpack` gives the source back. IQ1_S to IQ3_S become tiles when the packed file is loaded.
+    Without options every Q4_0 to Q8_0, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q2_K to Q6_K, TQ1_0 and TQ2_0 matrix is packed,
+    bit for bit, and `unpack` gives the source back. IQ1_S to IQ3_S, Q1_0 and Q2_0 become tiles when the packed file is
+    loaded.
 
     Example: gguf-repack pack model-f16.gguf model.tb.gguf --type q4_0 --search
     """

@@ -71,7 +71,7 @@ class MatrixGroup:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of all of them in the device's memory: more than in the file of IQ1 to IQ3."""
+        """Bytes of all of them in the device's memory: more than in the file of IQ1 to IQ3, Q1_0 and Q2_0."""
         type = TB_TYPE.get(Q[self.type.upper()])
         return self.bytes if type is None or self.device == "cpu" else ggml_ext.packed_bytes(type, self.bytes)
 

@@ -18,8 +18,9 @@ from .split import Source
 
 Floats = npt.NDArray[np.float32]
 
-# The types of weights that the device multiplies by.
-TB_TYPE = {Q(t.ggml): t for t in Type if t.is_multiplied and not ggml_ext.is_tiled(t)}
+# The types of weights that the device multiplies by, of those that the gguf package knows: 0.19 has no Q2_0.
+_KNOWN = {q.value for q in Q}
+TB_TYPE = {Q(t.ggml): t for t in Type if t.is_multiplied and not ggml_ext.is_tiled(t) and t.ggml in _KNOWN}
 BLOCK = 32  # elements of a block of each quantized type in TB_TYPE
 GGML_TYPE = {t: q for q, t in TB_TYPE.items()}
 FLOAT_TYPES = tuple(q for q, t in TB_TYPE.items() if not t.is_in_tiles)

@@ -1,4 +1,4 @@
-"""Floats to types of 256 k by rounding to nearest, for random models: gguf's code only reads most of them."""
+"""Floats to types of 64 to 256 k by rounding to nearest, for random models: gguf's code only reads most of them."""
 
 from __future__ import annotations
 
@@ -160,6 +160,22 @@ def _grid_points(x: F32, qtype: Q) -> U8:
     return made
 
 
+def _signs(x: F32) -> U8:
+    """Q1_0: a sign each, times the mean magnitude of 128."""
+    b = x.reshape(-1, 128)
+    return np.concatenate([_half(np.abs(b).mean(axis=1))[1], np.packbits(b >= 0, axis=1, bitorder="little")], axis=1)
+
+
+def _four_bit_floats(x: F32) -> U8:
+    """NVFP4: the largest of 16 is 6 times a scale of 8 bits."""
+    b, of = x.reshape(-1, 4, 16), gguf.quants.NVFP4
+    codes = of.fp32_to_ue4m3(np.abs(b).max(axis=2) / 6)
+    d = np.maximum(of.ue4m3_to_fp32(codes), np.float32(1e-9))[..., None]
+    values = np.array(of.kvalues[:8], np.float32)
+    q = np.searchsorted((values[1:] + values[:-1]) / 2, np.abs(b) / d) | (b < 0) << 3
+    return np.concatenate([codes, (q[..., :8] | q[..., 8:] << 4).reshape(-1, 32)], axis=1).astype(np.uint8)
+
+
 GRID_TYPES = (Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ3_XXS, Q.IQ3_S, Q.IQ1_S, Q.IQ1_M)
 _MAKERS: dict[Q, Callable[[F32], U8]] = {
     Q.Q2_K: _two_bits,
@@ -168,6 +184,8 @@ _MAKERS: dict[Q, Callable[[F32], U8]] = {
     Q.Q5_K: lambda x: _with_minima(x, 5),
     Q.Q6_K: _six_bits,
     Q.IQ4_XS: _code_book,
+    Q.Q1_0: _signs,
+    Q.NVFP4: _four_bit_floats,
     Q.TQ1_0: lambda x: gguf.quants.quantize(_ternary(x), Q.TQ1_0),
     Q.TQ2_0: lambda x: gguf.quants.quantize(_ternary(x), Q.TQ2_0),
     **{q: partial(_grid_points, qtype=q) for q in GRID_TYPES},

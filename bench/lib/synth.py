@@ -45,6 +45,8 @@ TYPES = {
     "q2_k": Q.Q2_K,
     "q3_k": Q.Q3_K,
     "iq4_xs": Q.IQ4_XS,
+    "q1_0": Q.Q1_0,
+    "nvfp4": Q.NVFP4,
     "tq1_0": Q.TQ1_0,
     "tq2_0": Q.TQ2_0,
     "q4_k": Q.Q4_K,
@@ -58,7 +60,7 @@ TYPES = {
 }
 BY_GGUF = (Q.Q5_0, Q.Q4_1, Q.Q5_1, Q.MXFP4)  # quantized by gguf's own code
 QUANTIZED = (Q.Q8_0, Q.Q4_0, Q.IQ4_NL)
-BLOCK = 32  # elements of a block of these types; K-quants have 256
+BLOCK = 32  # elements of a block of these types; those of k_quants have more
 CHUNK = 1 << 22  # elements made at once
 LOGIT_STD = 2.0
 # Standard deviation of the attention scores before the softmax: 0 would average all values away; much more makes the

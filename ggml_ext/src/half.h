@@ -51,6 +51,11 @@ static inline uint16_t tb_load16(const uint8_t * p) {
 
 static inline void tb_store16(uint8_t * p, uint16_t v) { memcpy(p, &v, 2); }
 
+// Half of the UE4M3 number x, what a scale of NVFP4 stands for; its NaN counts as 0, as in ggml_ue4m3_to_fp32.
+static inline float tb_small_to_float(uint8_t x) {
+    return x == 0x7f ? 0.0f : tb_half_to_float((uint16_t)((x & 0x7f) << 7)) * 128.0f;
+}
+
 // 2^(x - 128): what a scale of MXFP4 stands for, half of E8M0's 2^(x - 127). Subnormal for 0 and 1.
 static inline float tb_power_to_float(uint8_t x) {
     const uint32_t bits = x < 2 ? 0x00200000u << x : (x - 1u) << 23;

@@ -90,6 +90,80 @@ static inline void unpack_nibbles(nibble_format f, const uint8_t * tile, uint32_
 
 static const int8_t MXFP4_VALUES[16] = {TB_MXFP4_VALUES(0)};
 
+// Q1_0, Q2_0 and NVFP4, whose blocks are several tiles long: `part` is one of them, 32 k. Blocks of the first two are
+// an FP16 scale, then quants in k order from the lowest bits on; one of 1 bit is worth 2q - 1, one of 2 bits q - 1.
+// Those of NVFP4 are four scales, then eight bytes for each 16 k, of which byte j holds k = j and, above it, k = j + 8.
+static uint32_t parts_of(uint32_t type) { return is_k_quant(type) ? 1 : tb_tile_k(type) / TILE; }
+
+// Four pairs of bits to a byte each, and back.
+static uint32_t spread_pairs(uint32_t x) { return (x | x << 6 | x << 12 | x << 18) & 0x03030303u; }
+
+static uint32_t join_pairs(uint32_t x) { return (x | x >> 6 | x >> 12 | x >> 18) & 0xffu; }
+
+// A part into column n of its tile, and back into a block that may have other parts already.
+static void pack_part(uint32_t type, const uint8_t * block, uint32_t part, uint8_t * tile, uint32_t n) {
+    const uint64_t low = 0x0f0f0f0f0f0f0f0fu;
+    uint8_t *to = tile + 4 * n, *scale = tile + tb_type_of(type)->quant_bytes;
+    if (type == TB_NVFP4_COL) {
+        for (uint32_t h = 0; h < 2; h++, to += 2 * CHUNK) {
+            const uint64_t q = load64(block + 4 + 16 * part + 8 * h);
+            store32(to, join8(q & low));
+            store32(to + CHUNK, join8(q >> 4 & low));
+            scale[32 * h + n] = block[2 * part + h];
+        }
+        return;
+    }
+    memcpy(scale + 2 * n, block, 2);
+    if (type == TB_Q1_0_COL) {
+        store32(to, gather_fifth(load32(block + 2 + 4 * part)));
+        return;
+    }
+    for (uint32_t c = 0; c < 2; c++) {
+        uint32_t w = 0;
+        for (uint32_t j = 0; j < 4; j++)
+            w |= spread_pairs(block[2 + 8 * part + 4 * c + j]) << 2 * j;
+        store32(to + CHUNK * c, quad(w));
+    }
+}
+
+static void unpack_part(uint32_t type, const uint8_t * tile, uint32_t n, uint32_t part, uint8_t * block) {
+    const uint8_t *from = tile + 4 * n, *scale = tile + tb_type_of(type)->quant_bytes;
+    if (type == TB_NVFP4_COL) {
+        for (uint32_t h = 0; h < 2; h++, from += 2 * CHUNK) {
+            store64(block + 4 + 16 * part + 8 * h, split8(load32(from)) | split8(load32(from + CHUNK)) << 4);
+            block[2 * part + h] = scale[32 * h + n];
+        }
+        return;
+    }
+    memcpy(block, scale + 2 * n, 2);
+    if (type == TB_Q1_0_COL) {
+        store32(block + 2 + 4 * part, scatter_fifth(load32(from)));
+        return;
+    }
+    for (uint32_t c = 0; c < 2; c++) {
+        const uint32_t w = quad(load32(from + CHUNK * c));
+        for (uint32_t j = 0; j < 4; j++)
+            block[2 + 8 * part + 4 * c + j] = (uint8_t)join_pairs(w >> 2 * j & 0x03030303u);
+    }
+}
+
+static void part_values(uint32_t type, const uint8_t * block, uint32_t part, float * out) {
+    if (type == TB_NVFP4_COL) {
+        for (uint32_t i = 0; i < TILE; i++) {
+            const uint8_t byte = block[4 + 16 * part + i / 16 * 8 + i % 8];
+            out[i] = tb_small_to_float(block[2 * part + i / 16]) * (float)MXFP4_VALUES[i & 8 ? byte >> 4 : byte & 15];
+        }
+        return;
+    }
+    const uint32_t bits = type == TB_Q1_0_COL ? 1 : 2;
+    const uint8_t * q = block + 2 + 4 * bits * part;
+    const float d = tb_half_to_float(tb_load16(block));
+    for (uint32_t i = 0; i < TILE; i++) {
+        const int value = q[i * bits / 8] >> i * bits % 8 & (bits == 1 ? 1 : 3);
+        out[i] = d * (float)(bits == 1 ? 2 * value - 1 : value - 1);
+    }
+}
+
 // What the bits of a quant stand for: their value less an offset, or what a table has.
 typedef struct {
     int offset;
@@ -141,12 +215,16 @@ int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, si
     const size_t tile_bytes = tb_tile_bytes(type);
     const size_t block_bytes = tb_type_size(tb_tiled_source(type));
     const int wide = is_8bit(type);
+    const uint32_t parts = parts_of(type);
     const nibble_format nibbles = nibbles_of(type);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
         uint8_t * tile = (uint8_t *)panel + kt * tile_bytes;
-        const uint8_t * block = (const uint8_t *)src + kt * block_bytes;
+        const uint8_t * block = (const uint8_t *)src + kt / parts * block_bytes;
         if (rows < TILE) memset(tile, 0, tile_bytes);
-        if (wide) {
+        if (parts > 1) {
+            for (uint32_t n = 0; n < rows; n++)
+                pack_part(type, block + n * row_stride, (uint32_t)(kt % parts), tile, n);
+        } else if (wide) {
             for (uint32_t n = 0; n < rows; n++)
                 pack_block_8(block + n * row_stride, tile, n);
         } else if (is_usual(nibbles)) {
@@ -170,11 +248,15 @@ int tb_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel
     const size_t tile_bytes = tb_tile_bytes(type);
     const size_t block_bytes = tb_type_size(tb_tiled_source(type));
     const int wide = is_8bit(type);
+    const uint32_t parts = parts_of(type);
     const nibble_format nibbles = nibbles_of(type);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
         const uint8_t * tile = (const uint8_t *)panel + kt * tile_bytes;
-        uint8_t * block = (uint8_t *)dst + kt * block_bytes;
-        if (wide) {
+        uint8_t * block = (uint8_t *)dst + kt / parts * block_bytes;
+        if (parts > 1) {
+            for (uint32_t n = 0; n < rows; n++)
+                unpack_part(type, tile, n, (uint32_t)(kt % parts), block + n * row_stride);
+        } else if (wide) {
             for (uint32_t n = 0; n < rows; n++)
                 unpack_block_8(tile, n, block + n * row_stride);
         } else if (is_usual(nibbles)) {
@@ -237,12 +319,19 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
     const tb_type_info * info = tb_type_of(type);
     const int column = is_column(type), wide = is_8bit(type);
     const nibble_format nibbles = nibbles_of(type);
+    const uint32_t parts = parts_of(type);
     const code_book book = code_book_of(info->source);
     float values[32];
     for (int q = 0; q < 32; q++)
         values[q] = (float)(book.table ? book.table[q & 15] : q - book.offset);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
         const uint8_t * tile = (const uint8_t *)panel + kt * info->tile_bytes;
+        for (uint32_t n = 0; n < rows && parts > 1; n++) {
+            uint8_t block[4 + 16]; // with one part
+            unpack_part(type, tile, n, 0, block);
+            part_values(type, block, 0, dst + n * k + kt * TILE);
+        }
+        if (parts > 1) continue;
         float d[32], minimum[32];
         for (uint32_t g = 0; g < 32; g++) {
             const uint8_t * scales = tile + info->quant_bytes;
@@ -291,6 +380,10 @@ int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * 
         return TB_OK;
     }
     const size_t block_bytes = tb_type_size(ggml_type);
+    const uint32_t parts = parts_of(tiled);
+    for (uint64_t part = 0; part < n / TILE && parts > 1; part++)
+        part_values(tiled, p + part / parts * block_bytes, (uint32_t)(part % parts), dst + part * TILE);
+    if (parts > 1) return TB_OK;
     const nibble_format f = nibbles_of(tiled);
     const code_book book = code_book_of(ggml_type);
     for (uint64_t b = 0; b < n / TILE; b++, p += block_bytes, dst += TILE) {

@@ -24,8 +24,9 @@ static inline int is_column(uint32_t type) {
 
 static inline int is_k_quant(uint32_t type) { return tb_type_block(tb_tiled_source(type)) == TB_K_BLOCK; }
 
+// Of a tiled type.
 static inline int bad_panel(uint32_t type, uint64_t k, uint32_t rows) {
-    return k == 0 || k % (is_k_quant(type) ? TB_K_BLOCK : TILE) != 0 || rows == 0 || rows > TILE;
+    return k == 0 || k % tb_tile_k(type) != 0 || rows == 0 || rows > TILE;
 }
 
 static inline uint32_t load32(const uint8_t * p) {

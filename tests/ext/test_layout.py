@@ -34,6 +34,7 @@ from tilebeam._ext.cdef import contract
 BLOCKS = [Type.Q4_0, Type.Q8_0, Type.IQ4_NL, Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.MXFP4]
 # Bytes of a block in front of its nibbles, or bytes: scale, minimum, fifth bits.
 HEADS = {Type.Q4_1: (2, 2, 0), Type.Q5_0: (2, 0, 4), Type.Q5_1: (2, 2, 4), Type.MXFP4: (1, 0, 0)}
+MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 QUANTIZED = [Type.Q4_0_COL, Type.Q8_0_COL, Type.Q4_0_TILE, Type.Q8_0_TILE]
 
@@ -152,6 +153,56 @@ def test_every_byte_of_a_packed_matrix_is_where_the_formulas_say(ggml_type: Type
         },
     )
     assert np.array_equal(pack(tiled, blocks.reshape(-1), k, n), expected)
+
+
+# Blocks that are several tiles long: k of each.
+LONG = {Type.Q1_0: 128, Type.Q2_0: 64, Type.NVFP4: 64}
+
+
+def long_blocks(type: Type, blocks: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Quants (N, K) as stored, and of each 32 k the bytes of a tile's scales (N, K/32, 2): by ggml-common.h."""
+    b = blocks.reshape(len(blocks), k // LONG[type], -1)
+    if type == Type.NVFP4:
+        q = b[..., 4:].reshape(*b.shape[:2], 4, 1, 8) >> np.array([[0], [4]], np.uint8) & 15
+        return q.reshape(len(b), k), b[..., :4].reshape(len(b), k // 32, 2)
+    bits = 8 * (b.shape[2] - 2) // LONG[type]
+    q = b[..., 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1
+    return q.reshape(len(b), k), np.repeat(b[..., :2], LONG[type] // 32, axis=1)
+
+
+@pytest.mark.parametrize("type", LONG)
+@settings(max_examples=20, deadline=None)
+@given(blocks=st.integers(1, 3), n=st.integers(1, 70), seed=seeds)
+def test_blocks_longer_than_a_tile(type: Type, blocks: int, n: int, seed: int) -> None:
+    """Any bytes come back; each is where layout.h says; values are the quants times the scales, as ggml has them."""
+    k, tiled = LONG[type] * blocks, column_type(type)
+    assert tiled is not None
+    rows = np.random.default_rng(seed).integers(0, 256, (n, row_bytes(type, k))).astype(np.uint8)
+    if type != Type.NVFP4:
+        rows.reshape(n, blocks, -1)[..., 1] &= 0xBB  # finite
+    tiles = pack(tiled, rows.reshape(-1), k, n)
+    assert np.array_equal(unpack(tiled, tiles, k, n), rows.reshape(-1))
+    q, scales = long_blocks(type, rows, k)
+    tile = tiles.reshape(-1, k // 32, tile_bytes(tiled))
+    kk, nn = np.arange(k), np.arange(n)[:, None]
+    r, place = kk % 32, 4 * (nn % 32) + 2 * (kk & 1) + (kk >> 1 & 1)
+    bits = {Type.Q1_0: 1, Type.Q2_0: 2, Type.NVFP4: 4}[type]
+    at = {1: 0 * r, 2: r // 16, 4: r // 8}[bits]
+    shift = {1: r // 4, 2: 2 * (r // 4 % 4), 4: 4 * (r // 4 % 2)}[bits]
+    assert np.array_equal(tile[nn // 32, kk // 32, 128 * at + place] >> shift & (1 << bits) - 1, q)
+    end = tile[:, :, 128 * bits :].reshape(len(tile), k // 32, -1, 32 if type == Type.NVFP4 else 1)
+    wide = (np.arange(2)[:, None] * 32 + np.arange(32) if type == Type.NVFP4 else np.arange(64).reshape(32, 2).T).T
+    found = end.reshape(len(tile), k // 32, 64)[:, :, wide].transpose(0, 2, 1, 3).reshape(-1, k // 32, 2)
+    assert np.array_equal(found[:n], scales)
+    if type == Type.NVFP4:
+        x = scales.astype(np.int64) & 127
+        d = np.where(scales == 127, 0, np.where(x < 8, x, (8 + x % 8) * 2.0 ** (x // 8 - 1)) * 2.0**-10)
+        exact = np.repeat(d.reshape(n, -1), 16, axis=1) * MXFP4_VALUES[q]
+    else:
+        d = np.ascontiguousarray(scales).view(np.float16)[..., 0].astype(np.float64)
+        exact = np.repeat(d, 32, axis=1) * (q * (2.0 if bits == 1 else 1.0) - 1)
+    assert np.array_equal(dequantize(type, rows.reshape(-1), k, n).reshape(n, k), exact)
+    assert np.array_equal(dequantize(tiled, tiles, k, n).reshape(n, k), exact)
 
 
 @settings(max_examples=30, deadline=None)

@@ -90,7 +90,7 @@ class builder {
 void add_mul_mats(std::vector<tb_op> & ops) {
     for (const uint32_t type :
          {TB_F32, TB_F16, TB_BF16, TB_Q4_0, TB_Q8_0, TB_IQ4_NL, TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL, TB_Q4_0_TILE,
-          TB_Q8_0_TILE, TB_IQ4_NL_TILE, TB_Q5_0, TB_Q5_1_COL, TB_MXFP4_COL}) {
+          TB_Q8_0_TILE, TB_IQ4_NL_TILE, TB_Q5_0, TB_Q5_1_COL, TB_MXFP4_COL, TB_Q2_0, TB_NVFP4_COL}) {
         ops.push_back(builder(TB_OP_MUL_MAT_ID, "experts")
                           .dst(TB_F32, {64, 2, 5})
                           .weights(type, {64, 64, 4})

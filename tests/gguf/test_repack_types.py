@@ -13,7 +13,7 @@ import pytest
 from gguf.quants import dequantize as gguf_dequantize
 from gguf_kit import gaussian, only_files, repack, stored, write_raw, writer
 from tilebeam import gguf as gguf_tools
-from tilebeam._ext import Type, column_type, dequantize, has_file_form, is_tiled, layout_version, quantize
+from tilebeam._ext import Type, column_type, dequantize, has_file_form, layout_version, quantize
 from tilebeam.gguf import GGUFError, Policy, Rule, contents, ggml_values, gguf_write, weights
 
 Q = gguf.GGMLQuantizationType
@@ -122,7 +122,10 @@ def test_blocks_of_every_type_become_tiles_bit_for_bit(tmp_path: Path, type: Typ
     assert {devices[name] for name in names[1:]} == {"NPU"}
 
 
-@pytest.mark.parametrize("type", [t for t in Type if t.is_in_tiles and not is_tiled(t) and not in_files(t)], ids=str)
+GROWN = [t for t in weights.TB_TYPE.values() if t.is_in_tiles and not in_files(t)]
+
+
+@pytest.mark.parametrize("type", GROWN, ids=str)
 def test_types_whose_tiles_are_larger_stay_blocks(tmp_path: Path, type: Type) -> None:
     """They become tiles while the packed file loads; a file that says it has such tiles is refused."""
     data = rows(Q(type.ggml), N, K, 5)

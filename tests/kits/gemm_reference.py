@@ -26,9 +26,9 @@ FLOATS = (Type.F32, Type.F16, Type.BF16)
 BLOCKS = (Type.Q4_0, Type.Q8_0, Type.IQ4_NL)
 COLUMN = (Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL)
 TILE = (Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE)
-# Blocks of 32 without `tile` grouping and without the numerics of one scale per 256 k.
-MORE_BLOCKS = (Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.MXFP4)
-MORE_COLUMN = (Type.Q5_0_COL, Type.Q4_1_COL, Type.Q5_1_COL, Type.MXFP4_COL)
+# Blocks without `tile` grouping and without the numerics of one scale per 256 k.
+MORE_BLOCKS = (Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.MXFP4, Type.Q1_0, Type.Q2_0, Type.NVFP4)
+MORE_COLUMN = tuple(Type[f"{t.name}_COL"] for t in MORE_BLOCKS)
 
 
 @dataclass
@@ -49,6 +49,18 @@ class Weights:
 def _more_blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array | None]:
     """As :func:`_blocks`, and the minima."""
     nb = k // 32
+    if type in (Type.Q1_0, Type.Q2_0):
+        bits, block = (1, 128) if type == Type.Q1_0 else (2, 64)
+        half, q = rng.uniform(-1, 1, (n, k // block, 1)).astype(np.float16), rng.integers(0, 1 << bits, (n, k))
+        codes = (q.reshape(n, -1, 8 // bits) << np.arange(0, 8, bits)).sum(axis=2).reshape(n, k // block, -1)
+        both = np.concatenate([half.view(np.uint8), codes.astype(np.uint8)], axis=2)
+        return both, 2 * q - 1 if bits == 1 else q - 1, np.repeat(half[..., 0].astype(np.float64), block, axis=1), None
+    if type == Type.NVFP4:
+        codes, nibbles = rng.integers(0, 0x50, (n, k // 64, 4)), rng.integers(0, 16, (n, k // 64, 4, 2, 8))
+        quants = (nibbles[..., 0, :] | nibbles[..., 1, :] << 4).reshape(n, k // 64, 32)
+        d = np.where(codes < 8, codes, (8 + codes % 8) * 2.0 ** (codes // 8 - 1)) * 2.0**-10
+        both = np.concatenate([codes, quants], axis=2).astype(np.uint8)
+        return both, MXFP4_VALUES[nibbles].reshape(n, k), np.repeat(d.reshape(n, -1), 16, axis=1), None
     if type == Type.MXFP4:
         powers, nibbles = rng.integers(118, 128, (n, nb)), rng.integers(0, 16, (n, nb, 32))
         quants = nibbles[..., :16] | nibbles[..., 16:] << 4
@@ -111,14 +123,22 @@ def _tile_group(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[A
     return data, q.T, d.T
 
 
-def float_product(w: Weights, x: Array) -> tuple[Array, Array]:
-    """Products of float weights, and how far float32 sums may be from them."""
+def float_product(w: Weights, x: Array, isa: str) -> tuple[Array, Array]:
+    """Products of float weights with what a kernel set multiplies them with, and how far float32 sums may be from them.
+
+    avx512bf16 rounds the activations of six rows and more to BF16 beside weights of it.
+    """
+    if w.type == Type.BF16 and isa == "avx512bf16" and len(x) >= 6:
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        x = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     exact = x.astype(np.float64) @ w.values.T
     return exact, (np.abs(x).astype(np.float64) @ np.abs(w.values).T) * 2.0**-23 * (w.k + 2)
 
 
 def make_weights(type: Type, k: int, n: int, rng: np.random.Generator) -> Weights:
-    """Random weights of any type."""
+    """Random weights of any type; k is rounded up to whole blocks."""
+    block = int(ggml_ext.lib.tb_tile_k(type) or ggml_ext.lib.tb_type_block(type))
+    k = -(-k // block) * block
     if type in FLOATS:
         values = rng.standard_normal((n, k)).astype(np.float32)
         if type == Type.F16:
@@ -183,9 +203,10 @@ def int8_product(w: Weights, x: Array) -> tuple[Array, Array]:
     assert q is not None
     assert d is not None
     a, s = quantize_rows(x)
-    m, nb = x.shape[0], x.shape[1] // 32
-    dots = np.einsum("mbk,nbk->mnb", a.reshape(m, nb, 32), q.reshape(w.n, nb, 32))
-    terms = dots * (s[:, None, ::32] * d[None, :, ::32])
+    step = 16 if w.type in (Type.NVFP4, Type.NVFP4_COL) else 32  # k of a scale
+    m, nb = x.shape[0], x.shape[1] // step
+    dots = np.einsum("mbk,nbk->mnb", a.reshape(m, nb, step), q.reshape(w.n, nb, step))
+    terms = dots * (s[:, None, ::step] * d[None, :, ::step])
     total, magnitude = terms.sum(axis=2), np.abs(terms).sum(axis=2)
     if w.least is not None:
         of_minima = (a.reshape(m, 1, nb, 32).sum(axis=3) * s[:, None, ::32]) * w.least[None, :, ::32]

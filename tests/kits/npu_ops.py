@@ -19,7 +19,8 @@ from tilebeam.native import executor as _npu
 DTYPES = {F32: np.float32, F16: np.float16, BF16: np.uint16, I32: np.int32, I64: np.int64}
 BLOCK_BYTES = {Q4_0: 18, Q8_0: 34, IQ4_NL: 18}
 
-ISAS = _npu.isas()
+# Of BF16 weights alone avx512bf16 has kernels of its own: only tests of those run on it, too.
+ISAS = [isa for isa in _npu.isas() if isa != "avx512bf16"]
 THREADS = (1, 3)
 HEXAGON = ("qemu-hvx", "qemu-portable")  # kernel sets of the Hexagon executor under its emulator
 
@@ -28,6 +29,7 @@ _hexagon = [pytest.param(isa, marks=pytest.mark.skipif(_absent is not None, reas
 # A test of an op runs on every kernel set of this machine and on Hexagon, where conftest.py gives it fewer examples. Of
 # most ops there is no HVX version: the set "hvx" then has the portable one, and the portable set would say no more.
 runs = pytest.mark.parametrize("isa", [*ISAS, _hexagon[0]])
+runs_with_bf16 = pytest.mark.parametrize("isa", [*_npu.isas(), *_hexagon])
 runs_with_hvx = pytest.mark.parametrize("isa", [*ISAS, *_hexagon])
 # Not about an op: kernel sets against each other, their names, and numbers that Hexagon has tests of its own for.
 runs_here = pytest.mark.parametrize("isa", ISAS)

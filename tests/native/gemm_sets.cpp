@@ -64,13 +64,20 @@ struct column_kind {
 };
 
 constexpr column_kind column_kinds[] = {
-    {gemm_q4, TB_Q4_0_COL},   {gemm_q8, TB_Q8_0_COL},   {gemm_iq4nl, TB_IQ4_NL_COL}, {gemm_q5_0, TB_Q5_0_COL},
-    {gemm_q4_1, TB_Q4_1_COL}, {gemm_q5_1, TB_Q5_1_COL}, {gemm_mxfp4, TB_MXFP4_COL},  {gemm_prepared, TB_TYPE_COUNT}};
+    {gemm_q4, TB_Q4_0_COL},   {gemm_q8, TB_Q8_0_COL},     {gemm_iq4nl, TB_IQ4_NL_COL},   {gemm_q5_0, TB_Q5_0_COL},
+    {gemm_q4_1, TB_Q4_1_COL}, {gemm_q5_1, TB_Q5_1_COL},   {gemm_mxfp4, TB_MXFP4_COL},    {gemm_q1_0, TB_Q1_0_COL},
+    {gemm_q2_0, TB_Q2_0_COL}, {gemm_nvfp4, TB_NVFP4_COL}, {gemm_prepared, TB_TYPE_COUNT}};
 
 // A random panel of n tiles.
 std::vector<uint8_t> column_panel(const column_kind & kind, int64_t n) {
     if (kind.format == gemm_prepared) return tiles(gemm_prepared_quants, n, true);
     const tile_traits tile = tile_of(kind.type);
+    if (kind.format == gemm_nvfp4) {
+        auto panel = tiles(tile.quants, n, false);
+        for (size_t i = 0; i < panel.size(); i++)
+            panel[i] &= i % tile.bytes < tile.quants ? 0xff : 0x1f; // scales of 0.06 at most
+        return panel;
+    }
     if (kind.format != gemm_mxfp4) return tiles(tile.quants, n, false, tile.minima ? 64 : 32);
     auto panel = tiles(tile.quants, n, false, 16); // as many bytes as its 32 exponents
     for (size_t i = 0; i < static_cast<size_t>(n) * gemm_panel; i++)

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
+from tilebeam.native import executor as _npu
 
 QUANTIZED = (*BLOCKS, *COLUMN, *TILE, *MORE_BLOCKS, *MORE_COLUMN)
 isas = t.runs_with_hvx
@@ -51,12 +52,12 @@ def check_int8(w: Weights, x: np.ndarray, out: np.ndarray) -> None:
 def test_int8(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     w = make_weights(type, k, n, rng)
-    x = (rng.standard_normal((m, k)) * np.exp2(rng.integers(-20, 20, (m, 1)))).astype(np.float32)
+    x = (rng.standard_normal((m, w.k)) * np.exp2(rng.integers(-20, 20, (m, 1)))).astype(np.float32)
     out = device(isa, threads).product(w, x)
     check_int8(w, x, out)
     other = device("portable", 1).product(w, x)
     _, magnitude = int8_product(w, x)
-    assert np.all(np.abs(out - other) <= magnitude * (2.0**-22) * (k / 32 + 4) + 1e-30)
+    assert np.all(np.abs(out - other) <= magnitude * (2.0**-22) * (w.k / 32 + 4) + 1e-30)
 
 
 @isas
@@ -122,7 +123,7 @@ def test_scales_of_mxfp4_are_powers_of_two(isa: str) -> None:
     assert np.all(np.abs(out[np.abs(exact) <= 2.0**-110]) <= 2.0**-109)
 
 
-@isas
+@t.runs_with_bf16
 @pytest.mark.parametrize("type", FLOATS, ids=lambda w: w.label)
 @settings(max_examples=12, deadline=None)
 @given(
@@ -136,7 +137,7 @@ def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: in
     rng = np.random.default_rng(seed)
     w = make_weights(type, k, n, rng)
     x = rng.standard_normal((m, k)).astype(np.float32)
-    exact, bound = float_product(w, x)
+    exact, bound = float_product(w, x, isa)
     assert np.all(np.abs(device(isa, threads).product(w, x) - exact) <= bound)
     if type == Type.F16:
         half = x.astype(np.float16)
@@ -151,13 +152,13 @@ def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: in
 def test_fp16_numerics(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     w = make_weights(type, k, n, rng)
-    x = (rng.standard_normal((m, k)) / 16).astype(np.float32)
+    x = (rng.standard_normal((m, w.k)) / 16).astype(np.float32)
     out = device(isa, threads).product(w, x, flags=FLAG_FP16)
     a = x.astype(np.float16).astype(np.float64)
     b = w.values.astype(np.float32).astype(np.float16).astype(np.float64)
     np.testing.assert_array_equal(out, out.astype(np.float16).astype(np.float32))
     exact, magnitude = a @ b.T, np.abs(a) @ np.abs(b).T
-    assert np.all(np.abs(out - exact) <= np.abs(exact) * 2.0**-11 + magnitude * 2.0**-22 * k + 2.0**-24)
+    assert np.all(np.abs(out - exact) <= np.abs(exact) * 2.0**-11 + magnitude * 2.0**-22 * w.k + 2.0**-24)
 
 
 @isas
@@ -193,7 +194,7 @@ def test_batches_and_strides(
 ) -> None:
     """src0 broadcasts over dimensions 2 and 3; src1 has any order of its outer dimensions, and gaps between rows."""
     rng = np.random.default_rng(seed)
-    k = 96
+    k = 128
     matrices = [[make_weights(type, k, n, rng) for _ in range(b2)] for _ in range(b3)]
     stack = np.stack([[w.data.reshape(-1) for w in row] for row in matrices]).view(np.uint8)
     size = stack.shape[2]
@@ -241,7 +242,7 @@ def test_hostile_activations(isa: str, type: Type) -> None:
     """A zero row gives zeros. NaN or infinity in a row gives NaN in that row, and nowhere else."""
     rng = np.random.default_rng(3)
     w = make_weights(type, 96, 40, rng)
-    x = rng.standard_normal((7, 96)).astype(np.float32)
+    x = rng.standard_normal((7, w.k)).astype(np.float32)
     x[1] = 0
     x[2, 50] = np.nan
     x[3, 95] = np.inf
@@ -273,19 +274,20 @@ def test_scales_that_are_no_numbers(isa: str, type: Type) -> None:
         assert np.all(np.isfinite(out[:, :48]))
 
 
-@t.runs_here
+@pytest.mark.parametrize("isa", _npu.isas())
 def test_kernel_names(isa: str) -> None:
     rng = np.random.default_rng(6)
     seen = set()
     for type in (*QUANTIZED, *FLOATS):
         for m in (1, 128):
             name: list[str] = []
-            x = rng.standard_normal((m, 64)).astype(np.float32)
-            device(isa, 1).product(make_weights(type, 64, 32, rng), x, name=name)
+            x = rng.standard_normal((m, 128)).astype(np.float32)
+            device(isa, 1).product(make_weights(type, 128, 32, rng), x, name=name)
             assert name[0].startswith("gemm_")
-            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON
-            assert name[0].split("_")[-1] in (isa, {"avxvnni": "avx2", "i8mm": "neon"}.get(isa))
+            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON, AVX512-BF16 one to AVX-512's
+            under = {"avxvnni": "avx2", "i8mm": "neon", "avx512bf16": "avx512vnni"}
+            assert name[0].split("_")[-1] in (isa, under.get(isa))
             seen.add(name[0])
     floats = {"f32d", "f16d", "bf16d", "f32"}
-    column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c", "mx4c"}
+    column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c", "mx4c", "q10c", "q20c", "nv4c"}
     assert {name.split("_")[1] for name in seen} == column | floats | {"q8p"}

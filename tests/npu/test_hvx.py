@@ -36,11 +36,13 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compil
 
 # As in enum gemm_format.
 FORMATS = {"q4": 0, "q8": 1, "iq4nl": 2, "prepared": 3, "q5_0": 4, "q4_1": 5, "q5_1": 6, "mxfp4": 7}
+FORMATS |= {"q1_0": 8, "q2_0": 9, "nvfp4": 10}
 K_FORMATS = (
     *(Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q2_K, Type.Q3_K, Type.IQ4_XS, Type.TQ2_0, Type.TQ1_0),
     *(Type.IQ2_XXS, Type.IQ2_XS, Type.IQ3_XXS, Type.IQ3_S, Type.IQ1_S, Type.IQ1_M),
 )
 QUANTS = {"q4": 512, "q8": 1024, "iq4nl": 512, "prepared": 1024, "q5_0": 640, "q4_1": 512, "q5_1": 640, "mxfp4": 512}
+QUANTS |= {"q1_0": 128, "q2_0": 256, "nvfp4": 512}
 TILED = [Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL, Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE]
 
 
@@ -142,6 +144,8 @@ def _gemm_cases(seed: int, cases: int) -> list[tuple[str, Any, Any]]:
         panel = tiles(QUANTS[name], k_tiles, rng, float_scales=name == "prepared", scales_of=halves)
         if name == "mxfp4":  # exponents in place of scales
             panel = np.concatenate([panel[:, :512], rng.integers(108, 136, (k_tiles, 32), np.uint8)], axis=1)
+        if name == "nvfp4":  # any bytes, NaN among them
+            panel[:, 512:] = rng.choice([0x7F, 0xFF, *range(256)], (k_tiles, 64))
         x = (rng.standard_normal((rows, 32 * k_tiles)) * np.exp2(rng.integers(-20, 20))).astype(np.float32)
         if case % 5 == 0:
             x[rng.integers(rows), :32] = 0

@@ -27,21 +27,25 @@ bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
 }
 
-// CPUID leaf 7, subleaf 1, bit 4, whose name GCC 12 does not know here. The registers are AVX2's, so that the system
-// saves them.
-bool has_avxvnni() {
+// Features of CPUID leaf 7, subleaf 1, whose names GCC 12 does not know here. The registers are those of AVX2 and
+// AVX-512, so that the system saves them.
+bool has_feature(unsigned bit) {
     unsigned a = 0;
     unsigned b = 0;
     unsigned c = 0;
     unsigned d = 0;
-    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 4) != 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << bit) != 0;
 }
+
+bool has_avxvnni() { return has_avx2() && has_feature(4); }
 
 bool has_avx512vnni() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
 }
+
+bool has_avx512bf16() { return has_avx512vnni() && has_feature(5); }
 
 #elif defined(__aarch64__)
 
@@ -69,6 +73,7 @@ struct kernel_set {
 // All that are compiled in, best first. Room for their tables follows from this list.
 constexpr kernel_set compiled[] = {
 #if defined(__x86_64__)
+    {"avx512bf16", has_avx512bf16, fill_avx512bf16},
     {"avx512vnni", has_avx512vnni, fill_avx512vnni},
     {"avxvnni", has_avxvnni, fill_avxvnni},
     {"avx2", has_avx2, fill_avx2},

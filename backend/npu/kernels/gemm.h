@@ -45,6 +45,9 @@ enum gemm_format {
     gemm_q4_1,
     gemm_q5_1,
     gemm_mxfp4,
+    gemm_q1_0,
+    gemm_q2_0,
+    gemm_nvfp4,
     gemm_q4_k, // block panels (tilebeam/k_panels.h) against K groups
     gemm_q5_k,
     gemm_q6_k,
@@ -189,6 +192,7 @@ void fill_gemm_portable(gemm_kernels & k);
 void fill_gemm_avx2(gemm_kernels & k);
 void fill_gemm_avxvnni(gemm_kernels & k);
 void fill_gemm_avx512vnni(gemm_kernels & k);
+void fill_gemm_avx512bf16(gemm_kernels & k);
 void fill_gemm_neon(gemm_kernels & k);
 void fill_gemm_i8mm(gemm_kernels & k);
 void fill_gemm_hvx(gemm_kernels & k);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t unpacked_bytes = gemm_prepared_bytes + gemm_panel * sizeof(float);
 
-// Quads of bytes, then float scales, then, of formats that have any, float minima.
+// Quads of bytes, then float scales, then, of formats that have any, float minima, or scales of the second 16 k.
 template <class unit> struct format_unpacked {
     static constexpr size_t bytes = gemm_prepared_bytes;
     static typename unit::ints weights(const uint8_t * tile, int c, int h, int i) {
@@ -50,7 +50,7 @@ template <class unit, class Format> void unpack_tile(const uint8_t * tile, uint8
     for (int i = 0; i < gemm_panel / unit::width; i++)
         unit::store_floats(reinterpret_cast<float *>(out + gemm_prepared_quants) + unit::width * i,
                            Format::scales(tile, i));
-    if constexpr (Format::has_minima) {
+    if constexpr (Format::has_minima || has_halves<Format>) {
 #pragma GCC unroll 8
         for (int i = 0; i < gemm_panel / unit::width; i++)
             unit::store_floats(reinterpret_cast<float *>(out + gemm_prepared_bytes) + unit::width * i,

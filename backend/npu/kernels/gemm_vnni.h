@@ -34,9 +34,17 @@ template <class unit> typename unit::floats half_scales(const uint8_t * p, int i
     return unit::load_halves(p + 2 * unit::width * i);
 }
 
-template <class unit> struct format_q4 {
+// What tiles of a type have in common.
+template <class unit, uint32_t type> struct format_of {
+    static constexpr tile_traits traits = tile_of(type);
     static constexpr bool streams = true, has_minima = false;
-    static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
+    static constexpr size_t bytes = traits.bytes;
+    static typename unit::floats scales(const uint8_t * tile, int i) {
+        return half_scales<unit>(tile + traits.quants, i);
+    }
+};
+
+template <class unit> struct format_q4 : format_of<unit, TB_Q4_0_COL> {
     static constexpr int32_t offset = 8;
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
 #pragma GCC unroll 4
@@ -46,16 +54,12 @@ template <class unit> struct format_q4 {
             w[2 * c + 1] = unit::high_nibbles(v);
         }
     }
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return half_scales<unit>(tile + tile_of(TB_Q4_0_COL).quants, i);
-    }
 };
 
 // Q5_0, Q4_1 and Q5_1.
-template <class unit, uint32_t type> struct format_bits {
+template <class unit, uint32_t type> struct format_bits : format_of<unit, type> {
     static constexpr tile_traits traits = tile_of(type);
-    static constexpr bool streams = true, has_minima = traits.minima;
-    static constexpr size_t bytes = traits.bytes;
+    static constexpr bool has_minima = traits.minima;
     static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
         format_q4<unit>::weights(tile, i, w);
@@ -66,17 +70,34 @@ template <class unit, uint32_t type> struct format_bits {
                 w[j] = unit::either(w[j], unit::masked(unit::shifted(plane, 4 - j), 16));
         }
     }
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return half_scales<unit>(tile + traits.quants, i);
-    }
     static typename unit::floats minima(const uint8_t * tile, int i) {
         return half_scales<unit>(tile + traits.quants + TB_HALF_SCALES, i);
     }
 };
 
-template <class unit> struct format_mxfp4 {
-    static constexpr bool streams = true, has_minima = false;
-    static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
+// Q1_0 and Q2_0.
+template <class unit, uint32_t type> struct format_few_bits : format_of<unit, type> {
+    static constexpr int32_t offset = few_bits_offset;
+    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
+        const uint8_t * from = tile + column_bytes * unit::width * i;
+        if constexpr (tile_of(type).quants == TB_QUANTS(1)) {
+            const typename unit::ints ones = unit::load(from);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++)
+                w[j] = unit::masked(unit::shifted(ones, 1 - j), 2);
+        } else {
+#pragma GCC unroll 2
+            for (int c = 0; c < 2; c++) {
+                const typename unit::ints pairs = unit::load(from + quad_bytes * c);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; j++)
+                    w[4 * c + j] = unit::masked(unit::shifted(pairs, -2 * j), 3);
+            }
+        }
+    }
+};
+
+template <class unit> struct format_mxfp4 : format_of<unit, TB_MXFP4_COL> {
     static constexpr int32_t offset = mxfp4_offset;
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
         const typename unit::ints values = unit::table(TB_MXFP4_VALUES(mxfp4_offset));
@@ -90,9 +111,19 @@ template <class unit> struct format_mxfp4 {
     }
 };
 
-template <class unit> struct format_iq4nl {
-    static constexpr bool streams = true, has_minima = false;
-    static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
+// Its tiles have scales for the first and the second 16 k.
+template <class unit> struct format_nvfp4 : format_mxfp4<unit> {
+    static constexpr bool halves = true;
+    static constexpr size_t bytes = tile_of(TB_NVFP4_COL).bytes;
+    static typename unit::floats scales(const uint8_t * tile, int i) {
+        return unit::load_small(tile + tile_of(TB_NVFP4_COL).quants + unit::width * i);
+    }
+    static typename unit::floats minima(const uint8_t * tile, int i) {
+        return unit::load_small(tile + tile_of(TB_NVFP4_COL).quants + TB_TILE_N + unit::width * i);
+    }
+};
+
+template <class unit> struct format_iq4nl : format_of<unit, TB_IQ4_NL_COL> {
     static constexpr int32_t offset = 128;
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
         const typename unit::ints values = unit::table(TB_IQ4_NL_VALUES(128));
@@ -101,22 +132,14 @@ template <class unit> struct format_iq4nl {
         for (int j = 0; j < 8; j++)
             w[j] = unit::look_up(values, w[j]);
     }
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return half_scales<unit>(tile + tile_of(TB_IQ4_NL_COL).quants, i);
-    }
 };
 
-template <class unit> struct format_q8 {
-    static constexpr bool streams = true, has_minima = false;
-    static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
+template <class unit> struct format_q8 : format_of<unit, TB_Q8_0_COL> {
     static constexpr int32_t offset = 128;
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
             w[j] = unit::flip_signs(unit::load(tile + quad_bytes * j + column_bytes * unit::width * i));
-    }
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return half_scales<unit>(tile + tile_of(TB_Q8_0_COL).quants, i);
     }
 };
 
@@ -170,6 +193,8 @@ template <size_t bytes, size_t ahead, auto hint> void prefetch(const uint8_t * t
 
 template <class unit, class Format> void multiply_panel(const gemm_int8_args & a) {
     constexpr int vectors = unit::vectors, panel_vectors = gemm_panel / unit::width;
+    constexpr bool halves = has_halves<Format>;
+    constexpr int parts = halves ? 2 : 1, quads = 8 / parts; // with a scale each
     alignas(64) float sums[gemm_max_rows][gemm_panel];
     const int rows = a.rows;
     open_sums<unit>(a, sums);
@@ -187,28 +212,34 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
             for (int i = 0; i < vectors; i++) {
                 Format::weights(tile, first + i, w[i]);
                 scale[i] = Format::scales(tile, first + i);
-                if constexpr (Format::has_minima) least[i] = Format::minima(tile, first + i);
+                if constexpr (Format::has_minima || halves) least[i] = Format::minima(tile, first + i);
             }
             const uint8_t * q = record;
             const uint8_t * factors = record + 32 * rows;
             float * sum = sums[0] + unit::width * first;
             for (int m = 0; m < rows; m++, q += 32, factors += 4, sum += gemm_panel) {
-                typename unit::ints dot[vectors];
-#pragma GCC unroll 4
-                for (int i = 0; i < vectors; i++)
-                    dot[i] = unit::broadcast(Format::has_minima ? 0 : read_int(factors + 4 * rows));
-#pragma GCC unroll 8
-                for (int j = 0; j < 8; j++) {
-                    const typename unit::ints x = unit::broadcast(read_int(q + 4 * j));
+                const typename unit::floats s = unit::broadcast(read_float(factors));
+#pragma GCC unroll 2
+                for (int h = 0; h < parts; h++) {
+                    typename unit::ints dot[vectors];
+                    const int32_t start = halves               ? -Format::offset * sum_of_16(q + 16 * h)
+                                          : Format::has_minima ? 0
+                                                               : read_int(factors + 4 * rows);
 #pragma GCC unroll 4
                     for (int i = 0; i < vectors; i++)
-                        unit::dot(dot[i], w[i][j], x);
-                }
-                const typename unit::floats s = unit::broadcast(read_float(factors));
+                        dot[i] = unit::broadcast(start);
+#pragma GCC unroll 8
+                    for (int j = quads * h; j < quads * (h + 1); j++) {
+                        const typename unit::ints x = unit::broadcast(read_int(q + 4 * j));
 #pragma GCC unroll 4
-                for (int i = 0; i < vectors; i++)
-                    add_products<unit, Format>(sum + unit::width * i, dot[i], scale[i], least[i], s,
-                                               factors + 4 * rows);
+                        for (int i = 0; i < vectors; i++)
+                            unit::dot(dot[i], w[i][j], x);
+                    }
+#pragma GCC unroll 4
+                    for (int i = 0; i < vectors; i++)
+                        add_products<unit, Format>(sum + unit::width * i, dot[i], h == 0 ? scale[i] : least[i],
+                                                   least[i], s, factors + 4 * rows);
+                }
             }
         }
     }

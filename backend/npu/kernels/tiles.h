@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "tilebeam/types.h"
 
@@ -41,10 +42,30 @@ case TB_##NAME:                                                                 
 #undef TILEBEAM_TILE
 }
 
+// The kernels of a set, for tiles of every format and gemm_prepared; their names end in e.g. "4x16_avx2".
+#define TILEBEAM_COLUMN_KERNELS(k, end)                                                                                \
+    (k).int8[gemm_q4] = kernel<format_q4>("gemm_q4c_" end);                                                            \
+    (k).int8[gemm_q8] = kernel<format_q8>("gemm_q8c_" end);                                                            \
+    (k).int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_" end);                                                      \
+    (k).int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_" end);                                                \
+    (k).int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_" end);                                          \
+    (k).int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_" end);                                          \
+    (k).int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_" end);                                          \
+    (k).int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_" end);                                                     \
+    (k).int8[gemm_nvfp4] = kernel<format_nvfp4>("gemm_nv4c_" end);                                                     \
+    (k).int8[gemm_q1_0] = kernel<format_few_bits<TB_Q1_0_COL>>("gemm_q10c_" end);                                      \
+    (k).int8[gemm_q2_0] = kernel<format_few_bits<TB_Q2_0_COL>>("gemm_q20c_" end)
+
 // Nibbles to what they mean.
 constexpr int8_t iq4nl_values[16] = {TB_IQ4_NL_VALUES(0)};
 constexpr int8_t mxfp4_values[16] = {TB_MXFP4_VALUES(0)};
 constexpr int mxfp4_offset = 12; // of unsigned values
+// Whether a kernel's format has two scales per column and 32 k: those of the second 16 k stand where minima would.
+template <class Format, class = void> constexpr bool has_halves = false;
+template <class Format> constexpr bool has_halves<Format, std::void_t<decltype(Format::halves)>> = true;
+
+// Q1_0 and Q2_0: quants of one and two bits. As unsigned numbers they are 0 and 2, or 0 to 3, with this offset.
+constexpr int few_bits_offset = 1;
 
 // A code book of block panels: `most` is its greatest value, and d of a block stands for `parts` of them.
 template <int greatest, int parts_of_d, int... values> struct code_book {

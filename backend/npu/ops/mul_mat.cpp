@@ -305,8 +305,10 @@ void run_dot(const op_context & ctx, const mul_mat_plan & p, const mul_mat_item 
     const uint8_t * weights = weights_of(ctx, p, r.matrix) + n * stride;
     const float * x[mul_mat_dot_rows];
     float * out[mul_mat_dot_rows];
-    for (int64_t first = 0; first < p.rows; first += mul_mat_dot_rows) {
-        const int rows = static_cast<int>(std::min(mul_mat_dot_rows, p.rows - first));
+    const int64_t parts = divide_up(p.rows, mul_mat_dot_rows); // that differ by one row at most
+    for (int64_t i = 0; i < parts; i++) {
+        const int64_t first = p.rows * i / parts;
+        const int rows = static_cast<int>(p.rows * (i + 1) / parts - first);
         for (int m = 0; m < rows; m++) {
             const int64_t row = first + m;
             x[m] = ctx.src[1].type() == TB_F32

@@ -19,7 +19,8 @@ constexpr struct {
     {TB_Q5_K, gemm_q5_k},     {TB_Q6_K, gemm_q6_k},    {TB_Q2_K, gemm_q2_k},       {TB_Q3_K, gemm_q3_k},
     {TB_IQ4_XS, gemm_iq4_xs}, {TB_TQ2_0, gemm_tq2_0},  {TB_TQ1_0, gemm_tq1_0},     {TB_IQ2_XXS, gemm_iq2_xxs},
     {TB_IQ2_XS, gemm_iq2_xs}, {TB_IQ2_S, gemm_iq2_xs}, {TB_IQ3_XXS, gemm_iq3_xxs}, {TB_IQ3_S, gemm_iq3_s},
-    {TB_IQ1_S, gemm_iq1_s},   {TB_IQ1_M, gemm_iq1_m},
+    {TB_IQ1_S, gemm_iq1_s},   {TB_IQ1_M, gemm_iq1_m},  {TB_Q1_0, gemm_q1_0},       {TB_Q2_0, gemm_q2_0},
+    {TB_NVFP4, gemm_nvfp4},
 };
 
 gemm_format format_of(uint32_t type) {

@@ -3,12 +3,17 @@
 //
 // A weight tensor ne = [K, N] is cut into 32(k) x 32(n) tiles; tile (kt, nt) has index nt*(K/32) + kt, so all
 // k-tiles of 32 output columns (a "panel") are contiguous. A tile is quants in quad order, then 32 FP16 scales;
-// of Q4_1 and Q5_1 then 32 FP16 minima. MXFP4 has 32 bytes for scales, exponents x of 2^(x - 128).
+// of Q4_1 and Q5_1 then 32 FP16 minima. MXFP4 has 32 bytes for scales, exponents x of 2^(x - 128). NVFP4 has
+// 32 for k 0 to 15, then 32 for the others, UE4M3 numbers: exponent of 4 bits, bias 7, and mantissa of 3 bits.
+// A block of Q1_0 is four tiles long, one of Q2_0 two: each has its scale, so that tiles are 1.33 and 1.11 times as
+// large.
 //
 // clang-format off
-//   4 bits (Q4_0, IQ4_NL, Q4_1, MXFP4)  chunk c = k/8, k' = k%8, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + (v&1),
-//                                       nibble v>>1
+//   4 bits (Q4_0, IQ4_NL, Q4_1, MXFP4,  chunk c = k/8, k' = k%8, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + (v&1),
+//   NVFP4)                              nibble v>>1
 //   5 bits (Q5_0, Q5_1)                 the low four so; the fifth in byte 512 + 4n + 2p + (v&1), bit k/4
+//   1 bit (Q1_0)                        byte 4n + 2p + (v&1), bit k/4
+//   2 bits (Q2_0)                       byte 128(k/16) + 4n + 2p + (v&1), bits 2(k/4 % 4) and the next
 //   8 bits (Q8_0)                       chunk c = k/4, k' = k%4, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + v
 // clang-format on
 //
@@ -52,7 +57,7 @@ int tb_unpack(uint32_t type, uint64_t k, uint64_t n, const void * tiles, void * 
 // Reference dequantize of one panel to float, row-major [rows][K]. Any tiled type.
 int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel, float * dst);
 
-// Dequantize `n` consecutive elements of plain ggml blocks or F16/BF16/F32 values to float (n % 32 == 0 for blocks).
+// Dequantize `n` consecutive elements of plain ggml blocks, whole ones, or F16/BF16/F32 values to float.
 int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * dst);
 // cffi: end
 

@@ -79,7 +79,16 @@ enum tb_type {
     TB_IQ3_S_COL = 49,
     TB_IQ1_S_COL = 50,
     TB_IQ1_M_COL = 51,
-    TB_TYPE_COUNT = 52,
+    // plain ggml blocks of one and two bits a weight, of 128 and 64 k
+    TB_Q1_0 = 52,
+    TB_Q2_0 = 53,
+    // tiles, `column` grouping: a block's scale in each of its tiles
+    TB_Q1_0_COL = 54,
+    TB_Q2_0_COL = 55,
+    // the code book of MXFP4 in blocks of 64 k, scales of 8 bits for each 16
+    TB_NVFP4 = 56,
+    TB_NVFP4_COL = 57,
+    TB_TYPE_COUNT = 58,
 };
 
 enum tb_status {
@@ -134,8 +143,8 @@ const char * tb_type_name(unsigned type);
 // Bytes of one tile (quants and scales); 0 for a type that is not tiled.
 size_t tb_tile_bytes(uint32_t type);
 
-// k of the smallest piece that a tiled type is cut into: 32, or 256 (k_panels.h; their tb_tile_bytes is an eighth of a
-// block panel); 0 for a type that is not tiled.
+// k of the smallest piece that a tiled type is cut into, which is that of its blocks: 32, 64 or 128, or 256
+// (k_panels.h; their tb_tile_bytes is an eighth of a block panel); 0 for a type that is not tiled.
 uint32_t tb_tile_k(uint32_t type);
 
 // The plain type (TB_Q4_0, ..) whose blocks a tiled type holds, and the other way round by grouping; TB_TYPE_COUNT if
@@ -175,7 +184,10 @@ const char * tb_status_name(int status);
     X(IQ3_XXS, "iq3_xxs", 18, 256, 98, TB_IN_TILES)                                                                    \
     X(IQ3_S, "iq3_s", 21, 256, 110, TB_IN_TILES)                                                                       \
     X(IQ1_S, "iq1_s", 19, 256, 50, TB_IN_TILES)                                                                        \
-    X(IQ1_M, "iq1_m", 29, 256, 56, TB_IN_TILES)
+    X(IQ1_M, "iq1_m", 29, 256, 56, TB_IN_TILES)                                                                        \
+    X(Q1_0, "q1_0", 41, 128, 18, TB_IN_TILES)                                                                          \
+    X(Q2_0, "q2_0", 42, 64, 18, TB_IN_TILES)                                                                           \
+    X(NVFP4, "nvfp4", 40, 64, 36, TB_IN_TILES)
 
 // X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
 #define TB_COLUMN_TYPES(X)                                                                                             \
@@ -185,7 +197,10 @@ const char * tb_status_name(int status);
     X(Q5_0_COL, "q5_0_col", Q5_0, TB_QUANTS(5), TB_HALF_SCALES)                                                        \
     X(Q4_1_COL, "q4_1_col", Q4_1, TB_QUANTS(4), 2 * TB_HALF_SCALES)                                                    \
     X(Q5_1_COL, "q5_1_col", Q5_1, TB_QUANTS(5), 2 * TB_HALF_SCALES)                                                    \
-    X(MXFP4_COL, "mxfp4_col", MXFP4, TB_QUANTS(4), TB_POWER_SCALES)
+    X(MXFP4_COL, "mxfp4_col", MXFP4, TB_QUANTS(4), TB_POWER_SCALES)                                                    \
+    X(Q1_0_COL, "q1_0_col", Q1_0, TB_QUANTS(1), TB_HALF_SCALES)                                                        \
+    X(Q2_0_COL, "q2_0_col", Q2_0, TB_QUANTS(2), TB_HALF_SCALES)                                                        \
+    X(NVFP4_COL, "nvfp4_col", NVFP4, TB_QUANTS(4), TB_SMALL_SCALES)
 #define TB_TILE_TYPES(X)                                                                                               \
     X(Q4_0_TILE, "q4_0_tile", Q4_0, TB_QUANTS(4), TB_HALF_SCALES)                                                      \
     X(Q8_0_TILE, "q8_0_tile", Q8_0, TB_QUANTS(8), TB_HALF_SCALES)                                                      \
@@ -210,8 +225,9 @@ const char * tb_status_name(int status);
 #define TB_TILED_TYPES(X) TB_COLUMN_TYPES(X) TB_TILE_TYPES(X) TB_K_TYPES(X)
 
 #define TB_QUANTS(bits) (TB_TILE_K * TB_TILE_N * (bits) / 8)
-#define TB_HALF_SCALES (TB_TILE_N * 2) // 32 FP16 numbers
-#define TB_POWER_SCALES TB_TILE_N      // 32 exponents: x stands for 2^(x - 128)
+#define TB_HALF_SCALES (TB_TILE_N * 2)  // 32 FP16 numbers
+#define TB_POWER_SCALES TB_TILE_N       // 32 exponents: x stands for 2^(x - 128)
+#define TB_SMALL_SCALES (2 * TB_TILE_N) // 32 UE4M3 numbers of k 0 to 15, then of k 16 to 31; halves of them are meant
 
 // The code book of IQ4_NL and IQ4_XS, each value plus `offset`.
 #define TB_IQ4_NL_VALUES(offset)                                                                                       \
@@ -219,7 +235,7 @@ const char * tb_status_name(int status);
         (offset) - 10, (offset) + 1, (offset) + 13, (offset) + 25, (offset) + 38, (offset) + 53, (offset) + 69,        \
         (offset) + 89, (offset) + 113
 
-// The code book of MXFP4: twice the values of E2M1, as ggml has them with half the power of the E8M0 scale.
+// The code book of MXFP4 and NVFP4: twice the values of E2M1, as ggml has them with half of the E8M0 or UE4M3 scale.
 #define TB_MXFP4_VALUES(offset)                                                                                        \
     (offset) + 0, (offset) + 1, (offset) + 2, (offset) + 3, (offset) + 4, (offset) + 6, (offset) + 8, (offset) + 12,   \
         (offset) - 0, (offset) - 1, (offset) - 2, (offset) - 3, (offset) - 4, (offset) - 6, (offset) - 8,              \

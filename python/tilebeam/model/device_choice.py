@@ -49,7 +49,7 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
         return Choice("npu", "the file or an option asks for it")
     groups = grouped(file.matrices)
     share, packed = device_share(groups), sum(g.packed_bytes for g in groups)
-    # IQ1 to IQ3 take more memory on the device than in the file, which the CPU backend maps.
+    # IQ1 to IQ3, Q1_0 and Q2_0 take more memory on the device than in the file, which the CPU backend maps.
     if packed > _bytes(groups) and packed > usable_memory().available:
         return Choice("cpu", "packed for the device, the matrices take more memory than there is", told=True)
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW

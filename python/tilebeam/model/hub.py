@@ -20,7 +20,8 @@ from tilebeam.extras import how_to_install
 
 _NAME = re.compile(r"(?:hf:/{1,2})?(?P<repo>\w[\w.-]*/[\w.-]+?)(?::(?P<quant>[\w.-]+)|/(?P<file>.+))?")
 _DEFAULTS = ("Q4_K_M", "Q8_0")
-_QUANT = re.compile(r"(?<![A-Z0-9])((?:UD-)?I?Q\d[A-Z0-9_]*|B?F16|FP16|F32|MXFP4\w*|TQ\d_0)(?=[-./])", re.IGNORECASE)
+_TYPES = r"(?:UD-)?I?Q\d[A-Z0-9_]*|B?F16|FP16|F32|(?:MX|NV)FP4\w*|TQ\d_0"
+_QUANT = re.compile(rf"(?<![A-Z0-9])({_TYPES})(?=[-./])", re.IGNORECASE)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _PATIENCE = 10.0  # seconds until the hub counts as out of reach
 

@@ -34,21 +34,12 @@ __m256 broadcast_float(const uint8_t * p) {
 
 __m256i widen_pairs(__m256i v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
 
-struct unit {
-    using ints = __m256i;
-    using floats = __m256;
-    static constexpr int width = 8;
+struct unit : lanes {
     static constexpr int rows = 4; // at a time
     // One row has registers for all columns, where quants take few steps: memory is read in order, activations once.
     template <class Format> static constexpr int vectors(int n) {
         return n == 1 && Format::narrow != 4 ? gemm_panel / width : 2;
     }
-
-    static ints load(const uint8_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
-    static void store(uint8_t * p, ints v) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), v); }
-    static floats load_floats(const float * p) { return _mm256_loadu_ps(p); }
-    static void store_floats(float * p, floats x) { _mm256_storeu_ps(p, x); }
-    static floats zero() { return _mm256_setzero_ps(); }
 
     template <class Format, class Source, int block_rows>
     static void block(const uint8_t * tile, int first, const tile_rows & at);
@@ -60,27 +51,26 @@ __m256i nibbles(const uint8_t * tile, int c, int h, int i) {
     return _mm256_and_si256(h ? _mm256_srli_epi16(v, 4) : v, _mm256_set1_epi8(15));
 }
 
-__m256 half_scales(const uint8_t * p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+// What tiles of a type have in common; narrow: quads whose products are summed in 16 bits, 1: each is widened by
+// itself.
+template <uint32_t type, int quads> struct format_of {
+    static constexpr tile_traits traits = tile_of(type);
+    static constexpr size_t bytes = traits.bytes;
+    static constexpr bool packed = true, streams = true, has_minima = false;
+    static constexpr int narrow = quads;
+    static __m256 scales(const uint8_t * tile, int i) { return unit::load_halves(tile + traits.quants + 16 * i); }
+};
 
-struct format_q4 {
-    static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
+struct format_q4 : format_of<TB_Q4_0_COL, 8> {
     static constexpr int32_t offset = 8;
-    static constexpr bool packed = true, streams = true;
-    static constexpr int narrow = 8; // quads whose products are summed in 16 bits; 1: each is widened by itself
-    static constexpr bool has_minima = false;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
-    static __m256 scales(const uint8_t * tile, int i) {
-        return half_scales(tile + tile_of(TB_Q4_0_COL).quants + 16 * i);
-    }
 };
 
 // Q5_0, Q4_1 and Q5_1.
-template <uint32_t type> struct format_bits {
+template <uint32_t type> struct format_bits : format_of<type, tile_of(type).fifth ? 4 : 8> {
     static constexpr tile_traits traits = tile_of(type);
-    static constexpr size_t bytes = traits.bytes;
-    static constexpr bool packed = true, streams = true, has_minima = traits.minima;
+    static constexpr bool has_minima = traits.minima;
     static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
-    static constexpr int narrow = traits.fifth ? 4 : 8;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) {
         const __m256i q = nibbles(tile, c, h, i);
         if constexpr (!traits.fifth) return q;
@@ -89,17 +79,29 @@ template <uint32_t type> struct format_bits {
         const __m256i bits = j < 4 ? _mm256_slli_epi16(plane, 4 - j) : _mm256_srli_epi16(plane, j - 4);
         return _mm256_or_si256(q, _mm256_and_si256(bits, _mm256_set1_epi8(16)));
     }
-    static __m256 scales(const uint8_t * tile, int i) { return half_scales(tile + traits.quants + 16 * i); }
     static __m256 minima(const uint8_t * tile, int i) {
-        return half_scales(tile + traits.quants + TB_HALF_SCALES + 16 * i);
+        return unit::load_halves(tile + traits.quants + TB_HALF_SCALES + 16 * i);
     }
 };
 
-struct format_mxfp4 {
-    static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
+// Q1_0 and Q2_0. Not eight quads at a time, whose shifts the compiler would not know.
+template <uint32_t type> struct format_few_bits : format_of<type, 4> {
+    static constexpr int32_t offset = few_bits_offset;
+    static __m256i weights(const uint8_t * tile, int c, int h, int i) {
+        const int j = 2 * c + h;
+        if constexpr (tile_of(type).quants == TB_QUANTS(1)) {
+            const __m256i ones = unit::load(tile + 32 * i);
+            const __m256i bits = j == 0 ? _mm256_slli_epi16(ones, 1) : _mm256_srli_epi16(ones, j - 1);
+            return _mm256_and_si256(bits, _mm256_set1_epi8(2));
+        } else {
+            const __m256i pairs = unit::load(tile + 128 * (j / 4) + 32 * i);
+            return _mm256_and_si256(_mm256_srli_epi16(pairs, 2 * (j % 4)), _mm256_set1_epi8(3));
+        }
+    }
+};
+
+struct format_mxfp4 : format_of<TB_MXFP4_COL, 4> { // values of 0 to 24
     static constexpr int32_t offset = mxfp4_offset;
-    static constexpr bool packed = true, streams = true, has_minima = false;
-    static constexpr int narrow = 4; // values of 0 to 24
     static __m256i weights(const uint8_t * tile, int c, int h, int i) {
         return lanes::look_up(lanes::table(TB_MXFP4_VALUES(mxfp4_offset)), nibbles(tile, c, h, i));
     }
@@ -108,30 +110,30 @@ struct format_mxfp4 {
     }
 };
 
-struct format_iq4nl {
-    static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
+struct format_nvfp4 : format_mxfp4 {
+    static constexpr size_t bytes = tile_of(TB_NVFP4_COL).bytes;
+    static constexpr bool halves = true;
+    static __m256 scales(const uint8_t * tile, int i) {
+        return lanes::load_small(tile + tile_of(TB_NVFP4_COL).quants + 8 * i);
+    }
+    static __m256 minima(const uint8_t * tile, int i) {
+        return lanes::load_small(tile + tile_of(TB_NVFP4_COL).quants + TB_TILE_N + 8 * i);
+    }
+};
+
+struct format_iq4nl : format_of<TB_IQ4_NL_COL, 1> {
     static constexpr int32_t offset = 0;
-    static constexpr bool packed = true, streams = true, has_minima = false;
-    static constexpr int narrow = 1;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) {
         const __m256i values = _mm256_broadcastsi128_si256(_mm_setr_epi8(TB_IQ4_NL_VALUES(0)));
         return _mm256_shuffle_epi8(values, nibbles(tile, c, h, i));
     }
-    static __m256 scales(const uint8_t * tile, int i) {
-        return half_scales(tile + tile_of(TB_IQ4_NL_COL).quants + 16 * i);
-    }
 };
 
-struct format_q8 {
-    static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
+struct format_q8 : format_of<TB_Q8_0_COL, 1> {
     static constexpr int32_t offset = 0;
-    static constexpr bool packed = false, streams = true, has_minima = false;
-    static constexpr int narrow = 1;
+    static constexpr bool packed = false;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) {
         return unit::load(tile + 256 * c + 128 * h + 32 * i);
-    }
-    static __m256 scales(const uint8_t * tile, int i) {
-        return half_scales(tile + tile_of(TB_Q8_0_COL).quants + 16 * i);
     }
 };
 
@@ -170,10 +172,10 @@ __attribute__((always_inline)) inline void add_chunk(const uint8_t * tile, int c
     }
 }
 
-// A tile's dot products in 32 bits.
+// A tile's dot products in 32 bits; of formats with two scales those of the first 16 k, and of the others in `second`.
 template <class Format, class Source, int n, int vectors>
 __attribute__((always_inline)) inline void dot_products(const uint8_t * tile, int first, const uint8_t * q,
-                                                        __m256i (&sum)[n][vectors]) {
+                                                        __m256i (&sum)[n][vectors], __m256i (&second)[n][vectors]) {
     const auto each = [&](auto && f) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++) {
@@ -184,16 +186,19 @@ __attribute__((always_inline)) inline void dot_products(const uint8_t * tile, in
     };
     each([&](int m, int i) { sum[m][i] = _mm256_setzero_si256(); });
     if constexpr (Format::narrow == 4) {
-        __m256i half[n][vectors];
         add_chunk<Format, Source>(tile, 0, first, q, sum);
         add_chunk<Format, Source>(tile, 1, first, q + 8, sum);
         each([&](int m, int i) {
-            half[m][i] = widen_pairs(sum[m][i]);
+            second[m][i] = widen_pairs(sum[m][i]);
             sum[m][i] = _mm256_setzero_si256();
         });
         add_chunk<Format, Source>(tile, 2, first, q + 16, sum);
         add_chunk<Format, Source>(tile, 3, first, q + 24, sum);
-        each([&](int m, int i) { sum[m][i] = _mm256_add_epi32(half[m][i], widen_pairs(sum[m][i])); });
+        each([&](int m, int i) {
+            const __m256i first_half = second[m][i];
+            second[m][i] = widen_pairs(sum[m][i]);
+            sum[m][i] = has_halves<Format> ? first_half : _mm256_add_epi32(first_half, second[m][i]);
+        });
     } else {
 #pragma GCC unroll 1
         for (int c = 0; c < 4; c++, q += 8)
@@ -205,19 +210,27 @@ __attribute__((always_inline)) inline void dot_products(const uint8_t * tile, in
 template <class Format, class Source, int block_rows>
 __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, const tile_rows & at) {
     constexpr int n = block_rows, count = vectors<Format>(block_rows);
-    __m256i sum[n][count];
-    dot_products<Format, Source>(tile, first, at.q, sum);
+    __m256i sum[n][count], second[n][count];
+    dot_products<Format, Source>(tile, first, at.q, sum, second);
 #pragma GCC unroll 4
     for (int i = 0; i < count; i++) {
         const __m256 scale = Source::scales(tile, first + i);
         __m256 least;
-        if constexpr (Format::has_minima) least = Source::minima(tile, first + i);
+        if constexpr (Format::has_minima || has_halves<Format>) least = Source::minima(tile, first + i);
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++) {
             __m256i dot = sum[m][i];
             const __m256 s = broadcast_float(at.scales + 4 * m);
             float * to = at.sums[m] + 8 * (first + i);
-            if constexpr (Format::has_minima) {
+            if constexpr (has_halves<Format>) {
+                const auto add = [&](__m256i part, int h, __m256 of_part) {
+                    const int32_t start = -Format::offset * sum_of_16(at.q + 32 * m + 16 * h);
+                    const __m256 x = _mm256_cvtepi32_ps(_mm256_add_epi32(part, _mm256_set1_epi32(start)));
+                    store_floats(to, _mm256_fmadd_ps(x, _mm256_mul_ps(of_part, s), load_floats(to)));
+                };
+                add(dot, 0, scale);
+                add(second[m][i], 1, least);
+            } else if constexpr (Format::has_minima) {
                 const __m256 start = _mm256_cvtepi32_ps(broadcast_int(at.starts + 4 * m));
                 const __m256 x = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, _mm256_mul_ps(least, start));
                 store_floats(to, _mm256_fmadd_ps(x, s, load_floats(to)));
@@ -236,14 +249,7 @@ template <class Format> gemm_int8 kernel(const char * name) {
 } // namespace
 
 void fill_gemm_avx2(gemm_kernels & k) {
-    k.int8[gemm_q4] = kernel<format_q4>("gemm_q4c_4x16_avx2");
-    k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_4x16_avx2");
-    k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_4x16_avx2");
-    k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_4x16_avx2");
-    k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_4x16_avx2");
-    k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_4x16_avx2");
-    k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_4x16_avx2");
-    k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_4x16_avx2");
+    TILEBEAM_COLUMN_KERNELS(k, "4x16_avx2");
     fill_gemm_avx2_float(k);
     fill_gemm_avx2_convert(k);
     fill_gemm_avx2_k(k);

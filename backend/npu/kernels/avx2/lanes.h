@@ -10,6 +10,13 @@
 namespace tb::npu {
 namespace {
 
+// The sum of 16 activations.
+inline int32_t sum_of_16(const uint8_t * q) {
+    const __m128i v = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i *>(q)), _mm_set1_epi8(-128));
+    const __m128i s = _mm_sad_epu8(v, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(s) + _mm_extract_epi16(s, 4) - 16 * 128;
+}
+
 struct lanes {
     using ints = __m256i;
     using floats = __m256;
@@ -71,6 +78,12 @@ struct lanes {
         const __m256i x = widened<false>(p), one = _mm256_set1_epi32(1);
         return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(x, one), 23),
                                                     _mm256_slli_epi32(_mm256_add_epi32(x, one), 21)));
+    }
+    // UE4M3 scales of NVFP4, halves of them, as FP16 numbers times 128; the NaN counts as 0.
+    static floats load_small(const uint8_t * p) {
+        const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)), most = _mm_set1_epi8(0x7f);
+        const __m128i bits = _mm_andnot_si128(_mm_cmpeq_epi8(x, most), _mm_and_si128(x, most));
+        return _mm256_mul_ps(_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bits), 7)), _mm256_set1_ps(128));
     }
     static floats broadcast(float x) { return _mm256_set1_ps(x); }
     static floats to_floats(ints x) { return _mm256_cvtepi32_ps(x); }

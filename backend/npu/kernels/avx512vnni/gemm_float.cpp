@@ -9,11 +9,6 @@ namespace tb::npu {
 namespace {
 
 struct unit : simd {
-    static vec load_bf16(const uint8_t * p) {
-        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-    }
-
     using bytes = __m512i;
     static bytes load_bytes(const uint8_t * p) { return _mm512_loadu_si512(p); }
     static bytes low_nibbles(bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }

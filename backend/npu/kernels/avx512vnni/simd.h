@@ -31,6 +31,10 @@ struct simd {
     static vec load(const int8_t * p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
     }
+    static vec load_bf16(const uint8_t * p) {
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    }
     // all lanes of an FP16 number
     static vec set1(const uint16_t * p) { return _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(*p))); }
     static void store(uint16_t * p, vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), half(x)); }

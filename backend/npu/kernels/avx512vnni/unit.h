@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/avx2/lanes.h"
 #include "kernels/gemm.h"
 
 namespace tb::npu {
@@ -32,6 +33,13 @@ struct unit {
         const __m512i one = _mm512_set1_epi32(1);
         return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(x, one), 23),
                                                     _mm512_slli_epi32(_mm512_add_epi32(x, one), 21)));
+    }
+    // UE4M3 scales of NVFP4, halves of them, as FP16 numbers times 128; the NaN counts as 0.
+    static floats load_small(const uint8_t * p) {
+        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+        const __mmask16 numbers = _mm_cmpneq_epi8_mask(x, _mm_set1_epi8(0x7f));
+        const __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_and_si128(x, _mm_set1_epi8(0x7f))), 7);
+        return _mm512_mul_ps(_mm512_maskz_cvtph_ps(numbers, halves), _mm512_set1_ps(128));
     }
     static floats zero() { return _mm512_setzero_ps(); }
     static ints broadcast(int32_t x) { return _mm512_set1_epi32(x); }

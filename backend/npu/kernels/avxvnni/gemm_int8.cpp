@@ -23,6 +23,9 @@ void fill_gemm_avxvnni(gemm_kernels & k) {
     k.int8[gemm_q4_1] = kernel<format_bits<unit, TB_Q4_1_COL>>("gemm_q41c_32x8_avxvnni");
     k.int8[gemm_q5_1] = kernel<format_bits<unit, TB_Q5_1_COL>>("gemm_q51c_32x8_avxvnni");
     k.int8[gemm_mxfp4] = kernel<format_mxfp4<unit>>("gemm_mx4c_32x8_avxvnni");
+    k.int8[gemm_nvfp4] = kernel<format_nvfp4<unit>>("gemm_nv4c_32x8_avxvnni");
+    k.int8[gemm_q1_0] = kernel<format_few_bits<unit, TB_Q1_0_COL>>("gemm_q10c_32x8_avxvnni");
+    k.int8[gemm_q2_0] = kernel<format_few_bits<unit, TB_Q2_0_COL>>("gemm_q20c_32x8_avxvnni");
     fill_gemm_avxvnni_k(k);
 }
 

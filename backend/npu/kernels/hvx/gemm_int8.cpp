@@ -80,6 +80,21 @@ struct format_bits : std::conditional_t<tile_of(type).minima, half_scales_and_mi
     }
 };
 
+// Q1_0 and Q2_0.
+template <uint32_t type> struct format_few_bits : half_scales {
+    static constexpr size_t quants = tile_of(type).quants;
+    static constexpr int32_t offset = few_bits_offset;
+    static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
+        constexpr bool one = quants == TB_QUANTS(1);
+        const HVX_Vector plane = load(tile + (one ? 0 : 128 * (c / 2)));
+        for (int i = 0; i < 2; i++) {
+            const int j = 2 * c + i, by = one ? j - 1 : 2 * (j % 4); // to the right
+            const HVX_Vector bits = by < 0 ? Q6_Vh_vasl_VhR(plane, -by) : Q6_Vuh_vlsr_VuhR(plane, by);
+            w[i] = Q6_V_vand_VV(bits, words(one ? 0x02020202 : 0x03030303));
+        }
+    }
+};
+
 struct format_iq4nl : half_scales {
     static constexpr size_t quants = tile_of(TB_IQ4_NL_COL).quants;
     static constexpr int32_t offset = 128;
@@ -98,6 +113,23 @@ struct format_mxfp4 {
         return Q6_Vw_vmax_VwVw(Q6_Vw_vasl_VwR(Q6_Vw_vsub_VwVw(x, one), 23),
                                Q6_Vw_vasl_VwR(Q6_Vw_vadd_VwVw(x, one), 21));
     }
+};
+
+struct format_nvfp4 : format_mxfp4 {
+    static constexpr size_t quants = tile_of(TB_NVFP4_COL).quants, scale_bytes = TB_SMALL_SCALES;
+    static constexpr bool halves = true;
+    // UE4M3, halves of them, as FP16 numbers times 128; the NaN counts as 0.
+    static HVX_Vector small(HVX_Vector x) {
+        const HVX_Vector zero = words(0), bits = Q6_V_vand_VV(x, words(0x7f));
+        const HVX_Vector f = half_to_float(Q6_Vw_vasl_VwR(bits, 7));
+        const HVX_Vector scaled = Q6_V_vmux_QVV(Q6_Q_vcmp_eq_VwVw(f, zero), zero, Q6_Vw_vadd_VwVw(f, words(7u << 23)));
+        return Q6_V_vmux_QVV(Q6_Q_vcmp_eq_VwVw(x, words(0x7f)), zero, scaled);
+    }
+    static HVX_VectorPair bytes_of(const uint8_t * end) {
+        return Q6_Wuw_vunpack_Vuh(Q6_V_hi_W(Q6_Wuh_vunpack_Vub(load(end - 128))));
+    }
+    static HVX_Vector scales(const uint8_t * end) { return small(Q6_V_lo_W(bytes_of(end))); }
+    static HVX_Vector minima(const uint8_t * end) { return small(Q6_V_hi_W(bytes_of(end))); }
 };
 
 struct bytes_quads {
@@ -122,6 +154,14 @@ int32_t word_at(const uint8_t * p) {
     int32_t v;
     std::memcpy(&v, __builtin_assume_aligned(p, 4), 4);
     return v;
+}
+
+// -offset times the sum of 16 activations.
+template <class Format> int32_t start_of_16(const uint8_t * q) {
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++)
+        sum += static_cast<int8_t>(q[i]);
+    return -Format::offset * sum;
 }
 
 #if TILEBEAM_HVX_FLOAT
@@ -194,31 +234,40 @@ template <class Format, int rows> void block(const gemm_int8_args & a) {
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
     constexpr size_t tile_bytes = Format::quants + Format::scale_bytes;
+    constexpr bool halves = has_halves<Format>;
+    constexpr int parts = halves ? 2 : 1; // with a scale each
     for (uint32_t t = static_cast<uint32_t>(a.k_tiles); t != 0; t--, tile += tile_bytes) {
-        HVX_Vector dots[rows];
+        for (int h = 0; h < parts; h++) {
+            HVX_Vector dots[rows];
 #pragma GCC unroll 8
-        for (int m = 0; m < rows; m++)
-            dots[m] = Q6_V_vsplat_R(Format::has_minima ? 0 : word_at(record + 36 * rows + 4 * m));
+            for (int m = 0; m < rows; m++)
+                dots[m] = Q6_V_vsplat_R(halves               ? start_of_16<Format>(record + 32 * m + 16 * h)
+                                        : Format::has_minima ? 0
+                                                             : word_at(record + 36 * rows + 4 * m));
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) {
-            HVX_Vector w[2];
-            Format::load_quads(tile, c, w);
+            for (int c = 4 / parts * h; c < 4 / parts * (h + 1); c++) {
+                HVX_Vector w[2];
+                Format::load_quads(tile, c, w);
+#pragma GCC unroll 8
+                for (int m = 0; m < rows; m++) {
+                    const uint8_t * q = record + 32 * m + 8 * c;
+                    dots[m] = Q6_Vw_vrmpyacc_VwVubRb(dots[m], w[0], word_at(q));
+                    dots[m] = Q6_Vw_vrmpyacc_VwVubRb(dots[m], w[1], word_at(q + 4));
+                }
+            }
+            HVX_Vector scales = Format::scales(tile + tile_bytes);
+            if constexpr (halves) {
+                if (h == 1) scales = Format::minima(tile + tile_bytes);
+            }
 #pragma GCC unroll 8
             for (int m = 0; m < rows; m++) {
-                const uint8_t * q = record + 32 * m + 8 * c;
-                dots[m] = Q6_Vw_vrmpyacc_VwVubRb(dots[m], w[0], word_at(q));
-                dots[m] = Q6_Vw_vrmpyacc_VwVubRb(dots[m], w[1], word_at(q + 4));
-            }
-        }
-        const HVX_Vector scales = Format::scales(tile + tile_bytes);
-#pragma GCC unroll 8
-        for (int m = 0; m < rows; m++) {
-            const int32_t scale = word_at(record + 32 * rows + 4 * m);
-            if constexpr (Format::has_minima) {
-                sums[m].add(dots[m], scales, Format::minima(tile + tile_bytes), scale,
-                            word_at(record + 36 * rows + 4 * m));
-            } else {
-                sums[m].add(dots[m], scales, scale);
+                const int32_t scale = word_at(record + 32 * rows + 4 * m);
+                if constexpr (Format::has_minima) {
+                    sums[m].add(dots[m], scales, Format::minima(tile + tile_bytes), scale,
+                                word_at(record + 36 * rows + 4 * m));
+                } else {
+                    sums[m].add(dots[m], scales, scale);
+                }
             }
         }
         record += gemm_record_bytes(rows);
@@ -241,14 +290,7 @@ template <class Format> gemm_int8 kernel(const char * name) { return {name, max_
 } // namespace
 
 void fill_gemm_hvx(gemm_kernels & k) {
-    k.int8[gemm_q4] = kernel<format_q4>("gemm_q4c_8x32_hvx");
-    k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_8x32_hvx");
-    k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_8x32_hvx");
-    k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_8x32_hvx");
-    k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_8x32_hvx");
-    k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_8x32_hvx");
-    k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_8x32_hvx");
-    k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_8x32_hvx");
+    TILEBEAM_COLUMN_KERNELS(k, "8x32_hvx");
     fill_gemm_hvx_convert(k);
     fill_gemm_hvx_fp16(k);
     fill_gemm_hvx_k(k);

@@ -40,7 +40,8 @@ int32x4_t words(int8x16_t v) { return vreinterpretq_s32_s8(v); }
 template <class Format, int rows>
 void columns(const uint8_t * tile, const uint8_t * record, int64_t tiles, int g, bool add, float * const * out) {
     constexpr int pairs = (rows + 1) / 2;
-    constexpr bool odd = rows % 2 != 0;
+    constexpr bool odd = rows % 2 != 0, halves = has_halves<Format>;
+    constexpr int parts = halves ? 2 : 1, steps = 4 / parts; // with a scale each
     float32x4_t acc[pairs][2];
 #pragma GCC unroll 6
     for (int p = 0; p < pairs; p++) {
@@ -63,44 +64,53 @@ void columns(const uint8_t * tile, const uint8_t * record, int64_t tiles, int g,
         const auto start = [&](int p, int32x4_t v) {
             sum[p][0] = sum[p][1] = Format::offset && !Format::has_minima ? v : vdupq_n_s32(0);
         };
-        each_pair([&](int p) { start(p, two_numbers<true>(record + 36 * rows + 8 * p)); },
-                  [&](int p) { start(p, two_numbers<false>(record + 36 * rows + 8 * p)); });
-#pragma GCC unroll 4
-        for (int s = 0; s < 4; s++) {
-            const int32x4_t w0 = words(Format::weights(tile, s, 0, g)), w1 = words(Format::weights(tile, s, 1, g));
-            const int8x16_t low = vreinterpretq_s8_s32(vzip1q_s32(w0, w1));
-            const int8x16_t high = vreinterpretq_s8_s32(vzip2q_s32(w0, w1));
-            const auto multiply = [&](int p, int8x16_t x) {
-                sum[p][0] = vmmlaq_s32(sum[p][0], low, x);
-                sum[p][1] = vmmlaq_s32(sum[p][1], high, x);
-            };
-            each_pair([&](int p) { multiply(p, two_rows<true>(record, p, s)); },
-                      [&](int p) { multiply(p, two_rows<false>(record, p, s)); });
-        }
-        const float32x4_t d = Format::scales(tile, g);
-        const float32x4_t scale[2] = {vzip1q_f32(d, d), vzip2q_f32(d, d)};
-        float32x4_t least[2];
-        if constexpr (Format::has_minima) {
-            const float32x4_t m = Format::minima(tile, g);
-            least[0] = vzip1q_f32(m, m);
-            least[1] = vzip2q_f32(m, m);
-        }
-        const auto finish = [&](int p, int32x4_t bits, int32x4_t starts) {
-            const float32x4_t x = vreinterpretq_f32_s32(bits);
 #pragma GCC unroll 2
-            for (int i = 0; i < 2; i++) {
-                const float32x4_t dot = vcvtq_f32_s32(sum[p][i]);
-                if constexpr (Format::has_minima) {
-                    const float32x4_t taken = vmulq_f32(least[i], vcvtq_f32_s32(starts));
-                    acc[p][i] = vfmaq_f32(acc[p][i], vfmaq_f32(taken, dot, scale[i]), x);
-                } else {
-                    acc[p][i] = vfmaq_f32(acc[p][i], dot, vmulq_f32(scale[i], x));
-                }
+        for (int h = 0; h < parts; h++) {
+            each_pair([&](int p) { start(p, two_numbers<true>(record + 36 * rows + 8 * p)); },
+                      [&](int p) { start(p, two_numbers<false>(record + 36 * rows + 8 * p)); });
+#pragma GCC unroll 4
+            for (int s = steps * h; s < steps * (h + 1); s++) {
+                const int32x4_t w0 = words(Format::weights(tile, s, 0, g)), w1 = words(Format::weights(tile, s, 1, g));
+                const int8x16_t low = vreinterpretq_s8_s32(vzip1q_s32(w0, w1));
+                const int8x16_t high = vreinterpretq_s8_s32(vzip2q_s32(w0, w1));
+                const auto multiply = [&](int p, int8x16_t x) {
+                    sum[p][0] = vmmlaq_s32(sum[p][0], low, x);
+                    sum[p][1] = vmmlaq_s32(sum[p][1], high, x);
+                };
+                each_pair([&](int p) { multiply(p, two_rows<true>(record, p, s)); },
+                          [&](int p) { multiply(p, two_rows<false>(record, p, s)); });
             }
-        };
-        const uint8_t *scales = record + 32 * rows, *starts = record + 36 * rows;
-        each_pair([&](int p) { finish(p, two_numbers<true>(scales + 8 * p), two_numbers<true>(starts + 8 * p)); },
-                  [&](int p) { finish(p, two_numbers<false>(scales + 8 * p), two_numbers<false>(starts + 8 * p)); });
+            float32x4_t d;
+            if constexpr (halves) {
+                d = h == 0 ? Format::scales(tile, g) : Format::minima(tile, g);
+            } else {
+                d = Format::scales(tile, g);
+            }
+            const float32x4_t scale[2] = {vzip1q_f32(d, d), vzip2q_f32(d, d)};
+            float32x4_t least[2];
+            if constexpr (Format::has_minima) {
+                const float32x4_t m = Format::minima(tile, g);
+                least[0] = vzip1q_f32(m, m);
+                least[1] = vzip2q_f32(m, m);
+            }
+            const auto finish = [&](int p, int32x4_t bits, int32x4_t starts) {
+                const float32x4_t x = vreinterpretq_f32_s32(bits);
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; i++) {
+                    const float32x4_t dot = vcvtq_f32_s32(sum[p][i]);
+                    if constexpr (Format::has_minima) {
+                        const float32x4_t taken = vmulq_f32(least[i], vcvtq_f32_s32(starts));
+                        acc[p][i] = vfmaq_f32(acc[p][i], vfmaq_f32(taken, dot, scale[i]), x);
+                    } else {
+                        acc[p][i] = vfmaq_f32(acc[p][i], dot, vmulq_f32(scale[i], x));
+                    }
+                }
+            };
+            const uint8_t *scales = record + 32 * rows, *starts = record + 36 * rows;
+            each_pair(
+                [&](int p) { finish(p, two_numbers<true>(scales + 8 * p), two_numbers<true>(starts + 8 * p)); },
+                [&](int p) { finish(p, two_numbers<false>(scales + 8 * p), two_numbers<false>(starts + 8 * p)); });
+        }
     }
 #pragma GCC unroll 6
     for (int p = 0; p < pairs; p++) {
@@ -149,14 +159,7 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
 } // namespace
 
 void fill_gemm_i8mm(gemm_kernels & k) {
-    k.int8[gemm_q4] = kernel<format_q4>("gemm_q4c_10x4_i8mm");
-    k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_10x4_i8mm");
-    k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_10x4_i8mm");
-    k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_10x4_i8mm");
-    k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_10x4_i8mm");
-    k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_10x4_i8mm");
-    k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_10x4_i8mm");
-    k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_10x4_i8mm");
+    TILEBEAM_COLUMN_KERNELS(k, "10x4_i8mm");
     k.quantize = quantize;
     k.row_pairs = true;
 }

@@ -25,14 +25,7 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
 } // namespace
 
 void fill_gemm_neon(gemm_kernels & k) {
-    k.int8[gemm_q4] = kernel<format_q4>("gemm_q4c_4x16_neon");
-    k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_4x16_neon");
-    k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_4x16_neon");
-    k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_4x16_neon");
-    k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_4x16_neon");
-    k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_4x16_neon");
-    k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_4x16_neon");
-    k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_4x16_neon");
+    TILEBEAM_COLUMN_KERNELS(k, "4x16_neon");
     k.quantize = quantize;
     fill_gemm_neon_float(k);
     fill_gemm_neon_k(k);

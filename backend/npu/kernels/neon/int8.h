@@ -40,21 +40,24 @@ int8x16_t nibbles(const uint8_t * tile, int c, int h, int i) {
 
 float32x4_t half_scales(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
 
-struct format_q4 {
-    static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
-    static constexpr int32_t offset = 8;
+// What tiles of a type have in common.
+template <uint32_t type> struct format_of {
+    static constexpr tile_traits traits = tile_of(type);
+    static constexpr size_t bytes = traits.bytes;
+    static constexpr int32_t offset = 0;
     static constexpr bool packed = true, streams = true, has_minima = false;
+    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + traits.quants + 8 * i); }
+};
+
+struct format_q4 : format_of<TB_Q4_0_COL> {
+    static constexpr int32_t offset = 8;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
-    static float32x4_t scales(const uint8_t * tile, int i) {
-        return half_scales(tile + tile_of(TB_Q4_0_COL).quants + 8 * i);
-    }
 };
 
 // Q5_0, Q4_1 and Q5_1.
-template <uint32_t type> struct format_bits {
+template <uint32_t type> struct format_bits : format_of<type> {
     static constexpr tile_traits traits = tile_of(type);
-    static constexpr size_t bytes = traits.bytes;
-    static constexpr bool packed = true, streams = true, has_minima = traits.minima;
+    static constexpr bool has_minima = traits.minima;
     static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
         const int8x16_t q = nibbles(tile, c, h, i);
@@ -63,16 +66,24 @@ template <uint32_t type> struct format_bits {
         const uint8x16_t bits = vshlq_u8(plane, vdupq_n_s8(static_cast<int8_t>(4 - 2 * c - h))); // right if negative
         return vorrq_s8(q, vreinterpretq_s8_u8(vandq_u8(bits, vdupq_n_u8(16))));
     }
-    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + traits.quants + 8 * i); }
     static float32x4_t minima(const uint8_t * tile, int i) {
         return half_scales(tile + traits.quants + TB_HALF_SCALES + 8 * i);
     }
 };
 
-struct format_mxfp4 {
-    static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
-    static constexpr int32_t offset = 0;
-    static constexpr bool packed = true, streams = true, has_minima = false;
+// Q1_0 and Q2_0.
+template <uint32_t type> struct format_few_bits : format_of<type> {
+    static constexpr int32_t offset = few_bits_offset;
+    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
+        constexpr bool one = tile_of(type).quants == TB_QUANTS(1);
+        const int j = 2 * c + h, by = one ? 1 - j : -2 * (j % 4); // to the left, or right if negative
+        const uint8x16_t plane = vld1q_u8(tile + (one ? 0 : quad_bytes * (j / 4)) + 16 * i);
+        const uint8x16_t bits = vshlq_u8(plane, vdupq_n_s8(static_cast<int8_t>(by)));
+        return vreinterpretq_s8_u8(vandq_u8(bits, vdupq_n_u8(one ? 2 : 3)));
+    }
+};
+
+struct format_mxfp4 : format_of<TB_MXFP4_COL> {
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
         return vqtbl1q_s8(vld1q_s8(mxfp4_values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
     }
@@ -87,27 +98,36 @@ struct format_mxfp4 {
     }
 };
 
-struct format_iq4nl {
-    static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
-    static constexpr int32_t offset = 0;
-    static constexpr bool packed = true, streams = true, has_minima = false;
-    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
-        return vqtbl1q_s8(vld1q_s8(iq4nl_values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
+struct format_nvfp4 : format_mxfp4 {
+    static constexpr size_t bytes = tile_of(TB_NVFP4_COL).bytes;
+    static constexpr bool halves = true;
+    // UE4M3, halves of them, as FP16 numbers times 128; the NaN counts as 0.
+    static float32x4_t small(const uint8_t * p) {
+        uint32_t four;
+        std::memcpy(&four, p, sizeof(four));
+        const uint8x8_t x = vreinterpret_u8_u32(vdup_n_u32(four)), most = vdup_n_u8(0x7f);
+        const uint8x8_t bits = vbic_u8(vand_u8(x, most), vceq_u8(x, most));
+        const uint16x4_t halves_of_four = vshl_n_u16(vget_low_u16(vmovl_u8(bits)), 7);
+        return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(halves_of_four)), 128.0f);
     }
     static float32x4_t scales(const uint8_t * tile, int i) {
-        return half_scales(tile + tile_of(TB_IQ4_NL_COL).quants + 8 * i);
+        return small(tile + tile_of(TB_NVFP4_COL).quants + 4 * i);
+    }
+    static float32x4_t minima(const uint8_t * tile, int i) {
+        return small(tile + tile_of(TB_NVFP4_COL).quants + TB_TILE_N + 4 * i);
     }
 };
 
-struct format_q8 {
-    static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
-    static constexpr int32_t offset = 0;
-    static constexpr bool packed = false, streams = true, has_minima = false;
+struct format_iq4nl : format_of<TB_IQ4_NL_COL> {
+    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
+        return vqtbl1q_s8(vld1q_s8(iq4nl_values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
+    }
+};
+
+struct format_q8 : format_of<TB_Q8_0_COL> {
+    static constexpr bool packed = false;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
         return unit::load(tile + quad_bytes * (2 * c + h) + 16 * i);
-    }
-    static float32x4_t scales(const uint8_t * tile, int i) {
-        return half_scales(tile + tile_of(TB_Q8_0_COL).quants + 8 * i);
     }
 };
 
@@ -132,6 +152,33 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
         for (int i = 0; i < 4; i++)
             sum[m][i] = Format::offset && !Format::has_minima ? start : vdupq_n_s32(0);
     }
+    // h: of formats with two scales the half of the tile that sums are of.
+    const auto finish = [&](int h) __attribute__((always_inline)) {
+        float32x4_t scale[4], least[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            scale[i] = Source::scales(tile, first + i);
+            if constexpr (Format::has_minima || has_halves<Format>) least[i] = Source::minima(tile, first + i);
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < n; m++) {
+            const float32x4_t s = vld1q_dup_f32(reinterpret_cast<const float *>(at.scales + 4 * m));
+            const float32x4_t start =
+                vcvtq_f32_s32(vld1q_dup_s32(reinterpret_cast<const int32_t *>(at.starts + 4 * m)));
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                float * to = at.sums[m] + 4 * (first + i);
+                const float32x4_t dot = vcvtq_f32_s32(sum[m][i]);
+                if constexpr (Format::has_minima) {
+                    const float32x4_t x = vfmaq_f32(vmulq_f32(least[i], start), dot, scale[i]);
+                    vst1q_f32(to, vfmaq_f32(vld1q_f32(to), x, s));
+                } else {
+                    vst1q_f32(to, vfmaq_f32(vld1q_f32(to), dot, vmulq_f32(h == 0 ? scale[i] : least[i], s)));
+                }
+                if constexpr (has_halves<Format>) sum[m][i] = vdupq_n_s32(0);
+            }
+        }
+    };
 #pragma GCC unroll 1
     for (int part = 0; part < 2; part++) {
         const int c = 2 * part;
@@ -150,29 +197,9 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
                 sum[m][i] = dot_lane<3>(dot_lane<2>(sum[m][i], w2, a[m]), w3, a[m]);
             }
         }
+        if constexpr (has_halves<Format>) finish(part);
     }
-    float32x4_t scale[4], least[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        scale[i] = Source::scales(tile, first + i);
-        if constexpr (Format::has_minima) least[i] = Source::minima(tile, first + i);
-    }
-#pragma GCC unroll 4
-    for (int m = 0; m < n; m++) {
-        const float32x4_t s = vld1q_dup_f32(reinterpret_cast<const float *>(at.scales + 4 * m));
-        const float32x4_t start = vcvtq_f32_s32(vld1q_dup_s32(reinterpret_cast<const int32_t *>(at.starts + 4 * m)));
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            float * to = at.sums[m] + 4 * (first + i);
-            const float32x4_t dot = vcvtq_f32_s32(sum[m][i]);
-            if constexpr (Format::has_minima) {
-                const float32x4_t x = vfmaq_f32(vmulq_f32(least[i], start), dot, scale[i]);
-                vst1q_f32(to, vfmaq_f32(vld1q_f32(to), x, s));
-            } else {
-                vst1q_f32(to, vfmaq_f32(vld1q_f32(to), dot, vmulq_f32(scale[i], s)));
-            }
-        }
-    }
+    if constexpr (!has_halves<Format>) finish(0);
 }
 
 // gemm_kernels.quantize; place(record, rows, row, q0, q1) stores a row's 32 k.

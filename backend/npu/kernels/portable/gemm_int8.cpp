@@ -14,7 +14,7 @@ namespace {
 // One tile with its quants as signed bytes in quad order: w[quad][4 * column + position].
 struct unpacked {
     int8_t w[8][128];
-    float scale[32], minimum[32];
+    float scale[32], minimum[32]; // or the second 16 k's scale
 };
 
 void load_scales(const uint8_t * src, float * scale) {
@@ -32,9 +32,12 @@ template <class Value> void load_nibbles(const uint8_t * tile, unpacked & u, Val
     }
 }
 
-struct format_q4 {
-    static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
+template <uint32_t type> struct format_of {
+    static constexpr size_t bytes = tile_of(type).bytes;
     static constexpr bool has_minima = false;
+};
+
+struct format_q4 : format_of<TB_Q4_0_COL> {
     static void load(const uint8_t * tile, unpacked & u) {
         load_nibbles(tile, u, [](int q) { return static_cast<int8_t>(q - 8); });
         load_scales(tile + tile_of(TB_Q4_0_COL).quants, u.scale);
@@ -42,9 +45,8 @@ struct format_q4 {
 };
 
 // Q5_0, Q4_1 and Q5_1.
-template <uint32_t type> struct format_bits {
+template <uint32_t type> struct format_bits : format_of<type> {
     static constexpr tile_traits traits = tile_of(type);
-    static constexpr size_t bytes = traits.bytes;
     static constexpr bool has_minima = traits.minima;
     static void load(const uint8_t * tile, unpacked & u) {
         load_nibbles(tile, u, [](int q) { return static_cast<int8_t>(q); });
@@ -59,9 +61,22 @@ template <uint32_t type> struct format_bits {
     }
 };
 
-struct format_mxfp4 {
-    static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
-    static constexpr bool has_minima = false;
+// Q1_0 and Q2_0.
+template <uint32_t type> struct format_few_bits : format_of<type> {
+    static constexpr tile_traits traits = tile_of(type);
+    static void load(const uint8_t * tile, unpacked & u) {
+        for (int j = 0; j < 8; j++) {
+            for (int i = 0; i < 128; i++) {
+                const int q =
+                    traits.quants == TB_QUANTS(1) ? (tile[i] >> j & 1) * 2 : tile[128 * (j / 4) + i] >> 2 * (j % 4) & 3;
+                u.w[j][i] = static_cast<int8_t>(q - few_bits_offset);
+            }
+        }
+        load_scales(tile + traits.quants, u.scale);
+    }
+};
+
+struct format_mxfp4 : format_of<TB_MXFP4_COL> {
     static void load(const uint8_t * tile, unpacked & u) {
         load_nibbles(tile, u, [](int q) { return mxfp4_values[q]; });
         for (int n = 0; n < 32; n++)
@@ -69,18 +84,26 @@ struct format_mxfp4 {
     }
 };
 
-struct format_iq4nl {
-    static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
-    static constexpr bool has_minima = false;
+struct format_nvfp4 : format_of<TB_NVFP4_COL> {
+    static constexpr bool halves = true;
+    static void load(const uint8_t * tile, unpacked & u) {
+        load_nibbles(tile, u, [](int q) { return mxfp4_values[q]; });
+        const uint8_t * scales = tile + tile_of(TB_NVFP4_COL).quants;
+        for (int n = 0; n < 32; n++) {
+            u.scale[n] = tb_small_to_float(scales[n]);
+            u.minimum[n] = tb_small_to_float(scales[TB_TILE_N + n]);
+        }
+    }
+};
+
+struct format_iq4nl : format_of<TB_IQ4_NL_COL> {
     static void load(const uint8_t * tile, unpacked & u) {
         load_nibbles(tile, u, [](int q) { return iq4nl_values[q]; });
         load_scales(tile + tile_of(TB_IQ4_NL_COL).quants, u.scale);
     }
 };
 
-struct format_q8 {
-    static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
-    static constexpr bool has_minima = false;
+struct format_q8 : format_of<TB_Q8_0_COL> {
     static void load(const uint8_t * tile, unpacked & u) {
         std::memcpy(u.w, tile, sizeof(u.w));
         load_scales(tile + tile_of(TB_Q8_0_COL).quants, u.scale);
@@ -111,8 +134,12 @@ template <class Format> void run(const gemm_int8_args & a) {
             int32_t start;
             std::memcpy(&scale, record + 32 * a.rows + 4 * m, 4);
             std::memcpy(&start, record + 36 * a.rows + 4 * m, 4);
-            int32_t dot[32] = {};
+            int32_t dot[32] = {}, first[32] = {};
             for (int j = 0; j < 8; j++) {
+                if (has_halves<Format> && j == 4) {
+                    std::memcpy(first, dot, sizeof(first));
+                    std::memset(dot, 0, sizeof(dot));
+                }
                 const int a0 = q[4 * j], a1 = q[4 * j + 1], a2 = q[4 * j + 2], a3 = q[4 * j + 3];
                 const int8_t * w = u.w[j];
                 for (int n = 0; n < 32; n++) {
@@ -122,7 +149,10 @@ template <class Format> void run(const gemm_int8_args & a) {
             float * out = a.out[m];
             for (int n = 0; n < 32; n++) {
                 const float product = static_cast<float>(dot[n]);
-                if constexpr (Format::has_minima) {
+                if constexpr (has_halves<Format>) {
+                    out[n] += static_cast<float>(first[n]) * (u.scale[n] * scale);
+                    out[n] += product * (u.minimum[n] * scale);
+                } else if constexpr (Format::has_minima) {
                     out[n] += (product * u.scale[n] + static_cast<float>(start) * u.minimum[n]) * scale;
                 } else {
                     out[n] += product * (u.scale[n] * scale);
@@ -130,6 +160,10 @@ template <class Format> void run(const gemm_int8_args & a) {
             }
         }
     }
+}
+
+template <class Format> gemm_int8 kernel(const char * name) {
+    return {name, 8, Format::has_minima ? gemm_minima_offset : 0, run<Format>};
 }
 
 void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row) {
@@ -214,14 +248,7 @@ void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * ou
 } // namespace
 
 void fill_gemm_portable_int8(gemm_kernels & k) {
-    k.int8[gemm_q4] = {"gemm_q4c_8x32_portable", 8, 0, run<format_q4>};
-    k.int8[gemm_q8] = {"gemm_q8c_8x32_portable", 8, 0, run<format_q8>};
-    k.int8[gemm_iq4nl] = {"gemm_nlc_8x32_portable", 8, 0, run<format_iq4nl>};
-    k.int8[gemm_prepared] = {"gemm_q8p_8x32_portable", 8, 0, run<format_prepared>};
-    k.int8[gemm_q5_0] = {"gemm_q50c_8x32_portable", 8, 0, run<format_bits<TB_Q5_0_COL>>};
-    k.int8[gemm_q4_1] = {"gemm_q41c_8x32_portable", 8, gemm_minima_offset, run<format_bits<TB_Q4_1_COL>>};
-    k.int8[gemm_q5_1] = {"gemm_q51c_8x32_portable", 8, gemm_minima_offset, run<format_bits<TB_Q5_1_COL>>};
-    k.int8[gemm_mxfp4] = {"gemm_mx4c_8x32_portable", 8, 0, run<format_mxfp4>};
+    TILEBEAM_COLUMN_KERNELS(k, "8x32_portable");
     k.quantize = quantize;
     k.prepare = prepare;
 }
