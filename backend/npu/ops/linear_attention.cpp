@@ -13,7 +13,7 @@ struct wkv7_token {
     const op_context & ctx;
     const head_states & of;
     const float *r = nullptr, *decay = nullptr, *k = nullptr, *v = nullptr, *a = nullptr, *b = nullptr;
-    const float * next_a = nullptr; // of the last token its own, for nobody
+    const float * next_a = nullptr; // the last token has its own: nothing reads what that gives
     float * result = nullptr;
     bool is_first = true;
     float seen[state_lanes] = {}; // what lanes give for a
