@@ -14,7 +14,7 @@ struct wkv7_token {
     const head_states & of;
     float * const seen; // of each row: what lanes give for a
     const float *r = nullptr, *decay = nullptr, *k = nullptr, *v = nullptr, *a = nullptr, *b = nullptr;
-    const float * next_a = nullptr; // of the last token its own, for nobody
+    const float * next_a = nullptr; // the last token has its own: nothing reads what that gives
     float * result = nullptr;
     bool is_first = true;
 
