@@ -84,24 +84,29 @@ def _read(path: str, file: Source) -> HeadFile:
             raise gguf_tools.GGUFError(f"a draft head must have {what}")
 
     shapes = {name: tensor.ne for name, tensor in file.tensors.items()}
-    inputs = [int(layer) for layer in np.asarray(value("target_layers", object)).reshape(-1)]
+    rows = {name: tensor.rows for name, tensor in file.tensors.items()}
+    inputs = value("target_layers", list)
     n_embd, width = value("embedding_length"), value("target_hidden_size")
     need("one layer", holds=value("block_count") == 1)
-    need("three target_layers, none of them the first", holds=len(inputs) == 3 and min(inputs) > 0)
+    for name in ("head_count", "head_count_kv"):  # one number, not one a layer: check_model has compared the two
+        value(f"attention.{name}")
+    three = len(inputs) == 3 and all(isinstance(layer, int) and layer > 0 for layer in inputs)
+    need("three target_layers, none of them the first", holds=three)
     need("a matrix fc.weight that fits", holds=shapes.get("fc.weight", ())[:2] == (3 * width, n_embd))
     vocabulary = file.kv.get("tokenizer.ggml.tokens")
-    n_vocab = len(vocabulary.value) if vocabulary is not None else value("vocab_size")
+    n_vocab = vocabulary.array[1] if vocabulary is not None and vocabulary.array else value("vocab_size")
     width_k, width_v = (file.kv.get(f"{ARCHITECTURE}.attention.{name}_length") for name in ("key", "value"))
     need("keys as wide as values", holds=(width_k and width_k.value) == (width_v and width_v.value))
     embeds = "token_embd.weight" in shapes or n_embd == width
     need("states as wide as its model's, or token embeddings of its own", holds=embeds)
+    need("an embedding for each token", holds=rows.get("token_embd.weight", n_vocab) == n_vocab)
     need("an output matrix", holds="output.weight" in shapes)
     if "d2t" in shapes:
-        need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == (shapes["output.weight"][1],))
+        need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == (rows["output.weight"],))
         tokens = _numbers(file, "d2t")
         need("tokens of its vocabulary in d2t", holds=bool(((tokens >= 0) & (tokens < n_vocab)).all()))
     else:
-        need("an output for each token", holds=shapes["output.weight"][1] == n_vocab)
+        need("an output for each token", holds=rows["output.weight"] == n_vocab)
     model = file.kv.get(K_MODEL)
     return HeadFile(
         path,
@@ -116,7 +121,7 @@ def _numbers(file: Source, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     from tilebeam import gguf as gguf_tools
 
     tensor = file.tensors[name]
-    if tensor.nbytes != 8 * tensor.ne[0]:
+    if tensor.type.name != "I64":
         raise gguf_tools.GGUFError(f"{name} must hold whole numbers of 64 bits")
     data = np.empty(tensor.ne[0], np.int64)
     file.read_tensor(tensor, 0, data.view(np.uint8))
@@ -203,6 +208,8 @@ def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threa
             raise TilebeamError(f"llama.cpp could not load {head.path}: {errors_in(log) or 'no reason was given'}")
         model = Model(pointer)
         stack.callback(model.close)
+        if model.vocab.size != head.n_vocab:  # llama.cpp counts tokens by vocab_size where there is no tokenizer
+            raise TilebeamError(f"{head.path} has a vocabulary of {head.n_vocab} tokens, but a vocab_size of another.")
         contexts = HeadContexts(model, wanted, n_batch)
         stack.callback(contexts.close)
     following = DraftHead(contexts, target, head.layers)
