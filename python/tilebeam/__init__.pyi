@@ -45,7 +45,6 @@ from .scoring.scorers import Consensus as Consensus
 from .scoring.scorers import LogProb as LogProb
 from .scoring.scorers import Rating as Rating
 from .scoring.scorers import Scorer as Scorer
-from .scoring.scorers import SelfCertainty as SelfCertainty
 from .scoring.scorers import TailEntropy as TailEntropy
 from .scoring.scorers import Verifier as Verifier
 from .search.adaptive import Adaptive as Adaptive

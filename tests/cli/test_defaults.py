@@ -127,7 +127,7 @@ def test_choices_are_those_of_the_library() -> None:
         assert name == "judge" or named_scorer(name)
     for command, flag, values in (
         ("generate", "--executor", get_args(npu_options.Executor)),
-        ("vote", "--weighting", ("plain", "logprob", "reward", "softmax", "borda")),
+        ("vote", "--weighting", ("plain", "logprob", "reward", "softmax")),
         ("vote", "--scorer", get_args(VoteScorer)),
     ):
         assert f"{flag} <{'|'.join(values)}>" in help_of(command)

@@ -208,11 +208,17 @@ def test_no_lookup_and_a_head_exclude_each_other(model: Path, head: Path) -> Non
         ({"target_layers": ["a", "b", "c"]}, "three target_layers"),
         ({"target_layers": [1, 2, -1]}, "three target_layers"),
         ({"target_layers": 1}, "needs the metadata eagle3.target_layers"),
-        ({"tensors": {"d2t": np.zeros(3)}}, "whole numbers of 64 bits"),
+        ({"tensors": {"d2t": np.zeros(3)}}, "d2t must hold whole numbers of 64 bits"),
+        ({"tensors": {"output.weight": np.zeros(CONFIG.n_embd, np.float32)}}, "as many numbers in d2t"),
         ({"tensors": {"d2t": np.array([1, 2, -1])}}, "tokens of its vocabulary in d2t"),
-        ({"tensors": {"token_embd.weight": np.zeros((8, CONFIG.n_embd), np.float32)}}, "an embedding for each token"),
+        (
+            {"tensors": {"token_embd.weight": np.zeros((8, CONFIG.n_embd), np.float32)}},
+            "token embeddings for its vocabulary",
+        ),
         ({"target_hidden_size": 64}, "fc.weight"),
         ({"vocab_size": 77}, "tokens of its vocabulary in d2t"),
+        ({"layers": (0, 1)}, "three target_layers"),
+        ({"layers": (0, 1, 4)}, "at least 6 layers"),
         ({"vocab_size": 5000}, "is a draft head for a model of"),
     ],
 )
@@ -221,3 +227,34 @@ def test_heads_that_do_not_fit(model: Path, tmp_path: Path, changes: dict[str, A
     file = write_head(tmp_path / "head.gguf", CONFIG, TOKENS, **changes)
     with pytest.raises(TilebeamError, match=message), loaded(model, "cpu", file):
         pass
+
+
+def test_hidden_states_are_those_without_it(model: Path, head: Path) -> None:
+    """The tap serves both: another layer's states for the samples, the head's layers for the head."""
+    params = replace(PARAMS, hidden=True, max_tokens=12)
+    found = []
+    for draft in (None, head):
+        options = OPTIONS | {"hidden_layer": 3, "lookup": None if draft else False}
+        with tilebeam.load(model, "cpu", draft=draft, **options) as lm:
+            found.append(lm.generate([PROMPTS[0]], params)[0].outputs[0])
+    (plain, other) = (one.hidden for one in found)
+    assert found[0].token_ids == found[1].token_ids
+    assert plain is not None
+    assert other is not None
+    assert plain.count == other.count
+    np.testing.assert_allclose(other.total, plain.total, rtol=1e-4, atol=1e-4)
+
+
+def test_cells_that_were_saved_are_guessed_from(model: Path, head: Path, tmp_path: Path) -> None:
+    """The head never saw what was loaded, and begins behind it."""
+    with loaded(model, "cpu", head) as lm, lm.keep_prefixes():
+        first = lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids
+        assert lm.save_prefixes(tmp_path / "states") > 0
+    with loaded(model, "cpu", head) as lm:
+        assert lm.load_prefixes(tmp_path / "states") > 0
+        again = lm.generate([PROMPTS[0]], PARAMS)[0]
+        assert again.usage.cached_tokens > 0
+        assert again.outputs[0].token_ids == first
+        assert again.usage.accepted_tokens > 0
+        assert lm.head is not None
+        assert lm.head.failed is None

@@ -149,14 +149,14 @@ def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
 def test_what_decoding_leaves_behind_is_kept_and_rates(world: Path, tmp_path: Path) -> None:
     """Each token's statistics, scorers of them, and votes with relative weights."""
     job, task = opened(world)
-    names = ("logprob", "self-certainty", "tail-entropy")
-    votes = ("self-consistency", "vote:weighting=softmax", "vote:weighting=borda,sharpness=2")
+    names = ("logprob", "tail-entropy")
+    votes = ("self-consistency", "vote:weighting=softmax", "vote:weighting=softmax,sharpness=2")
     own = replace(job.setting, methods=votes, scorers=names, seeds=(1,), budgets=(1, 4))
     report = runner.evaluate(replace(job, setting=own), tmp_path, task=task, latency_items=1)
     for item in lines_of(tmp_path / "results.jsonl"):
         for s in item.get("samples", []):
             assert len(s["certainties"]) == len(s["entropies"]) == s["tokens"]
-            assert s["scores"]["self-certainty"] == pytest.approx(np.mean(s["certainties"]), abs=1e-3)
+            assert s["scores"]["tail-entropy"] == pytest.approx(-np.mean(s["entropies"][-64:]), abs=1e-3)
     rows = {(r.series, r.budget): r.share.value for r in report.rows}
     series = {"pass", "self-consistency"} | {f"{vote}[{name}]" for vote in votes for name in names}
     series.remove("self-consistency[tail-entropy]")  # negative scores weigh only relatively

@@ -373,7 +373,7 @@ def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:
         ({"methods": ("best-of-n:x=1",)}, "takes no options"),
         ({"methods": ("vote:extract=boxed",)}, "takes no options"),
         ({"methods": ("vote:weighting=softmax,sharpness=-1",)}, "sharpness"),
-        ({"methods": ("vote:weighting=borda",), "scorers": ("verifier",)}, "needs a scorer"),
+        ({"methods": ("vote:weighting=softmax",), "scorers": ("verifier",)}, "needs a scorer"),
         ({"methods": ("greedy:temperature=1",)}, "takes no options"),
         ({"methods": ("greedy:weighting=softmax",)}, "takes no options"),
         ({"methods": ("gready",)}, "choose from greedy, best-of-n"),

@@ -89,18 +89,13 @@ def test_judges_that_cannot_be(lm: tilebeam.LM, options: dict[str, Any], words: 
         LLMJudge(lm, **options)
 
 
-def test_certainty_rates_texts_and_weighs_votes(lm: tilebeam.LM) -> None:
-    sampling = SamplingParams(seed=3, max_tokens=6)
-    best = BestOfN("self-certainty").infer(lm, "so", 4, sampling=sampling)
+def test_entropy_rates_texts(lm: tilebeam.LM) -> None:
+    best = BestOfN("tail-entropy").infer(lm, "so", 4, sampling=SamplingParams(seed=3, max_tokens=6))
     drawn = lm.generate("so", SamplingParams(n=4, seed=3, max_tokens=6, statistics=True))[0].outputs
-    expected = [float(np.mean(c.certainties or [])) for c in drawn]
-    assert best.scores == pytest.approx(expected, abs=1e-4)
-    assert "certainties" not in best.as_dict()["candidates"][0]
-    vote = SelfConsistency("text", weighting="borda", scorer="self-certainty").infer(lm, "so", 4, sampling=sampling)
-    assert vote.scores == [1 + sum(other < own for other in expected) for own in expected]
-    for name in ("self-certainty", "tail-entropy"):
-        with pytest.raises(TilebeamError, match="statistics=True"):
-            named_scorer(name).score("so", [CompletionOutput(0, "a", [1], "stop", 0)])
+    assert best.scores == pytest.approx([-float(np.mean(c.entropies or [])) for c in drawn], abs=1e-4)
+    assert "entropies" not in best.as_dict()["candidates"][0]
+    with pytest.raises(TilebeamError, match="statistics=True"):
+        named_scorer("tail-entropy").score("so", [CompletionOutput(0, "a", [1], "stop", 0)])
     tail = TailEntropy(window=2).score("so", drawn)
     assert tail == pytest.approx([-float(np.mean((c.entropies or [])[-2:])) for c in drawn])
     assert TailEntropy().score("so", [CompletionOutput(0, "", [], "length", 0, entropies=[])]) == [0]

@@ -21,7 +21,6 @@ MAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "logprob": ("vote", {"extract": last_number, "weighting": "logprob"}),
     "reward": ("vote", {"extract": last_number, "weighting": "reward", "scorer": Verifier(lambda _, t: len(t) / 4)}),
     "softmax": ("vote", {"extract": last_number, "weighting": "softmax"}),
-    "borda": ("vote", {"extract": last_number, "weighting": "borda", "scorer": "consensus", "sharpness": "2"}),
     "beam": ("beam", {"beam_width": 2, "max_steps": 4}),
     "dvts": ("dvts", {"beam_width": 4, "max_steps": 3, "max_step_tokens": 2}),
     "adaptive": ("adaptive", {"extract": last_number, "confidence": 1.0}),

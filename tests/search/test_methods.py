@@ -220,7 +220,7 @@ def test_options_are_listed_and_read_from_texts() -> None:
     assert listed["beam_width"] == ("whole number", 4)
     assert listed["step_stop"] == ("text", "\n")
     assert "scorer" not in listed
-    assert {o.name: o.type for o in methods.options("vote")}["weighting"] == "plain, logprob, reward, softmax, borda"
+    assert {o.name: o.type for o in methods.options("vote")}["weighting"] == "plain, logprob, reward, softmax"
     name, options = methods.parse(r"beam:beam_width=2,step_stop=\n\n, max_steps=9")
     assert (name, options) == ("beam", {"beam_width": "2", "step_stop": "\n\n", "max_steps": "9"})
     lm = ScriptedLM()

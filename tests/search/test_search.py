@@ -83,30 +83,25 @@ def test_weightings_disagree_where_they_should() -> None:
     with pytest.raises(TilebeamError, match="sharpness"):
         SelfConsistency(weighting="reward", scorer=LogProb(), sharpness=2)
     with pytest.raises(TilebeamError, match="sharpness"):
-        SelfConsistency(weighting="borda", sharpness=-1)
+        SelfConsistency(weighting="softmax", sharpness=-1)
     with pytest.raises(TilebeamError, match="weighting"):
         SelfConsistency(weighting="best")  # type: ignore[arg-type]
 
 
 def test_relative_weights() -> None:
-    """Only the order or the distances of scores count, sharpness says how much."""
+    """Only the distances of scores count, sharpness says how much."""
     scores = [-3.0, 0.5, 0.5, 2.0]
-    assert vote_weights("borda", scores) == [1, 2.5, 2.5, 4]
-    assert vote_weights("borda", [-math.inf, 0, math.inf], 2) == [1, 4, 9]
     assert vote_weights("softmax", scores) == pytest.approx(vote_weights("softmax", [7 * s - 40 for s in scores]))
     assert vote_weights("softmax", scores, 1.3) == pytest.approx(_softmax(scores, 1.3))
     assert vote_weights("softmax", [1e300, -1e300, 5e-324], 50) == pytest.approx([1, 0, 0])
-    for weighting in ("softmax", "borda"):
-        assert len(set(vote_weights(weighting, [0.1] * 3))) == len(set(vote_weights(weighting, scores, 0))) == 1
-        assert len(vote_weights(weighting, [5.0])) == 1
+    assert len(set(vote_weights("softmax", [0.1] * 3))) == len(set(vote_weights("softmax", scores, 0))) == 1
+    assert len(vote_weights("softmax", [5.0])) == 1
     with pytest.raises(TilebeamError, match="softmax need finite scores, not -inf"):
         vote_weights("softmax", [-math.inf, 1])
     lm = Scripted({"p": [("7", -0.01), ("8", -3.0), ("8.0", -3.0)]})
     sharp = SelfConsistency(weighting="softmax", sharpness=3)
     assert sharp.infer(lm, "p", budget=3).answer == "7"
     assert SelfConsistency(weighting="softmax", sharpness=0).infer(lm, "p", budget=3).answer == "8"
-    shortest = SelfConsistency(weighting="borda", scorer=lambda _, text: -len(text), sharpness=3)
-    assert shortest.infer(lm, "p", budget=3).scores == [2.5**3, 2.5**3, 1]
 
 
 def test_log_probabilities_are_asked_for_only_when_needed() -> None:

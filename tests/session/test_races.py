@@ -45,10 +45,10 @@ def program() -> list[str | Path]:
     built = run(compiler, "-fsanitize=thread", BUILD / "probe.cpp", "-o", probe)
     if built.returncode != 0 or run(*plain, probe).returncode != 0:
         pytest.skip("this compiler or system has no ThreadSanitizer")
-    options = ["-DTILEBEAM_TSAN=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1"]
+    options = ["-DTILEBEAM_TSAN=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O0 -g1"]
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=PATH) else []
     steps: list[list[str | Path]] = [
-        ["cmake", "-S", ROOT, "-B", BUILD, *generator, *options, "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1 -Wno-tsan"],
+        ["cmake", "-S", ROOT, "-B", BUILD, *generator, *options, "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -g1 -Wno-tsan"],
         ["cmake", "--build", BUILD, "--target", "tilebeam-stress", "--parallel", "2"],
     ]
     for step in steps:

@@ -64,8 +64,9 @@ struct vec_kernels {
                       const float * out, float * result);
     void (*delta_rows)(int64_t n, float * state, const float * decay, const float * k, const float * seen,
                        const float * q, const float * v, float beta, float * result);
-    void (*wkv7_rows)(int64_t n, float * state, const float * decay, const float * k, const float * a, const float * b,
-                      const float * r, const float * v, float * result);
+    // Here the state is read once for a token: `seen` is row . a, and becomes what that is for the next token's a.
+    void (*wkv7_rows)(int64_t n, float * state, const float * decay, const float * k, const float * b, const float * r,
+                      const float * v, const float * next_a, float * seen, float * result);
     // RWKV_WKV6, GATED_LINEAR_ATTN: n columns of a state of `rows` rows that are `stride` apart, one token on. result =
     // v * own + sum of row[i] * q[i], then next[i] = row[i] * decay[i] + v * k[i]. `next` may be `state`.
     void (*linear_step)(int64_t n, int64_t rows, int64_t stride, const float * state, const float * decay,

@@ -108,17 +108,20 @@ void delta_rows_loop(int64_t n, float * state, const float * decay, const float 
     });
 }
 
-void wkv7_rows_loop(int64_t n, float * state, const float * decay, const float * k, const float * a, const float * b,
-                    const float * r, const float * v, float * result) {
+void wkv7_rows_loop(int64_t n, float * state, const float * decay, const float * k, const float * b, const float * r,
+                    const float * v, const float * next_a, float * seen, float * result) {
     lanes * s = reinterpret_cast<lanes *>(state);
-    sum_lanes(n, result, [=](int64_t i, lanes & sum) { sum += s[i] * a[i]; });
-    const lanes seen = *reinterpret_cast<const lanes *>(result);
     const lanes value = *reinterpret_cast<const lanes *>(v);
-    sum_lanes(n, result, [=](int64_t i, lanes & sum) {
-        const lanes made = s[i] * decay[i] + value * k[i] + seen * b[i];
+    const lanes known = *reinterpret_cast<const lanes *>(seen);
+    lanes out = {}, then = {};
+    for (int64_t i = 0; i < n; i++) {
+        const lanes made = s[i] * decay[i] + value * k[i] + known * b[i];
         s[i] = made;
-        sum += made * r[i];
-    });
+        out += made * r[i];
+        then += made * next_a[i];
+    }
+    *reinterpret_cast<lanes *>(result) = out;
+    *reinterpret_cast<lanes *>(seen) = then;
 }
 
 void bf16_to_f32_loop(int64_t n, const void * src, float * dst) {

@@ -13,25 +13,33 @@ struct wkv7_token {
     const op_context & ctx;
     const head_states & of;
     const float *r = nullptr, *decay = nullptr, *k = nullptr, *v = nullptr, *a = nullptr, *b = nullptr;
+    const float * next_a = nullptr; // of the last token its own, for nobody
     float * result = nullptr;
+    bool is_first = true;
+    float seen[state_lanes] = {}; // what lanes give for a
 
     void read(int64_t t) {
         const float ** const operands[] = {&r, &decay, &k, &v, &a, &b};
         for (int i = 0; i < 6; i++) {
             *operands[i] = ctx.src[i].at<const float>(of.head, t, of.sequence);
         }
+        next_a = ctx.src[4].at<const float>(of.head, std::min(t + 1, of.tokens - 1), of.sequence);
         result = of.result(ctx, t);
+        is_first = t == 0;
     }
 
     void row(int64_t i, const float * from, float * next) const {
         result[i] = ctx.kernels->vec.wkv7_step(of.n, from, decay, k, a, b, r, v[i], next);
     }
 
-    void lanes(int64_t i, int64_t count) const {
+    void lanes(int64_t i, int64_t count) {
         float values[state_lanes] = {};
         float out[state_lanes];
         std::copy_n(v + i, count, values);
-        ctx.kernels->vec.wkv7_rows(of.n, of.lanes, decay, k, a, b, r, values, out);
+        for (int64_t j = 0; j < count && is_first; j++) {
+            seen[j] = ctx.kernels->vec.dot(of.n, of.first.from(i + j, of.head, of.sequence), a);
+        }
+        ctx.kernels->vec.wkv7_rows(of.n, of.lanes, decay, k, b, r, values, next_a, seen, out);
         std::copy_n(out, count, result + i);
     }
 };

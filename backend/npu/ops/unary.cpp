@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace tb::npu {
 namespace {
@@ -15,7 +16,7 @@ using function = float (*)(float x);
 constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
     [](float x) { return std::fabs(x); },
     [](float x) { return static_cast<float>((x > 0.0f) - (x < 0.0f)); },
-    [](float x) { return -x; },
+    nullptr,
     [](float x) { return x > 0.0f ? 1.0f : 0.0f; },
     [](float x) { return std::tanh(x); },
     [](float x) { return x > 0.0f ? x : std::exp(x) - 1.0f; },
@@ -26,7 +27,7 @@ constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
     nullptr,
     [](float x) { return x * std::min(1.0f, std::max(0.0f, (x + 3.0f) / 6.0f)); },
     [](float x) { return std::min(1.0f, std::max(0.0f, (x + 3.0f) / 6.0f)); },
-    [](float x) { return std::exp(x); },
+    nullptr,
     [](float x) { return std::expm1(x); },
     [](float x) { return x > 20.0f ? x : std::log(1.0f + std::exp(x)); },
     nullptr,
@@ -62,11 +63,13 @@ void apply(const op_context & ctx, function f) {
 }
 
 // Kinds of ggml_unary_op.
+constexpr int32_t NEG = 2;
 constexpr int32_t RELU = 6;
 constexpr int32_t SIGMOID = 7;
 constexpr int32_t GELU = 8;
 constexpr int32_t GELU_QUICK = 9;
 constexpr int32_t SILU = 10;
+constexpr int32_t EXP = 13;
 constexpr int32_t GELU_ERF = 16;
 constexpr int32_t XIELU = 17;
 
@@ -100,8 +103,16 @@ void relu(const op_context & ctx) {
 
 void unary(const op_context & ctx) {
     switch (const int32_t kind = ctx.param_i(0)) {
+    case NEG:
+        return elementwise(ctx,
+                           [](int64_t n, const float * x, float * y) { std::transform(x, x + n, y, std::negate()); });
     case RELU:
         return relu(ctx);
+    case EXP:
+        return elementwise(ctx, [&](int64_t n, const float * x, float * y) {
+            std::copy_n(x, x == y ? 0 : n, y);
+            ctx.kernels->vec.exp_sum(n, y, 0.0f);
+        });
     case SIGMOID:
         return elementwise(ctx, ctx.kernels->vec.sigmoid); // gates of recurrent layers, as wide as the layer
     case SILU:

@@ -147,11 +147,10 @@ def best_of_n(
         None,
         metavar="NAME",
         help="consensus: how many words a text shares with the other candidates (default); logprob: the model's "
-        "own mean log-probability; logprob-sum: of the whole text; self-certainty: how sure the model was of its "
-        "tokens; tail-entropy: of the last 64; examples: the share of the examples in the docstring of the Python "
-        "function that is asked for which the program passes; "
-        "behavior: the same, then how many programs give the same values; judge: a model is asked. Instead of a "
-        "scorer: --prm, --orm or --reward-head.",
+        "own mean log-probability; logprob-sum: of the whole text; tail-entropy: how sure it was of the last 64 "
+        "tokens; examples: the share of the examples in the docstring of the Python function that is asked for which "
+        "the program passes; behavior: the same, then how many programs give the same values; judge: a model is "
+        "asked. Instead of a scorer: --prm, --orm or --reward-head.",
     ),
     unsafe_code: UnsafeCode = False,
 ) -> None:
@@ -186,17 +185,17 @@ def vote(
     weighting: Weighting | None = option(
         None,
         help="plain: one vote each; logprob: by the model's mean probability per token; reward: by --prm, --orm or "
-        "--reward-head (default with one of them); softmax, borda: by how a candidate is rated among the others, or "
-        "by its rank, under the reward model or --scorer.",
+        "--reward-head (default with one of them); softmax: by how a candidate is rated among the others, under the "
+        "reward model or --scorer.",
     ),
     scorer: VoteScorer | None = option(
-        None, help="For --weighting softmax and borda: see tilebeam best-of-n.", show_default="logprob"
+        None, help="For --weighting softmax: see tilebeam best-of-n.", show_default="logprob"
     ),
     sharpness: float | None = option(
         None,
         min=0,
-        help="For --weighting softmax and borda: how much good ratings count, 0: not at all.",
-        show_default="0.5 and 1",
+        help="For --weighting softmax: how much good ratings count, 0: not at all.",
+        show_default=str(SHARPNESS),
     ),
     programs: Programs = False,
     unsafe_code: UnsafeCode = False,
@@ -211,10 +210,10 @@ def vote(
 
     rates = options.reward.read()
     weights = weighting or ("reward" if rates is not None else "plain")
-    relative = weights in SHARPNESS
+    relative = weights == "softmax"
     _check_weighting(weights, rates)
     if (scorer is not None or sharpness is not None) and not relative:
-        raise TilebeamError("--scorer and --sharpness matter only for --weighting softmax and borda.")
+        raise TilebeamError("--scorer and --sharpness matter only for --weighting softmax.")
     if rates is not None and scorer is not None:
         raise TilebeamError("Give a reward model or --scorer, not both.")
     _check_step_stop(step_stop, rates)
@@ -429,11 +428,10 @@ def _write_page(file: Path, *shown: Any) -> None:
 
 def _check_weighting(weighting: str | None, rates: RewardSpec | None) -> None:
     """Raise `TilebeamError` if a reward model is missing, or there is one that these votes do not ask."""
-    takes = weighting in (None, "reward", *SHARPNESS)
+    takes = weighting in (None, "reward", "softmax")
     if (rates is None and weighting == "reward") or (rates is not None and not takes):
         raise TilebeamError(
-            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it, softmax and borda "
-            "take."
+            "--weighting reward needs a reward model (--prm, --orm or --reward-head), which only it and softmax take."
         )
 
 

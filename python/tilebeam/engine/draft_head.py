@@ -21,6 +21,7 @@ from itertools import islice, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.engine.drafter import PassTimes, classed
 from tilebeam.engine.request import Sample
 from tilebeam.engine.sampler import NORM, BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
@@ -30,7 +31,6 @@ from tilebeam.sampling_params import SamplingParams
 
 F32 = npt.NDArray[np.float32]
 _WAITING, _LAST = 256, 128  # states that wait at most; of more, so many stay, as if the text began there
-_SIGNS = 10  # classes of the probability that the head gives its token
 
 
 class _Followed:
@@ -62,6 +62,7 @@ class DraftHead:
 
     Attributes:
         failed: why it guesses nothing any more; None: it does.
+        times: of its passes over one token of each sample.
     """
 
     def __init__(self, contexts: HeadContexts, target: Context, layers: Sequence[int]) -> None:
@@ -73,7 +74,7 @@ class DraftHead:
         self._followed: dict[int, _Followed] = {}
         self._draws = BatchSampler(contexts.decoder)
         self._likeliest = Sampler(SamplingParams(temperature=0), 0, contexts.decoder.model.vocab)
-        self._seconds: dict[int, float] = {}  # of a pass, by its samples
+        self.times = PassTimes()
         target.follower = self
 
     def close(self) -> None:
@@ -181,13 +182,6 @@ class DraftHead:
 
     # --- for Speculation ----------------------------------------------------------------------------------------------
 
-    def cost(self, samples: int) -> float:
-        """Return seconds that one more token for so many samples takes, by what passes took; 0 before the first."""
-        if not self._seconds:
-            return 0.0
-        nearest = min(self._seconds, key=lambda n: abs(n - samples))
-        return self._seconds[nearest] * max(1.0, samples / nearest)
-
     def drafting(self, samples: Sequence[Sample]) -> HeadDrafting:
         """Return guesses for these samples."""
         return HeadDrafting(self, samples)
@@ -246,8 +240,7 @@ class DraftHead:
             else:
                 known.decoded, known.behind = start + len(tokens), tokens[-1]
         if n == len(spans):
-            was = self._seconds.get(n, time.perf_counter() - began)
-            self._seconds[n] = was + 0.2 * (time.perf_counter() - began - was)
+            self.times.add(n, time.perf_counter() - began)
         drawn = zip(rows.tokens.tolist(), rows.logits, rows.norms, states[ends], strict=True)
         return [(token, math.exp(min(0.0, logit - norm)), state) for token, logit, norm, state in drawn]
 
@@ -274,5 +267,4 @@ class HeadDrafting:
         for i, (token, _, state) in zip(active, drawn, strict=False):
             id, start, tokens, _ = self._spans[i]
             self._spans[i] = id, start + len(tokens), [token], [state]
-        signs = [min(_SIGNS - 1, int(p * _SIGNS)) for _, p, _ in drawn]
-        return [(token, sign, (sign + 0.5) / _SIGNS) for (token, _, _), sign in zip(drawn, signs, strict=True)]
+        return [classed(token, p) for token, p, _ in drawn]

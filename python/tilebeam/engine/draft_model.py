@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from tilebeam.engine.drafter import MOST
+from tilebeam.engine.drafter import MOST, PassTimes, classed
 from tilebeam.engine.kv_cache import Limits, PrefixCache, common_prefix
 from tilebeam.engine.kv_cache import Sequence as CachedSequence
 from tilebeam.engine.request import Sample
@@ -20,7 +20,6 @@ _AT_ONCE = 32  # tokens: what a sample lacks by more is a prompt
 # Tokens of a prompt that are read for each that a sample may still get. Measured with a 0.5B model for a 1.5B on two
 # cores: reading one takes 2.3 ms, and a guess saves 9 ms.
 _WORTH_READING = 4
-_SIGNS = 10  # classes of the probability that the draft model gives its token
 
 
 class NoCells(TilebeamError):
@@ -31,7 +30,7 @@ class DraftModel:
     """Guesses with a context of its own.
 
     Attributes:
-        kv: its cells.
+        kv: its cells; times: of its passes.
 
     Args:
         context: of the draft model, with a unified KV cache.
@@ -52,7 +51,7 @@ class DraftModel:
         self._sequences: dict[Sample, CachedSequence] = {}
         self._draws = BatchSampler(context)
         self._likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
-        self._seconds: dict[int, float] = {}  # of a pass, by its samples
+        self.times = PassTimes()
 
     def close(self) -> None:
         """Free what it has besides the context."""
@@ -63,13 +62,6 @@ class DraftModel:
         seq = self._sequences.pop(sample, None)
         if seq is not None:
             self.kv.close(seq)
-
-    def cost(self, samples: int) -> float:
-        """Return seconds that one more token for so many samples takes, by what passes took; 0 before the first."""
-        if not self._seconds:
-            return 0.0
-        nearest = min(self._seconds, key=lambda n: abs(n - samples))
-        return self._seconds[nearest] * max(1.0, samples / nearest)
 
     def drafting(self, samples: list[Sample]) -> Drafting:
         """Return guesses for these samples. What turns out wrong is cut away when a sample is asked for again."""
@@ -151,11 +143,6 @@ class DraftModel:
                 results += [(token, math.exp(min(0.0, logit - norm))) for token, logit, norm in drawn]
         return results
 
-    def note(self, samples: int, seconds: float) -> None:
-        """Record how long a pass over so many samples took."""
-        was = self._seconds.get(samples, seconds)
-        self._seconds[samples] = was + 0.2 * (seconds - was)
-
 
 class Drafting:
     """Guesses for some samples between two steps."""
@@ -181,11 +168,10 @@ class Drafting:
         began = time.perf_counter()
         drawn = self._model.decode(spans)
         if all(len(tokens) == 1 for _, tokens in spans):
-            self._model.note(len(spans), time.perf_counter() - began)
+            self._model.times.add(len(spans), time.perf_counter() - began)
         for i, (token, _) in zip(active, drawn, strict=True):
             self._spans[i] = self._spans[i][0], [token]
-        signs = [min(_SIGNS - 1, int(p * _SIGNS)) for _, p in drawn]
-        return [(token, sign, (sign + 0.5) / _SIGNS) for (token, _), sign in zip(drawn, signs, strict=True)]
+        return [classed(token, p) for token, p in drawn]
 
 
 def _check_vocabularies(ours: Vocab, theirs: Vocab) -> None:

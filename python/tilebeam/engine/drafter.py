@@ -10,6 +10,34 @@ from tilebeam.engine.request import Sample
 MOST = 16  # tokens that a draft of ours has at most
 
 
+_SIGNS = 10  # classes of the probability that a draft model gives its token
+
+
+class PassTimes:
+    """Seconds that one more token for some samples takes a draft model, by what passes took."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def add(self, samples: int, seconds: float) -> None:
+        """Record a pass."""
+        was = self._seconds.get(samples, seconds)
+        self._seconds[samples] = was + 0.2 * (seconds - was)
+
+    def of(self, samples: int) -> float:
+        """Return the seconds for so many samples; 0 before the first pass."""
+        if not self._seconds:
+            return 0.0
+        nearest = min(self._seconds, key=lambda n: abs(n - samples))
+        return self._seconds[nearest] * max(1.0, samples / nearest)
+
+
+def classed(token: int, probability: float) -> tuple[int, int, float]:
+    """Return a guessed token, in which class its probability is, and the middle of that class."""
+    sign = min(_SIGNS - 1, int(probability * _SIGNS))
+    return token, sign, (sign + 0.5) / _SIGNS
+
+
 class Drafter:
     """Guesses next tokens.
 

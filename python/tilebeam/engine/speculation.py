@@ -268,7 +268,7 @@ class Speculation(Drafter):
             now, more = self._costs.of(rows + drafted), self._costs.of(rows + drafted + len(active))
             assert now is not None
             assert more is not None
-            if gain * plain / rows <= model.cost(len(active)) + more - now:
+            if gain * plain / rows <= model.times.of(len(active)) + more - now:
                 break
             drawn = draft.next(active)
             if len(drawn) < len(active):  # a head that failed

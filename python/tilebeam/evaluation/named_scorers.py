@@ -2,8 +2,7 @@
 
 logprob          the model's own log-probability per token
 logprob-sum      of the whole text
-self-certainty   how sure the model was of its tokens
-tail-entropy     how sure it was of the last ones
+tail-entropy     how sure the model was of the last tokens
 verifier         the task's own checker, which knows the answer: an upper bound for real scorers
 examples         the share of the examples in a question's docstring that a program passes
 behavior         the same, then how many other programs give the same values
@@ -93,9 +92,9 @@ def rates_steps(name: str) -> bool:
 
 
 def is_weight(name: str) -> bool:
-    """Tell whether a scorer can weigh votes: log-probabilities per token (as exp), reward models, functions and
-    self-certainty (as they are). Votes that the verifier weights would be its own verdict."""
-    return rates_steps(name) or name in ("logprob", "self-certainty")
+    """Tell whether a scorer can weigh votes: log-probabilities per token (as exp), reward models and functions (as they
+    are). Votes that the verifier weights would be its own verdict."""
+    return rates_steps(name) or name == "logprob"
 
 
 def needs(names: Sequence[str]) -> dict[str, bool | str]:

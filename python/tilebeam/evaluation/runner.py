@@ -86,7 +86,7 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
         if method.name == GREEDY or (method.name in SAMPLED and "weighting" not in method.options):
             if method.options or [m.name for m in parsed if not m.options].count(method.name) > 1:
                 raise TilebeamError(
-                    f"{method.name} may be given once and takes no options (votes take weighting=softmax or borda, and "
+                    f"{method.name} may be given once and takes no options (votes take weighting=softmax and "
                     "sharpness): use the flags for scorers and extraction."
                 )
             if method.name == "best-of-n" and not setting.scorers:
@@ -96,7 +96,7 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
         stand_in = None if scorers == [""] else scoring.FunctionScorer(lambda *_: 0.0)
         algorithm = methods.create(method.name, scorer=stand_in, **method.options)
         if not scorers:
-            names = ("", "logprob, self-certainty") if method.name in SAMPLED else (" of steps", "FILE.py:function")
+            names = ("", "logprob") if method.name in SAMPLED else (" of steps", "FILE.py:function")
             raise TilebeamError(f"{method.spec} needs a scorer{names[0]}: --prm, --reward-head or --scorer {names[1]}.")
         for budget in setting.budgets:
             width = min(getattr(algorithm, "beam_width", 1), budget)
@@ -293,7 +293,7 @@ def write_report(report: EvalReport, out: Path) -> None:
 
 
 # Scorers of whole samples that read what decoding them left behind, by how much they have it leave.
-_READERS = ("", "logprob-sum", "logprob", "tail-entropy", "self-certainty", scoring.OWN)
+_READERS = ("", "logprob-sum", "logprob", "tail-entropy", scoring.OWN)
 
 
 def timed_configurations(setting: Setting) -> list[Timed]:

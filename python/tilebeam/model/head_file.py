@@ -84,7 +84,6 @@ def _read(path: str, file: Source) -> HeadFile:
             raise gguf_tools.GGUFError(f"a draft head must have {what}")
 
     shapes = {name: tensor.ne for name, tensor in file.tensors.items()}
-    rows = {name: tensor.rows for name, tensor in file.tensors.items()}
     inputs = value("target_layers", list)
     n_embd, width = value("embedding_length"), value("target_hidden_size")
     need("one layer", holds=value("block_count") == 1)
@@ -97,16 +96,18 @@ def _read(path: str, file: Source) -> HeadFile:
     n_vocab = vocabulary.array[1] if vocabulary is not None and vocabulary.array else value("vocab_size")
     width_k, width_v = (file.kv.get(f"{ARCHITECTURE}.attention.{name}_length") for name in ("key", "value"))
     need("keys as wide as values", holds=(width_k and width_k.value) == (width_v and width_v.value))
-    embeds = "token_embd.weight" in shapes or n_embd == width
-    need("states as wide as its model's, or token embeddings of its own", holds=embeds)
-    need("an embedding for each token", holds=rows.get("token_embd.weight", n_vocab) == n_vocab)
+    own = shapes.get("token_embd.weight")
+    need(
+        "token embeddings for its vocabulary, or states as wide as its model's",
+        holds=n_embd == width if own is None else own == (n_embd, n_vocab),
+    )
     need("an output matrix", holds="output.weight" in shapes)
     if "d2t" in shapes:
-        need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == (rows["output.weight"],))
+        need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == shapes["output.weight"][1:])
         tokens = _numbers(file, "d2t")
         need("tokens of its vocabulary in d2t", holds=bool(((tokens >= 0) & (tokens < n_vocab)).all()))
     else:
-        need("an output for each token", holds=rows["output.weight"] == n_vocab)
+        need("an output for each token", holds=shapes["output.weight"][1:] == (n_vocab,))
     model = file.kv.get(K_MODEL)
     return HeadFile(
         path,

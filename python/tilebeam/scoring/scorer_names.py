@@ -9,7 +9,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.scoring.code_consensus import CodeConsensus
 from tilebeam.scoring.code_examples import CodeExamples
 from tilebeam.scoring.llm_judge import LLMJudge
-from tilebeam.scoring.scorers import Consensus, LogProb, Scorer, SelfCertainty, TailEntropy
+from tilebeam.scoring.scorers import Consensus, LogProb, Scorer, TailEntropy
 from tilebeam.scoring.scoring_defaults import ScorerName
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
-    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "self-certainty", "tail-entropy", "examples"
+    """Make a scorer by name: "consensus", "logprob", "logprob-sum", "tail-entropy", "examples"
     (`CodeExamples`), "behavior" (`CodeConsensus`), or "judge": a model asked about the candidates.
 
     Args:
@@ -32,7 +32,6 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
         "consensus": Consensus,
         "logprob": LogProb,
         "logprob-sum": lambda: LogProb(per_token=False),
-        "self-certainty": SelfCertainty,
         "tail-entropy": TailEntropy,
         "examples": lambda: CodeExamples(unsafe=unsafe_code),
         "behavior": lambda: CodeConsensus(unsafe=unsafe_code),

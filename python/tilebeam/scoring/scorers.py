@@ -84,21 +84,6 @@ class LogProb(Scorer):
         return [log_probability(c, per_token=self.per_token) for c in candidates]
 
 
-class SelfCertainty(Scorer):
-    """How sure the model was of what it wrote: the mean of the tokens' self-certainty, which
-    `CompletionOutput.certainties` defines.
-
-    Kang et al., "Scalable Best-of-N Selection for Large Language Models via Self-Certainty" (arXiv 2502.18581). Needs
-    neither answers to compare nor another model.
-    """
-
-    needs_statistics = True
-
-    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
-        """Return the means."""
-        return [mean_statistic(c.certainties) for c in candidates]
-
-
 class TailEntropy(Scorer):
     """How sure the model was of a text's end, where its answer is: the negative mean entropy of the last tokens.
 

@@ -15,14 +15,13 @@ ScorerName = Literal[
     "consensus",
     "logprob",
     "logprob-sum",
-    "self-certainty",
     "tail-entropy",
     "examples",
     "behavior",
     "judge",
 ]
 # Those whose scores weigh votes.
-VoteScorer = Literal["logprob", "self-certainty", "tail-entropy"]
+VoteScorer = Literal["logprob", "tail-entropy"]
 RUN_PROGRAMS: tuple[ScorerName, ...] = ("examples", "behavior")  # those that run what a model wrote
 
 AGGREGATION: Aggregation = "last"

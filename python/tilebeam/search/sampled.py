@@ -154,9 +154,9 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         extract: from a text to its answer, None if it holds none, or the name of such a function; see
             `tilebeam.answers.extractors.extractor`.
         weighting: "plain": one vote each. "logprob": exp of the mean log-probability per token. "reward": the
-            scorer's scores, which must not be negative. "softmax" and "borda": see `vote_weights`.
-        scorer: for "reward", and for "softmax" and "borda", where `LogProb` is the default.
-        sharpness: for "softmax" and "borda": how much good scores count. 0: not at all.
+            scorer's scores, which must not be negative. "softmax": see `vote_weights`.
+        scorer: for "reward", and for "softmax", where `LogProb` is the default.
+        sharpness: for "softmax": how much good scores count. 0: not at all.
         equal: whether two answers are the same. Default: the extractor's own ``equal`` if it has one, as
             `tilebeam.MathAnswer` and those of numbers have; else equal strings.
     """
@@ -174,13 +174,13 @@ class SelfConsistency(_WholeSearch[VoteResult]):
     ) -> None:
         if weighting not in get_args(Weighting):
             raise TilebeamError(f"weighting must be one of {', '.join(get_args(Weighting))}, not {weighting!r}.")
-        relative = weighting in SHARPNESS
+        relative = weighting == "softmax"
         if relative and scorer is None:
             scorer = LogProb()
         if (weighting == "reward" or relative) != (scorer is not None):
             raise TilebeamError(f"weighting={weighting!r} {'takes no' if scorer is not None else 'needs a'} scorer.")
         if sharpness is not None and not (relative and is_finite(sharpness) and sharpness >= 0):
-            raise TilebeamError(f"sharpness is a number >= 0, of softmax and borda weights, not {sharpness!r}.")
+            raise TilebeamError(f"sharpness is a number >= 0, of softmax weights, not {sharpness!r}.")
         self.extract = as_extractor(extract)
         self.equal = equal or equality_of(self.extract)
         self.weighting = weighting
@@ -220,20 +220,16 @@ def vote_weights(weighting: Weighting, scores: Sequence[float], sharpness: float
     - "softmax": in proportion to exp(sharpness * z), where z is how many standard deviations a score is above the
       mean: so one sharpness fits all scorers. The weights add up to 1. Taubenfeld et al., "Confidence Improves
       Self-Consistency in LLMs" (arXiv 2502.06233), with a temperature of 1 / sharpness.
-    - "borda": the rank, 1 for the worst of them, to the power of the sharpness; equal ones share theirs. Kang et al.,
-      "Scalable Best-of-N Selection for Large Language Models via Self-Certainty" (arXiv 2502.18581).
 
     Raises:
         TilebeamError: scores that cannot weigh so: infinite ones, or negative ones for "reward".
     """
-    if weighting != "borda" and any(math.isinf(s) or (s < 0 and weighting == "reward") for s in scores):
+    if any(math.isinf(s) or (s < 0 and weighting == "reward") for s in scores):
         least = "" if weighting == "softmax" else " >= 0"
         raise TilebeamError(f"Votes weighted by {weighting} need finite scores{least}, not {min(scores)}.")
-    if weighting not in SHARPNESS:
+    if weighting != "softmax":
         return list(scores)
-    sharp = SHARPNESS[weighting] if sharpness is None else sharpness
-    if weighting == "borda":
-        return [(sum(other < s for other in scores) + (scores.count(s) + 1) / 2) ** sharp for s in scores]
+    sharp = SHARPNESS if sharpness is None else sharpness
     best, spread = max(scores), statistics.pstdev(scores)
     if spread <= 1e-9 * max(map(abs, scores)):  # rounding is no difference
         spread = 1.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 # What a vote weighs.
-Weighting = Literal["plain", "logprob", "reward", "softmax", "borda"]
+Weighting = Literal["plain", "logprob", "reward", "softmax"]
 # How much good scores count in weights that are relative to a prompt's other candidates.
-SHARPNESS: dict[str, float] = {"softmax": 0.5, "borda": 1.0}
+SHARPNESS = 0.5
 
 BUDGET = 16  # candidates per prompt
 EXTRACTOR = "last-number"  # see `tilebeam.answers.extractors`

@@ -36,7 +36,7 @@ T = TypeVar("T")
 # A regular expression out of a request could keep a thread busy for ever.
 EXTRACTORS = ("last-number", "text", "choice", "boxed", "json", "calls")
 # "examples" would run programs for a request.
-_SCORERS = ("consensus", "logprob", "logprob-sum", "self-certainty", "tail-entropy")
+_SCORERS = ("consensus", "logprob", "logprob-sum", "tail-entropy")
 
 
 def reasons_with_tools(search: Search | None) -> bool:

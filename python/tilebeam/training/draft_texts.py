@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam.engine.sampler import BatchSampler
+from tilebeam.engine.sampler import NORM, BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.model.lm import LM
@@ -116,10 +116,12 @@ def _write(lm: LM, prompts: Sequence[Prompt], stem: Path, setting: TextSetting, 
     texts = [[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]
     with lm.raw_decode() as context:
         context.follower = _Kept()
+        likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
         try:
-            read = [_read(lm, context, text, setting.layers) for text in texts]
+            read = [_read(lm, context, text, setting.layers, likeliest) for text in texts]
         finally:
             context.follower = None
+            likeliest.close()
     features, ids, probs = (np.concatenate(parts) for parts in zip(*read, strict=True))
     with whole_file(stem.with_suffix(".npy")) as partial, open(partial, "wb") as file:
         np.save(file, features)
@@ -134,7 +136,7 @@ def _write(lm: LM, prompts: Sequence[Prompt], stem: Path, setting: TextSetting, 
         )
 
 
-def _read(lm: LM, context: Context, text: list[int], layers: Sequence[int]) -> tuple[Any, Any, Any]:
+def _read(lm: LM, context: Context, text: list[int], layers: Sequence[int], likeliest: Sampler) -> tuple[Any, Any, Any]:
     """Return the features of a text's tokens, the likeliest tokens behind each, and their probabilities."""
     draws, taps = BatchSampler(context), context.taps
     assert taps is not None
@@ -148,13 +150,12 @@ def _read(lm: LM, context: Context, text: list[int], layers: Sequence[int]) -> t
         if rows is None or not np.isfinite(rows).all():
             raise TilebeamError("The model computed hidden states that are not numbers: its weights are damaged.")
         features.append(np.clip(rows, -_MOST, _MOST).astype(np.float16))
-        block = context.logits_block(0, len(part))
-        peak = block.max(1)
-        norm = peak + np.log(np.exp(block - peak[:, None]).sum(1))
-        for entry in range(len(part)):
+        drawn = SampleRows([(likeliest, entry, NORM) for entry in range(len(part))])
+        draws.sample(drawn)
+        for entry, norm in enumerate(drawn.norms):
             best, its = draws.top(entry, TOP)
             ids.append(best)
-            logits.append(np.array(its) - norm[entry])
+            logits.append(np.array(its) - norm)
     context.clear()
     return np.concatenate(features), np.array(ids, np.int32), np.exp(logits).astype(np.float16)
 
