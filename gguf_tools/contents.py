@@ -35,6 +35,7 @@ K_TENSORS = PREFIX + "tensors.sha256"
 K_META = PREFIX + "meta_sha256"
 K_VERSION = PREFIX + "gguf_version"  # the header's, which no digest covers
 K_PLAIN = PREFIX + "tensors.plain"
+K_ADDED = PREFIX + "tensors.added"  # of files of earlier versions, which load, but are not unpacked
 K_SCALES = PREFIX + "scales"
 SCALES = ("nearest", "search", "calibrate")
 MIN_ALIGNMENT = 128

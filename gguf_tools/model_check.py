@@ -29,7 +29,7 @@ LIMITS = (
 )
 # Their graphs demand keys and values of one size.
 EQUAL_HEADS = ("llama", "qwen2", "qwen3")
-DENSE = ("llama", "qwen2", "qwen3", "gemma3")
+DENSE = ("llama", "qwen2", "qwen3", "gemma3", "eagle3")
 # What the general.type of a file that is no model means, and what to do with it.
 NOT_MODELS = {
     "adapter": "is an adapter, not a model: load its model, and name the adapter by lora= or --lora",

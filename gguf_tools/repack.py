@@ -347,6 +347,10 @@ def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) 
 
 def source_digest(f: GGUFFile, manifest: m.Manifest, digests: Sequence[bytes]) -> str:
     """Return :func:`contents.content_digest` of the source, from a repacked file and its unpacked tensors' digests."""
+    if m.K_ADDED in f.kv:
+        raise GGUFError(
+            f"{f.path} has tensors that its source has not, as earlier versions wrote: pack its source again"
+        )
     return m.content_digest(unpacked_kv(f, manifest), f.tensors.values(), digests)
 
 

@@ -168,19 +168,62 @@ def test_a_head_that_fails_costs_no_text(model: Path, head: Path, monkeypatch: p
         assert lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids == plain
 
 
+def test_a_head_of_nan_costs_no_text(model: Path, tmp_path: Path) -> None:
+    """What it would guess is no token, and llama.cpp ends the process that decodes such."""
+    nan = np.full((len(TOKENS), CONFIG.n_embd), np.nan, np.float32)
+    head = write_head(tmp_path / "head.gguf", CONFIG, TOKENS, tensors={"output.weight": nan})
+    with loaded(model, "cpu", None) as lm:
+        plain = lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids
+    with loaded(model, "cpu", head) as lm:
+        with pytest.warns(RuntimeWarning, match="its logits are not numbers"):
+            assert lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids == plain
+        assert lm._context.follower is None  # layers' outputs are copied no more
+
+
+def test_rows_that_wait_do_not_keep_batches(model: Path, head: Path) -> None:
+    """The states of one sequence are a view of its own rows, whatever was read beside it."""
+    with loaded(model, "cpu", head) as lm, lm.raw_decode() as context:
+        context.fill([(0, 0, [5, 6], 1), (1, 0, list(range(5, 105)), 1)])
+        lm.check_decode(context.decode(102))
+        assert lm.head is not None
+        row = lm.head._followed[0].features[0]
+        assert row.base is not None
+        assert len(row.base) == 2
+        context.clear()
+
+
+def test_no_lookup_and_a_head_exclude_each_other(model: Path, head: Path) -> None:
+    with pytest.raises(TilebeamError, match="with a head, texts are looked up, too"):
+        tilebeam.load(model, "cpu", draft=head, lookup=False)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"block_count": 2}, "one layer"),
+        ({"attention__head_count": 0}, "head_count is 0"),
+        ({"attention__head_count_kv": 3}, "no divisor of 2 heads"),
+        ({"attention__head_count_kv": [1]}, "needs the metadata eagle3.attention.head_count_kv"),
+        ({"rope__dimension_count": 3}, "rope.dimension_count is 3"),
+        ({"target_layers": ["a", "b", "c"]}, "three target_layers"),
+        ({"target_layers": [1, 2, -1]}, "three target_layers"),
+        ({"target_layers": 1}, "needs the metadata eagle3.target_layers"),
+        ({"tensors": {"d2t": np.zeros(3)}}, "d2t must hold whole numbers of 64 bits"),
+        ({"tensors": {"output.weight": np.zeros(CONFIG.n_embd, np.float32)}}, "as many numbers in d2t"),
+        ({"tensors": {"d2t": np.array([1, 2, -1])}}, "tokens of its vocabulary in d2t"),
+        (
+            {"tensors": {"token_embd.weight": np.zeros((8, CONFIG.n_embd), np.float32)}},
+            "token embeddings for its vocabulary",
+        ),
         ({"target_hidden_size": 64}, "fc.weight"),
         ({"vocab_size": 77}, "tokens of its vocabulary in d2t"),
-        ({"d2t": np.int32}, "d2t must hold whole numbers of 64 bits"),
         ({"layers": (0, 1)}, "three target_layers"),
         ({"layers": (0, 1, 4)}, "at least 6 layers"),
         ({"vocab_size": 5000}, "is a draft head for a model of"),
     ],
 )
 def test_heads_that_do_not_fit(model: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """llama.cpp would end the process, or read what is not there."""
     file = write_head(tmp_path / "head.gguf", CONFIG, TOKENS, **changes)
     with pytest.raises(TilebeamError, match=message), loaded(model, "cpu", file):
         pass

@@ -329,6 +329,16 @@ def test_embeddings_of_a_tied_model(
         assert gguf_tools.verify(packed).unpacks
 
 
+def test_files_of_earlier_versions_with_tensors_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf_tools.pack(small(tmp_path, attn_q=Q.Q8_0), packed := tmp_path / "p.gguf")
+    monkeypatch.setattr(contents, "K_ADDED", contents.K_TOOL)  # a key that the file has
+    assert gguf_tools.manifest(packed).lossless
+    for refused in (gguf_tools.verify, lambda path: gguf_tools.unpack(path, tmp_path / "u.gguf")):
+        with pytest.raises(GGUFError, match="pack its source again"):
+            refused(packed)
+    assert not (tmp_path / "u.gguf").exists()
+
+
 def test_a_tied_model_has_no_output_matrix_for_a_rule(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match=r"no weight matrix for the rule .*output"):
         gguf_tools.pack(small(tmp_path), tmp_path / "p.gguf", policy=Policy.make(output_tensor_type="q8_0"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 from tilebeam.model.head_file import K_MODEL
 
 from bench.lib.synth import SynthConfig
@@ -19,10 +22,15 @@ def write_head(
     layers: Sequence[int] = (0, 1, 2),
     seed: int = 0,
     mark: str = "",
-    d2t: type = np.int64,
-    **changes: int,
+    tensors: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+    **changes: Any,
 ) -> Path:
-    """Write a head that guesses `tokens` only; it reads the outputs of `layers` of its model."""
+    """Write a head that guesses `tokens` only; it reads the outputs of `layers` of its model.
+
+    Args:
+        tensors: others than it would have, by name.
+        changes: other metadata, by key without the architecture, "__" for ".".
+    """
     rng, n_embd, n_head = np.random.default_rng(seed), model.n_embd, 2
     file = gguf.GGUFWriter(path, "eagle3")
     numbers = {
@@ -34,12 +42,12 @@ def write_head(
         "attention.head_count_kv": 1,
         "vocab_size": model.n_vocab,
         "target_hidden_size": n_embd,
-        **changes,
+        "target_layers": [layer + 1 for layer in layers],
+        **{key.replace("__", "."): value for key, value in changes.items()},
     }
     for key, value in numbers.items():
-        file.add_uint32(f"eagle3.{key}", value)
+        (file.add_array if isinstance(value, list) else file.add_uint32)(f"eagle3.{key}", value)
     file.add_layer_norm_rms_eps(1e-5)
-    file.add_array("eagle3.target_layers", [layer + 1 for layer in layers])
     file.add_tokenizer_model("none")
     if mark:
         file.add_string(K_MODEL, mark)
@@ -55,11 +63,14 @@ def write_head(
         "blk.0.ffn_up": (64, n_embd),
         "blk.0.ffn_down": (n_embd, 64),
     }
-    for name, shape in shapes.items():
-        file.add_tensor(f"{name}.weight", (rng.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32))
+    made = {
+        f"{name}.weight": (rng.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32)
+        for name, shape in shapes.items()
+    }
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
-        file.add_tensor(f"{name}.weight", np.ones(n_embd, np.float32))
-    file.add_tensor("d2t", np.array(tokens, d2t))
+        made[f"{name}.weight"] = np.ones(n_embd, np.float32)
+    for name, tensor in {**made, "d2t": np.array(tokens, np.int64), **tensors}.items():
+        file.add_tensor(name, tensor)
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()

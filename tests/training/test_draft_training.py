@@ -3,6 +3,7 @@ training makes a head that is right about a model's texts."""
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from itertools import count
@@ -80,6 +81,9 @@ def test_a_killed_collection_goes_on(lm: LM, tmp_path: Path) -> None:
     assert len(texts_of(tmp_path / "work")) == 5
     with pytest.raises(TilebeamError, match="use another --work"):
         collect(lm, PROMPTS, tmp_path / "work", TextSetting("other", "prompts", LAYERS, 8, 0.7, 1), dies)
+    (tmp_path / "work" / "setting.json").write_bytes(b'{"model')
+    with pytest.raises(TilebeamError, match="use another --work"):
+        collect(lm, PROMPTS, tmp_path / "work", SETTING, dies)
     first.write_bytes(first.read_bytes()[:-100])
     with pytest.raises(TilebeamError, match=r"00000\.npz is damaged .* delete it"):
         texts_of(tmp_path / "work")
@@ -120,10 +124,10 @@ def test_training_goes_on_and_gets_better(trained: tuple[Path, list[dict[str, An
 
 def test_the_net_is_what_llama_cpp_runs(torch: Any, trained: tuple[Path, list[dict[str, Any]]]) -> None:
     """Chains of three guesses from several places of a text: the same tokens, with the same probabilities."""
-    from tilebeam.training.draft_fit import DEPTH, Fit, ModelWeights
+    from tilebeam.training.draft_fit import DEPTH
 
     out, folder = trained[0], trained[0].with_suffix(".work")
-    fit = Fit(ModelWeights(TINY, 64), texts_of(folder), 64, folder / "checkpoint.pt")
+    fit = _fit_of(trained, folder / "checkpoint.pt")
     text = next(text for text in texts_of(folder) if len(text.tokens) > 24)
     embedded, features = (torch.from_numpy(x) for x in _inputs(fit, text))
     with torch.no_grad():
@@ -148,6 +152,52 @@ def test_the_net_is_what_llama_cpp_runs(torch: Any, trained: tuple[Path, list[di
                     break  # the net's chain goes on with the text's token
                 span = (0, at + depth + 1, [guess], [state])
             context.clear()
+
+
+def _fit_of(trained: tuple[Path, list[dict[str, Any]]], checkpoint: Path, vocab: int = 64) -> Any:
+    from tilebeam.training.draft_fit import Fit, ModelWeights
+
+    return Fit(ModelWeights(TINY, 64), texts_of(trained[0].with_suffix(".work")), vocab, checkpoint)
+
+
+def test_batches_without_any_token_of_the_head(trained: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    """They teach nothing, and do not make the weights NaN."""
+    fit = _fit_of(trained, tmp_path / "checkpoint.pt")
+    fit._places[:] = -1
+    fit.run(1e-3, lambda *_: None)
+    assert fit.steps == 1
+    assert all(bool(parameter.isfinite().all()) for parameter in fit.net.parameters())
+
+
+def test_a_loss_that_is_no_number(trained: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    fit = _fit_of(trained, tmp_path / "checkpoint.pt")
+    fit.net.fc.weight.data[:] = float("nan")
+    with pytest.raises(TilebeamError, match=r"step 0 is no number: delete .*checkpoint\.pt"):
+        fit.run(1, lambda *_: None)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_checkpoints_that_cannot_be_taken_up(
+    trained: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = (trained[0].with_suffix(".work") / "checkpoint.pt").read_bytes()
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(kept[: len(kept) // 2])
+    with pytest.raises(TilebeamError, match="delete it to train anew"):
+        _fit_of(trained, path)
+    path.write_bytes(kept)
+    with pytest.raises(TilebeamError, match="of a head of other texts or sizes"):
+        _fit_of(trained, path, vocab=32)
+    fit = _fit_of(trained, path)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*checkpoint\.pt"):
+        fit.save()
+    assert path.read_bytes() == kept
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def _inputs(fit: Any, text: Any) -> tuple[Any, Any]:

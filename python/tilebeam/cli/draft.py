@@ -97,7 +97,7 @@ def train(
     """Train a draft head: one layer that reads a model's hidden states and guesses its next tokens, several ahead.
 
     The model first writes texts for the prompts, half of them greedily, and reads them again for the hidden states:
-    10 to 30 KB a token in the work folder. Then the head is fitted with PyTorch (pip install torch), on the CPU. Use
+    6 to 25 KB a token in the work folder. Then the head is fitted with PyTorch (pip install torch), on the CPU. Use
     prompts like those that will be asked: a thousand are a beginning, ten thousand are better. If a run is killed or
     interrupted, the same command goes on; with more --minutes it trains a finished head further. Every 25th text is
     held out, and the report says how many guessed tokens of those are right.

@@ -1,9 +1,9 @@
 """A draft head that guesses for the model whose hidden states it reads: one layer, with a KV cache that follows the
 model's own, sequence by sequence.
 
-The head's cell at a position comes of the model's features there, fused to one state, and of the token behind it. So a
-sequence's last state waits until the next token is drawn: with it the head guesses the one behind. Further guesses come
-of its own state in place of the model's, and their cells are cut away before the model goes on.
+The head computes its cell at a position from the model's features there, fused to one state, and from the token behind
+it. So a sequence's last state waits until the next token is drawn: with it the head guesses the one behind. For further
+guesses the head's own state takes the place of the model's; their cells are cut away before the model goes on.
 
 The states of a sequence are kept, some KB each, since a fork goes on from one with another token. They are fused and
 decoded when somebody asks for guesses, or forks the sequence: what the model refuses of a draft never is. Where nobody
@@ -93,10 +93,11 @@ class DraftHead:
         if features is None:
             self._fail(f"llama.cpp gives no outputs of the model's layers {self._layers}.")
             return
-        ids, pos = self._target.seq[:n], self._target.pos[:n]
+        ids, pos, tokens = (array[:n] for array in (self._target.seq, self._target.pos, self._target.token))
         borders = [0, *(np.flatnonzero((np.diff(ids) != 0) | (np.diff(pos) != 1)) + 1).tolist(), n]
-        for first, end in pairwise(borders):
-            self._append(int(ids[first]), int(pos[first]), features[first:end], self._target.token[first:end].tolist())
+        for first, end in pairwise(borders):  # each has a copy, so that one row that waits does not keep the batch
+            rows = features[first:end].copy()
+            self._append(int(ids[first]), int(pos[first]), rows, tokens[first:end].tolist())
 
     def _append(self, id: int, pos: int, features: F32, tokens: list[int]) -> None:
         known = self._followed.get(id)
@@ -175,6 +176,7 @@ class DraftHead:
 
     def _fail(self, reason: str) -> None:
         self.failed = reason
+        self._target.follower = None
         self._followed.clear()
         warnings.warn(f"The draft head guesses nothing any more: {reason}", RuntimeWarning, stacklevel=2)
 
@@ -228,6 +230,9 @@ class DraftHead:
         ends = np.cumsum([len(tokens) for _, _, tokens, _ in spans]) - 1
         rows = SampleRows([(self._likeliest, int(entry), NORM) for entry in ends])
         self._draws.sample(rows)
+        if rows.tokens.min() < 0:  # llama.cpp ends the process that decodes such a token
+            self._fail("its logits are not numbers.")
+            return []
         for id, start, tokens, _ in spans:
             known = self._followed[id]
             if start >= len(known.states):

@@ -229,8 +229,9 @@ def measure(
 
 
 def _at_once(lm: LM, windows: Windows) -> int:
-    """Return how many windows a model reads together."""
-    return max(1, min(lm.info.n_batch // windows.n_ctx, lm.n_seq_max, lm.n_ctx // windows.n_ctx))
+    """Return how many windows a model reads together: all their logits are in memory."""
+    outputs = lm.max_outputs // windows.scored
+    return max(1, min(lm.info.n_batch // windows.n_ctx, outputs, lm.n_seq_max, lm.n_ctx // windows.n_ctx))
 
 
 def _read(subject: Subject, windows: Windows, wanted: Sequence[int]) -> list[F32]:

@@ -84,14 +84,16 @@ def _read(path: str, file: Source) -> HeadFile:
             raise gguf_tools.GGUFError(f"a draft head must have {what}")
 
     shapes = {name: tensor.ne for name, tensor in file.tensors.items()}
-    listed = np.asarray(value("target_layers", object)).reshape(-1)
-    inputs = listed.tolist() if np.issubdtype(listed.dtype, np.integer) else []
+    inputs = value("target_layers", list)
     n_embd, width = value("embedding_length"), value("target_hidden_size")
     need("one layer", holds=value("block_count") == 1)
-    need("three target_layers, none of them the first", holds=len(inputs) == 3 and min(inputs) > 0)
+    for name in ("head_count", "head_count_kv"):  # one number, not one a layer: check_model has compared the two
+        value(f"attention.{name}")
+    three = len(inputs) == 3 and all(isinstance(layer, int) and layer > 0 for layer in inputs)
+    need("three target_layers, none of them the first", holds=three)
     need("a matrix fc.weight that fits", holds=shapes.get("fc.weight", ())[:2] == (3 * width, n_embd))
     vocabulary = file.kv.get("tokenizer.ggml.tokens")
-    n_vocab = len(vocabulary.value) if vocabulary is not None else value("vocab_size")
+    n_vocab = vocabulary.array[1] if vocabulary is not None and vocabulary.array else value("vocab_size")
     width_k, width_v = (file.kv.get(f"{ARCHITECTURE}.attention.{name}_length") for name in ("key", "value"))
     need("keys as wide as values", holds=(width_k and width_k.value) == (width_v and width_v.value))
     own = shapes.get("token_embd.weight")
@@ -101,11 +103,11 @@ def _read(path: str, file: Source) -> HeadFile:
     )
     need("an output matrix", holds="output.weight" in shapes)
     if "d2t" in shapes:
-        need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == (shapes["output.weight"][1],))
+        need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == shapes["output.weight"][1:])
         tokens = _numbers(file, "d2t")
         need("tokens of its vocabulary in d2t", holds=bool(((tokens >= 0) & (tokens < n_vocab)).all()))
     else:
-        need("an output for each token", holds=shapes["output.weight"][1] == n_vocab)
+        need("an output for each token", holds=shapes["output.weight"][1:] == (n_vocab,))
     model = file.kv.get(K_MODEL)
     return HeadFile(
         path,
@@ -207,6 +209,8 @@ def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threa
             raise TilebeamError(f"llama.cpp could not load {head.path}: {errors_in(log) or 'no reason was given'}")
         model = Model(pointer)
         stack.callback(model.close)
+        if model.vocab.size != head.n_vocab:  # llama.cpp counts tokens by vocab_size where there is no tokenizer
+            raise TilebeamError(f"{head.path} has a vocabulary of {head.n_vocab} tokens, but a vocab_size of another.")
         contexts = HeadContexts(model, wanted, n_batch)
         stack.callback(contexts.close)
     following = DraftHead(contexts, target, head.layers)

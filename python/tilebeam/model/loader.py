@@ -148,9 +148,13 @@ def load(
     options = LoadOptions(**given).checked()
     if options.deterministic and draft is not None:
         raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
+    if draft is not None and hub.is_name(draft):
+        draft = hub.local_file(os.fspath(draft))
     head = None if draft is None else head_file(draft)
     if lookup and draft is not None and head is None:
         raise TilebeamError("lookup and a draft model exclude each other: choose one source of guesses.")
+    if head is not None and lookup is False:
+        raise TilebeamError("lookup=False and a draft head exclude each other: with a head, texts are looked up, too.")
     if hub.is_name(model):
         model = hub.local_file(os.fspath(model))
     file = inspect(model, options.verify, files_and_scales(lora))
@@ -192,8 +196,8 @@ def load(
         tell(1.0)
         if draft is not None and head is None:
             lm.speculate(lookup, _load_draft(draft, lm, options, lambda share: told(of_model + (1 - of_model) * share)))
-        elif head is not None or lookup is not False:
-            lm.speculate(lookup if head is None else None)
+        elif lookup is not False:
+            lm.speculate(lookup)
     except BaseException:
         lm.close()
         raise

@@ -407,13 +407,16 @@ class Context:
     def decode(self, n: int) -> int:
         """Decode the first n entries of the batch arrays; llama_decode's own return code."""
         self.batch.n_tokens = n
-        if self.follower is not None and self.taps is not None:
-            self.taps.start(n)
+        taps = self.taps if self.follower is not None else None
+        if taps is not None:
+            taps.start(n)
         on_decode = self.on_decode
         begin = 0 if on_decode is None else time.monotonic_ns()
         code = int(C.llama_decode(self.pointer, self.batch))
         if on_decode is not None:
             on_decode(begin, time.monotonic_ns())
+        if taps is not None:
+            taps.stop()
         if self.follower is not None and code == 0:
             self.follower.decoded(n)
         return code

@@ -3,12 +3,13 @@ runs (src/models/eagle3.cpp).
 
 One decoder layer reads, at each position, a projection of three of the model's hidden states and the embedding of the
 token behind; it is to give the model's distribution of the token behind that. In training, as in use, its own states
-then take the place of the model's, `DEPTH` times (the paper's training-time test): the state of a position then comes
-of a chain of as many predictions, which attends to the model's states before it and to its own chain.
+then take the place of the model's, `DEPTH` times (the paper's training-time test): the state of a position is then the
+last of a chain of as many predictions, which attends to the model's states before it and to its own chain.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +80,7 @@ class ModelWeights:
 
                 n_layer, n_embd = int(value("block_count", 0)), int(value("embedding_length", 0))
                 embeddings = file.tensors.get("token_embd.weight")
-                if embeddings is None or n_layer < 4 or n_embd % WIDTH:
+                if embeddings is None or n_layer < 4 or n_embd < WIDTH or n_embd % WIDTH:
                     raise TilebeamError(
                         f"No draft head can be trained for {path}: that needs token embeddings, 4 layers or more, and "
                         f"hidden states of a multiple of {WIDTH} elements: it has {n_layer} layers, {n_embd} elements."
@@ -259,14 +260,19 @@ class Fit:
         """Write the checkpoint."""
         kept = {"net": self.net.state_dict(), "optimizer": self._optimizer.state_dict(), "tokens": self.tokens.tolist()}
         kept |= {"seconds": self.seconds, "steps": self.steps, "n_ff": self._weights.shape.n_ff}
+        data = io.BytesIO()  # to a disk that is full torch writes with an error that does not say so
+        torch.save(kept, data)
         with whole_file(self._checkpoint) as partial:
-            torch.save(kept, partial)
+            partial.write_bytes(data.getbuffer())
 
     def run(self, seconds: float, progress: Callable[[float, list[float]], object]) -> None:
         """Train until it has been trained for so long, in all.
 
         Args:
             progress: called after every step with the loss, and the share of right tokens by depth.
+
+        Raises:
+            TilebeamError: the loss is no number any more.
         """
         saved = self.seconds
         while self.seconds < seconds:
@@ -278,6 +284,10 @@ class Fit:
                 for group in self._optimizer.param_groups:
                     group["lr"] = _RATE * rate
                 loss, hits = self._loss(batch)
+                if not math.isfinite(loss.item()):
+                    raise TilebeamError(
+                        f"The loss of step {self.steps} is no number: delete {self._checkpoint} to train anew."
+                    )
                 self._optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
@@ -334,8 +344,9 @@ class Fit:
             chosen = counts & (torch.arange(counts.shape[1]) >= depth)
             logits = self.net.output(self.net.output_norm(state[chosen]))
             loss = torch.logsumexp(logits, -1) - (probs[chosen] * logits.gather(-1, ids[chosen])).sum(-1)
-            total = total + _LESS**depth * loss.mean()
-            hits.append(float((logits.argmax(-1) == likeliest[chosen]).float().mean()))
+            n = max(1, len(loss))  # no rows, where the head has too few of the tokens that came: no loss
+            total = total + _LESS**depth * loss.sum() / n
+            hits.append(int((logits.argmax(-1) == likeliest[chosen]).sum()) / n)
         return total, hits
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -82,12 +82,12 @@ def collect(
         TilebeamError: the folder has texts of another setting, or a text is longer than the context.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    about = json.loads(json.dumps(asdict(setting)))
+    about = json.dumps(asdict(setting), indent=1).encode()
     described = folder / "setting.json"
-    if described.exists() and json.loads(described.read_text()) != about:
+    if described.exists() and described.read_bytes() != about:
         raise TilebeamError(f"{folder} has texts of another model, or of other prompts or options: use another --work.")
     with whole_file(described) as partial:
-        Path(partial).write_text(json.dumps(about, indent=1))
+        partial.write_bytes(about)
     lm.use_drafter(None)
     context = lm._context
     following, context.follower = context.follower, None
