@@ -22,7 +22,6 @@ from tilebeam.cli import (
     doctor,
     evaluate,
     generate,
-    perplexity,
     reward,
     reward_head,
     search,
@@ -71,7 +70,6 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {
         "eval": evaluate.evaluate,
         "bench": bench.bench,
-        "perplexity": perplexity.perplexity,
         "trace": trace.trace,
     },
     "Models and files": {
