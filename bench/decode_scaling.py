@@ -6,13 +6,13 @@ CPU backend and Tilebeam, runs interleaved (the paper's figures 11 and 17).
 
 Both sides have the same settings: one unified KV cache in F16 (--kv: another type), flash attention, the same threads
 and batches. (The stock backend decodes many sequences behind a long prompt faster without flash attention:
-`--cpu-flash-attn off`.) A prompt's cells are those of 512 tokens, which Tilebeam decodes outside the clock, again and
-again at later positions, because to decode 32768 takes the stock backend more than ten minutes; it gets a copy of them.
-All sequences share them (llama_memory_seq_cp); the cache has no room for a second copy, so a side that copied them
-would fail. --prefill: also so many more tokens of the prompt, read in one batch at each depth. Without -m it writes a
-random model with the shape of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a
-small one). The share of the limit, for rows without a prompt, is the larger of two: weight bytes read per second over
-the machine's streaming read bandwidth, and int8 operations over its dot-product peak, both measured beside each round.
+`--cpu-flash-attn off`.) A prompt's cells are those of 512 tokens, decoded outside the clock, again and again at later
+positions: to decode 32768 takes the stock backend more than ten minutes. All sequences share them
+(llama_memory_seq_cp); the cache has no room for a second copy, so a side that copied them would fail. --prefill: also
+so many more tokens of the prompt, read in one batch at each depth. Without -m it writes a random model with the shape
+of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a small one). The share of the
+limit, for rows without a prompt, is the larger of two: weight bytes read per second over the machine's streaming read
+bandwidth, and int8 operations over its dot-product peak, both measured beside each round.
 """
 
 from __future__ import annotations
@@ -44,32 +44,36 @@ def label(case: Case) -> str:
     return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
 
 
-def cells_of(runner: Runner, depth: int) -> npt.NDArray[np.uint8]:
-    """Return the cells of a prompt of so many tokens, as llama.cpp saves them: those of its first CHUNK random tokens,
-    again and again at later positions."""
-    context, memory = runner._context, runner._context._memory
-    first, other = min(CHUNK, depth), context.n_seq_max - 1
-    runner.run(Case(0, 1, 1, first, True))
-    context.truncate(0, first)
-    chunk = context.save_sequence(0)
-    for at in range(first, depth, first):
-        if not context.load_sequence(other, chunk):
+class Prompt:
+    """The cells of a prompt of `depth` tokens: those of its first CHUNK random ones, again and again at later
+    positions."""
+
+    def __init__(self, runner: Runner, depth: int) -> None:
+        self._runner, self._depth = runner, depth
+        context, memory = runner._context, runner._context._memory
+        first, other = min(CHUNK, depth), context.n_seq_max - 1
+        runner.run(Case(0, 1, 1, first, True))
+        context.truncate(0, first)
+        chunk = context.save_sequence(0)
+        for at in range(first, depth, first):
+            self._load(other, chunk)
+            C.llama_memory_seq_add(memory, other, 0, -1, at)
+            C.llama_memory_seq_cp(memory, other, 0, -1, -1)
+            context.drop(other)
+        context.truncate(0, depth)
+        runner._step(1, depth)  # which turns keys to their positions
+        context.truncate(0, depth)
+        self._cells = context.save_sequence(0)
+
+    def _load(self, seq: int, cells: npt.NDArray[np.uint8]) -> None:
+        if not self._runner._context.load_sequence(seq, cells):
             raise ValueError("llama.cpp does not take cells that it saved")
-        C.llama_memory_seq_add(memory, other, 0, -1, at)
-        C.llama_memory_seq_cp(memory, other, 0, -1, -1)
-        context.drop(other)
-    context.truncate(0, depth)
-    runner._step(1, depth)  # which turns keys to their positions
-    context.truncate(0, depth)
-    return context.save_sequence(0)
 
-
-def give(runner: Runner, cells: npt.NDArray[np.uint8], depth: int) -> None:
-    """Give a runner the cells of a prompt of so many tokens, of which its next runs keep what they want."""
-    runner._context.clear()
-    if not runner._context.load_sequence(0, cells):
-        raise ValueError("llama.cpp does not take cells that it saved")
-    runner._kept = depth
+    def restore(self) -> None:
+        """Put all cells into the cache, of which the runner's next runs keep what they want."""
+        self._runner._context.clear()
+        self._load(0, self._cells)
+        self._runner._kept = self._depth
 
 
 def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int) -> None:
@@ -79,15 +83,15 @@ def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: i
     with ExitStack() as stack:
         for runner in runners.values():
             stack.enter_context(runner.keeping())
-        cells = cells_of(runners["npu"], deepest) if deepest else None
+        prompts = [Prompt(runner, deepest) for runner in runners.values()] if deepest else []
         warm: set[Case] = set()
         by_name = {label(case): case for case in cases}
         # Up and down, so that the prompt in the cache is cut or the same, seldom written anew.
         for name in log.turns(by_name, wanted, back_and_forth=True):
             case = by_name[name]
-            for runner in runners.values():
-                if cells is not None and case.n_depth > (runner._kept or 0):
-                    give(runner, cells, deepest)
+            if case.n_depth > min(runner._kept or 0 for runner in runners.values()):
+                for prompt in prompts:
+                    prompt.restore()
             if case not in warm:
                 for runner in runners.values():
                     runner.warm_up(Case(0, 1, 1, case.n_depth, True) if case.n_prompt else case)

@@ -173,8 +173,7 @@ def tile_bytes(tiled: Type) -> int:
 
 def has_file_form(tiled: Type) -> bool:
     """Return whether tiles have the bytes of their blocks, as a repacked file needs it; those of IQ1 to IQ3, Q1_0 and
-    Q2_0 have more,
-    and are made while a model loads."""
+    Q2_0 have more, and are made while a model loads."""
     plain = TILE * row_bytes(source_type(tiled), int(lib.tb_tile_k(tiled)))
     return packed_bytes(source_type(tiled), plain) == plain
 

@@ -219,7 +219,7 @@ bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const c
         for (tb_tensor * t : {&op.dst, &op.src[0]}) {
             t->ne[0] = static_cast<uint32_t>(ggml_nelements(node));
             t->ne[1] = t->ne[2] = t->ne[3] = 1;
-            t->nb[1] = t->nb[2] = t->nb[3] = t->nb[0] * t->ne[0];
+            set_dense(*t);
         }
     }
     // Half-precision values fall onto rounding ties often, and which way ggml's own Q8_0 goes there depends on the CPU:

@@ -103,7 +103,7 @@ def test_it_guesses_as_for_the_text_read_at_once(model: Path, head: Path, monkey
         for prompts in (PROMPTS, [[*PROMPTS[0], 400, 9], PROMPTS[1]]):
             lm.generate(prompts, replace(PARAMS, n=2))
         monkeypatch.undo()
-        assert len(seen) > 100
+        assert len(seen) > 60
         with lm.raw_decode() as context:
             assert lm.head is not None
             for text, token, p in seen[:: len(seen) // 40]:

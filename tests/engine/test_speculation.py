@@ -244,14 +244,6 @@ class TestCosts:
         assert [costs.of(n) for n in (1, 2, 3, 5)] == [1.0, 1.5, 2.0, 3.0]  # the median of the three
         assert (costs.of(7) or 0) > 3.0
 
-    def test_another_number_of_rows_costs_a_new_graph(self) -> None:
-        costs = StepCosts()
-        for rows in (1, 1, 1, 4, 4, 4, 1, 4, 4, 1, 1, 4, 1, 4):  # a change takes 2 more
-            costs.add(rows, 1.0 + 0.1 * rows + 2.0 * (rows != costs.last))
-        assert costs.change == pytest.approx(2.0)
-        assert [costs.of(n) for n in (1, 4)] == pytest.approx([1.1, 1.4])
-        assert [costs.next(n) for n in (1, 4)] == pytest.approx([3.1, 1.4])
-
     def test_as_many_are_taken_as_pay(self) -> None:
         """A guess is right half the time, then a quarter ..: rows that are free are taken to the last, rows of half a
         step never."""

@@ -24,6 +24,7 @@ from gemm_reference import (
     run_experts,
 )
 from tilebeam._ext import Type, lib
+from tilebeam.native import executor as _npu
 
 Array = npt.NDArray[Any]
 
@@ -62,8 +63,13 @@ def test_a_row_of_a_product(isa: str, type: Type) -> None:
         same_bits(np.roll(device(isa, 3).product(w, turned, flags=FLAG), -(n // 2), axis=0)[:first], alone[:first])
 
 
+@pytest.mark.skipif("avx512bf16" not in _npu.isas(), reason="needs a CPU with AVX512-BF16")
+def test_a_row_of_a_product_is_not_rounded_to_bf16() -> None:
+    test_a_row_of_a_product("avx512bf16", Type.BF16)
+
+
 @isas
-@pytest.mark.parametrize("type", [Type.F16, Type.Q4_0_COL, Type.Q8_0_TILE, Type.MXFP4_COL, Type.Q4_K_COL, Type.Q6_K])
+@pytest.mark.parametrize("type", [Type.F16, Type.Q4_0_COL, Type.Q8_0_TILE, Type.NVFP4_COL, Type.Q4_K_COL, Type.Q6_K])
 def test_a_row_of_a_product_with_experts(isa: str, type: Type) -> None:
     """However many rows each expert has."""
     experts, used, tokens, k = 4, 2, 40, 512

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tilebeam import _ext as ggml_ext
 
 SEEDS, ROW_ORDERS, PADS = t.SEEDS, t.ROW_ORDERS, t.PADS
 
@@ -424,6 +425,35 @@ def test_linear_attention(
     want, last = attended(name, [y.floats() for y in sources], states.floats(), 0.25)
     close(got[: want.size].reshape(want.shape), want)
     close(got[want.size :].reshape(last.shape), last)
+
+
+@runs
+@pytest.mark.parametrize("name", LINEAR)
+def test_states_are_the_same_bits_however_tokens_come(isa: str, name: str) -> None:
+    """At once or in parts, by any number of threads; RWKV_WKV7, whose rows else go side by side, if told to."""
+    rng = np.random.default_rng(5)
+    n, heads, tokens = 37, 2, 21
+    inputs = [normal(rng, n, heads, tokens) / 8 for _ in range(LINEAR[name])]
+    first, start = normal(rng, n, heads), normal(rng, n, n, heads)
+
+    def read(parts: list[int], n_threads: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        state, results, begin = start, [], 0
+        for count in parts:
+            a = t.Arena(1 << 20)
+            sources = [a.add(t.F32, (n, heads, count), x[begin : begin + count]) for x in inputs]
+            if name == "RWKV_WKV6":
+                sources[3] = a.add(t.F32, (n, heads), first)
+            dst = a.add(t.F32, (n * heads, count + n))
+            op = t.make_op(name, dst, [*sources, a.add(t.F32, (n, n, heads), state)], {0: 0.5})
+            op.flags = ggml_ext.lib.TB_FLAG_DETERMINISTIC if name == "RWKV_WKV7" else 0
+            got = t.run(a, op, dst, isa, n_threads).reshape(-1)
+            results.append(got[: count * n * heads])
+            state, begin = got[count * n * heads :].reshape(start.shape).astype(np.float32), begin + count
+        return np.concatenate(results), state
+
+    whole = read([tokens], 1)
+    for parts, n_threads in [([1] * tokens, 1), ([16, 5], 3), ([20, 1], 2)]:
+        assert all(map(np.array_equal, read(parts, n_threads), whole)), parts
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -79,6 +79,17 @@ def test_unary(isa: str, which: int, ne: Any, kind: int, order: Any, pad: Any, s
 
 
 @runs
+def test_exponentials_where_floats_end(isa: str) -> None:
+    ends = [-np.inf, -1e30, -104.5, -103.0, -87.5, -0.0, 0.0, 1e-30, 88.7, 88.8, 1e30, np.inf, np.nan]
+    a = t.Arena()
+    x = a.add(t.F32, (3 * len(ends),), np.array(3 * ends, np.float32).reshape(1, 1, 1, -1))
+    with np.errstate(over="ignore", under="ignore"):
+        want = np.exp(x.array)
+    got = t.run(a, t.make_op("UNARY", x, [x], {0: 13}), x, isa, 1)
+    np.testing.assert_allclose(got, want, rtol=EPS[t.F32], atol=2e-45)
+
+
+@runs
 @few
 @given(ne=SHAPES, kind=FLOATS, order=ORDERS, pad=PADS, seed=SEEDS)
 def test_xielu(isa: str, ne: Any, kind: int, order: Any, pad: Any, seed: int) -> None:

@@ -245,7 +245,8 @@ def test_results_do_not_depend_on_the_number_of_threads(isa: str) -> None:
             tensor(*ne) for ne in [(33, 5, 6, 2), (5, 6, 6, 2), (6, 6, 2), (33, 6), (33, 2, 6, 2), (33, 2, 6, 2)]
         ]
         states = a.add(t.I32, (2,), np.array([1, 0], np.int32))
-        linear = [tensor(40, 3, 6, 2) for _ in range(6)] + [tensor(40, 40, 3, 2)]
+        linear = [a.add(t.F32, (40, 3, 17, 2), normal(rng, 40, 3, 17, 2) / 8) for _ in range(6)]
+        matrices = tensor(40, 40, 3, 2)
         net = [tensor(*ne) for ne in [(40, 3, 5, 2)] * 4 + [(1, 3, 5, 2), (40, 40, 3, 2)]]
         listed: list[tuple[str, list[t.Tensor | None], Any, dict[int, int | float]]] = [
             ("LIGHTNING_INDEXER", [tensor(64, 3, 7), tensor(64, 1, 200), tensor(3, 7), mask], (200, 7), {}),
@@ -256,8 +257,9 @@ def test_results_do_not_depend_on_the_number_of_threads(isa: str) -> None:
             ("SSM_CONV", [tensor(9, 70, 2), tensor(4, 70)], (70, 6, 2), {}),
             ("SSM_SCAN", [*scanned, states], (5 * 6 * 6 * 2 + 33 * 5 * 6 * 2,), {0: 1}),
             ("GATED_DELTA_NET", net, (120, 10 + 2 * 80), {0: 2}),
-            ("RWKV_WKV7", linear, (120, 12 + 80), {}),
-            ("GATED_LINEAR_ATTN", [*linear[:4], linear[6]], (120, 12 + 80), {0: 0.5}),
+            ("RWKV_WKV6", [*linear[:3], tensor(40, 3), linear[4], matrices], (120, 34 + 80), {}),
+            ("RWKV_WKV7", [*linear, matrices], (120, 34 + 80), {}),
+            ("GATED_LINEAR_ATTN", [*linear[:4], matrices], (120, 34 + 80), {0: 0.5}),
         ]
         for name, sources, ne, params in listed:
             dst = a.add(t.F32, ne)

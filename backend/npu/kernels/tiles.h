@@ -60,6 +60,7 @@ case TB_##NAME:                                                                 
 constexpr int8_t iq4nl_values[16] = {TB_IQ4_NL_VALUES(0)};
 constexpr int8_t mxfp4_values[16] = {TB_MXFP4_VALUES(0)};
 constexpr int mxfp4_offset = 12; // of unsigned values
+
 // Whether a kernel's format has two scales per column and 32 k: those of the second 16 k stand where minima would.
 template <class Format, class = void> constexpr bool has_halves = false;
 template <class Format> constexpr bool has_halves<Format, std::void_t<decltype(Format::halves)>> = true;

@@ -67,63 +67,6 @@ void convolve_loop(int64_t n, int64_t n_taps, const float * const * rows, const 
     }
 }
 
-// An element of each of the rows of a state that lie side by side, by a vector type of GCC and Clang: loops over arrays
-// end up in memory.
-using lanes = float __attribute__((vector_size(state_lanes * sizeof(float)), aligned(4), may_alias));
-
-// f(i, sum) adds what element i gives; elements take turns with two sums, which do not wait for each other.
-template <class F> inline void sum_lanes(int64_t n, float * result, F && f) {
-    lanes a = {}, b = {};
-    int64_t i = 0;
-    for (; i + 1 < n; i += 2) {
-        f(i, a);
-        f(i + 1, b);
-    }
-    if (i < n) {
-        f(i, a);
-    }
-    *reinterpret_cast<lanes *>(result) = a + b;
-}
-
-void scan_rows_loop(int64_t n, float * state, const float * decay, const float * x, const float * in, const float * out,
-                    float * result) {
-    lanes * s = reinterpret_cast<lanes *>(state);
-    const lanes factor = *reinterpret_cast<const lanes *>(x);
-    sum_lanes(n, result, [=](int64_t i, lanes & sum) {
-        const lanes made = s[i] * decay[i] + factor * in[i];
-        s[i] = made;
-        sum += made * out[i];
-    });
-}
-
-void delta_rows_loop(int64_t n, float * state, const float * decay, const float * k, const float * seen,
-                     const float * q, const float * v, float beta, float * result) {
-    lanes * s = reinterpret_cast<lanes *>(state);
-    sum_lanes(n, result, [=](int64_t i, lanes & sum) { sum += s[i] * seen[i]; });
-    const lanes change = (*reinterpret_cast<const lanes *>(v) - *reinterpret_cast<const lanes *>(result)) * beta;
-    sum_lanes(n, result, [=](int64_t i, lanes & sum) {
-        const lanes made = s[i] * decay[i] + change * k[i];
-        s[i] = made;
-        sum += made * q[i];
-    });
-}
-
-void wkv7_rows_loop(int64_t n, float * state, const float * decay, const float * k, const float * b, const float * r,
-                    const float * v, const float * next_a, float * seen, float * result) {
-    lanes * s = reinterpret_cast<lanes *>(state);
-    const lanes value = *reinterpret_cast<const lanes *>(v);
-    const lanes known = *reinterpret_cast<const lanes *>(seen);
-    lanes out = {}, then = {};
-    for (int64_t i = 0; i < n; i++) {
-        const lanes made = s[i] * decay[i] + value * k[i] + known * b[i];
-        s[i] = made;
-        out += made * r[i];
-        then += made * next_a[i];
-    }
-    *reinterpret_cast<lanes *>(result) = out;
-    *reinterpret_cast<lanes *>(seen) = then;
-}
-
 void bf16_to_f32_loop(int64_t n, const void * src, float * dst) {
     const uint16_t * x = static_cast<const uint16_t *>(src);
     for (int64_t i = 0; i < n; i++) {
@@ -162,9 +105,6 @@ void i32_to_f32_loop(int64_t n, const void * src, float * dst) {
     k.rope_normal = rope_normal_loop;
     k.rope_neox = rope_neox_loop;
     k.convolve = convolve_loop;
-    k.scan_rows = scan_rows_loop;
-    k.delta_rows = delta_rows_loop;
-    k.wkv7_rows = wkv7_rows_loop;
     k.to_f32[TB_BF16] = bf16_to_f32_loop;
     k.to_f32[TB_I32] = i32_to_f32_loop;
     k.from_f32[TB_BF16] = f32_to_bf16_loop;

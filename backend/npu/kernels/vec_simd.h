@@ -3,6 +3,7 @@
 #ifndef TILEBEAM_NPU_KERNELS_VEC_SIMD_H
 #define TILEBEAM_NPU_KERNELS_VEC_SIMD_H
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -164,6 +165,83 @@ void linear_step_simd(int64_t n, int64_t rows, int64_t stride, const float * sta
     });
 }
 
+constexpr int row_vecs = state_lanes / width;
+
+// result = f(i, c, sum) added up over the elements of rows that lie side by side, c a vector of rows; four sums take
+// turns, which do not wait for each other.
+template <class F> inline void sum_rows(int64_t n, float * result, F && f) {
+    vec sum[4][row_vecs];
+    for (auto & turn : sum) {
+        std::fill_n(turn, row_vecs, simd::zero());
+    }
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        for (int turn = 0; turn < 4; turn++) {
+            for (int c = 0; c < row_vecs; c++) {
+                sum[turn][c] = f(i + turn, c, sum[turn][c]);
+            }
+        }
+    }
+    for (; i < n; i++) {
+        for (int c = 0; c < row_vecs; c++) {
+            sum[0][c] = f(i, c, sum[0][c]);
+        }
+    }
+    for (int c = 0; c < row_vecs; c++) {
+        simd::store(result + c * width, simd::add(simd::add(sum[0][c], sum[1][c]), simd::add(sum[2][c], sum[3][c])));
+    }
+}
+
+inline vec decayed(const float * state, float decay, vec factor, float in) {
+    return simd::fma(factor, simd::set1(in), simd::mul(simd::load(state), simd::set1(decay)));
+}
+
+void scan_rows_simd(int64_t n, float * state, const float * decay, const float * x, const float * in, const float * out,
+                    float * result) {
+    sum_rows(n, result, [=](int64_t i, int c, vec sum) {
+        float * s = state + i * state_lanes + c * width;
+        const vec made = decayed(s, decay[i], simd::load(x + c * width), in[i]);
+        simd::store(s, made);
+        return simd::fma(made, simd::set1(out[i]), sum);
+    });
+}
+
+void delta_rows_simd(int64_t n, float * state, const float * decay, const float * k, const float * seen,
+                     const float * q, const float * v, float beta, float * result) {
+    float change[state_lanes];
+    sum_rows(n, change, [=](int64_t i, int c, vec sum) {
+        return simd::fma(simd::load(state + i * state_lanes + c * width), simd::set1(seen[i]), sum);
+    });
+    for (int c = 0; c < state_lanes; c += width) {
+        const vec missing = simd::sub(simd::load(v + c), simd::load(change + c));
+        simd::store(change + c, simd::mul(missing, simd::set1(beta)));
+    }
+    scan_rows_simd(n, state, decay, change, k, q, result);
+}
+
+void wkv7_rows_simd(int64_t n, float * state, const float * decay, const float * k, const float * b, const float * r,
+                    const float * v, const float * next_a, float * seen, float * result) {
+    vec value[row_vecs], known[row_vecs], out[row_vecs], then[row_vecs];
+    for (int c = 0; c < row_vecs; c++) {
+        value[c] = simd::load(v + c * width);
+        known[c] = simd::load(seen + c * width);
+        out[c] = then[c] = simd::zero();
+    }
+    for (int64_t i = 0; i < n; i++, state += state_lanes) {
+        for (int c = 0; c < row_vecs; c++) {
+            const vec taken = decayed(state + c * width, decay[i], value[c], k[i]);
+            const vec made = simd::fma(known[c], simd::set1(b[i]), taken);
+            simd::store(state + c * width, made);
+            out[c] = simd::fma(made, simd::set1(r[i]), out[c]);
+            then[c] = simd::fma(made, simd::set1(next_a[i]), then[c]);
+        }
+    }
+    for (int c = 0; c < row_vecs; c++) {
+        simd::store(result + c * width, out[c]);
+        simd::store(seen + c * width, then[c]);
+    }
+}
+
 void sigmoid_simd(int64_t n, const float * x, float * dst) {
     each(n, [=](int64_t i, int m) { put(dst + i, sigmoid(get(x + i, m)), m); });
 }
@@ -290,6 +368,9 @@ void q8_0_to_f32_simd(int64_t n, const void * src, float * dst) {
     k.delta_step = delta_step_simd;
     k.wkv7_step = wkv7_step_simd;
     k.linear_step = linear_step_simd;
+    k.scan_rows = scan_rows_simd;
+    k.delta_rows = delta_rows_simd;
+    k.wkv7_rows = wkv7_rows_simd;
     k.sigmoid = sigmoid_simd;
     k.silu = silu_simd;
     k.max = max_simd;

@@ -46,12 +46,12 @@ struct token {
         result[r] = scale * ctx.kernels->vec.delta_step(of.n, from, decay, key, query, value[r], beta, next);
     }
 
-    void lanes(int64_t r, int64_t count) const {
+    void lanes(int64_t r, float * side, int64_t count) const {
         float values[state_lanes] = {};
         float out[state_lanes];
         std::copy_n(value + r, count, values);
         ctx.kernels->vec.mul(of.n, decay, key, seen);
-        ctx.kernels->vec.delta_rows(of.n, of.lanes, decay, key, seen, query, values, beta, out);
+        ctx.kernels->vec.delta_rows(of.n, side, decay, key, seen, query, values, beta, out);
         for (int64_t i = 0; i < count; i++) {
             result[r + i] = scale * out[i];
         }
@@ -61,12 +61,12 @@ struct token {
 void gated_delta_net(const op_context & ctx) {
     const int64_t n = ctx.src[2].ne(0);
     const float scale = 1.0f / std::sqrt(static_cast<float>(n));
-    walk_heads(ctx, ctx.src[2], ctx.param_i(0), 2,
+    walk_heads(ctx, ctx.src[2], ctx.param_i(0), 2 * n,
                [&](const head_states & of, float * spare) { return token{ctx, of, scale, spare, spare + n}; });
 }
 
 uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) {
-    return walk_scratch(op.src[2], n_threads, 2);
+    return walk_scratch(op.src[2], n_threads, 2 * int64_t{op.src[2].ne[0]});
 }
 
 } // namespace

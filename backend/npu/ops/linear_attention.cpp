@@ -12,11 +12,11 @@ namespace {
 struct wkv7_token {
     const op_context & ctx;
     const head_states & of;
+    float * const seen; // of each row: what lanes give for a
     const float *r = nullptr, *decay = nullptr, *k = nullptr, *v = nullptr, *a = nullptr, *b = nullptr;
-    const float * next_a = nullptr; // of the last token its own, for nobody
+    const float * next_a = nullptr; // the last token has its own: nothing reads what that gives
     float * result = nullptr;
     bool is_first = true;
-    float seen[state_lanes] = {}; // what lanes give for a
 
     void read(int64_t t) {
         const float ** const operands[] = {&r, &decay, &k, &v, &a, &b};
@@ -32,24 +32,28 @@ struct wkv7_token {
         result[i] = ctx.kernels->vec.wkv7_step(of.n, from, decay, k, a, b, r, v[i], next);
     }
 
-    void lanes(int64_t i, int64_t count) {
+    void lanes(int64_t i, float * side, int64_t count) const {
         float values[state_lanes] = {};
         float out[state_lanes];
         std::copy_n(v + i, count, values);
-        for (int64_t j = 0; j < count && is_first; j++) {
-            seen[j] = ctx.kernels->vec.dot(of.n, of.first.from(i + j, of.head, of.sequence), a);
+        if (is_first) {
+            std::fill_n(seen + i, state_lanes, 0.0f);
+            for (int64_t j = 0; j < count; j++) {
+                seen[i + j] = ctx.kernels->vec.dot(of.n, of.first.from(i + j, of.head, of.sequence), a);
+            }
         }
-        ctx.kernels->vec.wkv7_rows(of.n, of.lanes, decay, k, b, r, values, next_a, seen, out);
+        ctx.kernels->vec.wkv7_rows(of.n, side, decay, k, b, r, values, next_a, seen + i, out);
         std::copy_n(out, count, result + i);
     }
 };
 
 void wkv7(const op_context & ctx) {
-    walk_heads(ctx, ctx.src[3], 1, 0, [&](const head_states & of, float *) { return wkv7_token{ctx, of}; });
+    walk_heads(ctx, ctx.src[3], 1, side_floats(ctx.src[3].ne(0), 1),
+               [&](const head_states & of, float * seen) { return wkv7_token{ctx, of, seen}; });
 }
 
 uint64_t wkv7_scratch(const tb_op & op, int n_threads, const kernel_table &) {
-    return walk_scratch(op.src[3], n_threads, 0);
+    return walk_scratch(op.src[3], n_threads, side_floats(op.src[3].ne[0], 1));
 }
 
 // Of a thread: a query.

@@ -41,6 +41,7 @@ void set_rows(const op_context & ctx) {
     const view & src = ctx.src[0];
     const view & indices = ctx.src[1];
     const view & dst = ctx.dst;
+    // Rows of one number, as many as a vocabulary has where a draft head's logits are put in place.
     const bool numbers = src.ne(0) == 1 && src.type() == TB_F32 && dst.type() == TB_F32;
     for (const int64_t r : ctx.share(src.rows())) {
         const row_index i = row_of(src, r);

@@ -221,20 +221,20 @@ struct token {
         result[r] = ctx.kernels->vec.scan_step(of.n, from, decay, x[r] * dt, b, c, next);
     }
 
-    void lanes(int64_t r, int64_t count) const {
+    void lanes(int64_t r, float * side, int64_t count) const {
         float taken[state_lanes] = {};
         float out[state_lanes];
         for (int64_t i = 0; i < count; i++) {
             taken[i] = x[r + i] * dt;
         }
-        ctx.kernels->vec.scan_rows(of.n, of.lanes, decay, taken, b, c, out);
+        ctx.kernels->vec.scan_rows(of.n, side, decay, taken, b, c, out);
         std::copy_n(out, count, result + r);
     }
 };
 
 // Of a thread: rows side by side, and one of their length.
-int64_t workspace_bytes(int64_t n) {
-    return static_cast<int64_t>(align64(static_cast<uint64_t>((state_lanes + 1) * n) * sizeof(float)));
+int64_t workspace_bytes(int64_t rows, int64_t n) {
+    return static_cast<int64_t>(align64(static_cast<uint64_t>(side_floats(rows, n) + n) * sizeof(float)));
 }
 
 void ssm_scan(const op_context & ctx) {
@@ -244,21 +244,21 @@ void ssm_scan(const op_context & ctx) {
     const int64_t heads = x.ne(1);
     float * const last = ctx.dst.at<float>(0) + rows * x.rows();
     sequence_states states(ctx, 0, 3, 6, x.ne(3));
-    if (!states.begin(last, ctx.scratch + ctx.n_threads * workspace_bytes(n))) {
+    if (!states.begin(last, ctx.scratch + ctx.n_threads * workspace_bytes(rows, n))) {
         return;
     }
     const bool side_by_side = rows >= state_lanes / 2 && (ctx.op->flags & TB_FLAG_DETERMINISTIC) == 0;
-    float * const lanes = reinterpret_cast<float *>(ctx.scratch + ctx.thread * workspace_bytes(n));
+    float * const lanes = reinterpret_cast<float *>(ctx.scratch + ctx.thread * workspace_bytes(rows, n));
     for (const int64_t item : ctx.share(heads * x.ne(3), std::max(int64_t{1}, line_floats / rows))) {
         const head_states of{states,  last, item % heads, heads,          item / heads, x.ne(3),
                              x.ne(2), n,    rows,         ctx.param_i(0), lanes};
-        of.walk(0, rows, side_by_side, token{ctx, of, lanes + state_lanes * n});
+        of.walk(0, rows, side_by_side, token{ctx, of, lanes + side_floats(rows, n)});
     }
 }
 
 uint64_t ssm_scan_scratch(const tb_op & op, int n_threads, const kernel_table &) {
     const int64_t copy = sequence_states::copy_bytes(op.src[1].ne[3]);
-    return static_cast<uint64_t>(n_threads * workspace_bytes(op.src[0].ne[0]) + copy);
+    return static_cast<uint64_t>(n_threads * workspace_bytes(op.src[0].ne[1], op.src[0].ne[0]) + copy);
 }
 
 } // namespace

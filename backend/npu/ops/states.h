@@ -62,7 +62,7 @@ struct head_states {
     float * last; // of all heads and sequences, without gaps: the last states, the ones before, ..; unless in place
     int64_t head, heads, sequence, sequences, tokens, n, rows;
     int64_t kept;  // last states to keep
-    float * lanes; // for state_lanes rows side by side
+    float * lanes; // for rows side by side, state_lanes at a time: as many as are walked, rounded up
 
     // A row of the state after the token that is so many before the last one.
     float * row(int64_t r, int64_t back) const {
@@ -78,8 +78,9 @@ struct head_states {
     }
 
     // Take rows [begin, end) through all tokens. token.read(t) comes before the rows of token t; then token.row(r,
-    // from, next) for each, or token.lanes(r, count) for `count` rows of `lanes` from r on. Side by side pays from so
-    // many tokens on, for which the rows are laid so; sums of the two ways are in different orders.
+    // from, next) for each, or token.lanes(r, side, count) for `count` rows from r on that lie side by side. That pays
+    // from so many tokens on, for which the rows are laid so; sums of the two ways are in different orders. What a few
+    // tokens bring stays in the nearest cache for all rows: heads of the next token are a page away.
     template <class Token> void walk(int64_t begin, int64_t end, bool side_by_side, Token && token) const {
         if (!side_by_side || tokens < 16) {
             for (int64_t t = 0; t < tokens; t++) {
@@ -95,24 +96,34 @@ struct head_states {
             }
             return;
         }
-        for (int64_t r = begin; r < end; r += state_lanes) {
-            const int64_t count = std::min(state_lanes, end - r);
-            std::fill_n(lanes, n * state_lanes, 0.0f);
-            for (int64_t i = 0; i < count; i++) {
-                spread(n, first.from(r + i, head, sequence), 1, lanes + i, state_lanes);
-            }
-            for (int64_t t = 0; t < tokens; t++) {
-                token.read(t);
-                token.lanes(r, count);
-                const int64_t back = tokens - 1 - t;
-                for (int64_t i = 0; i < count && back < kept; i++) {
-                    spread(n, lanes + i, state_lanes, row(r + i, back), 1);
-                }
+        for (int64_t t = 0; t < tokens; t += few_tokens) {
+            for (int64_t r = begin; r < end; r += state_lanes) {
+                walk_few(r, std::min(state_lanes, end - r), t, lanes + (r - begin) * n, token);
             }
         }
     }
 
   private:
+    static constexpr int64_t few_tokens = 8;
+
+    // Rows [r, r + count), which lie side by side, through a few tokens from t on.
+    template <class Token> void walk_few(int64_t r, int64_t count, int64_t t, float * side, Token & token) const {
+        if (t == 0) {
+            std::fill_n(side, n * state_lanes, 0.0f);
+            for (int64_t i = 0; i < count; i++) {
+                spread(n, first.from(r + i, head, sequence), 1, side + i, state_lanes);
+            }
+        }
+        for (const int64_t end = std::min(tokens, t + few_tokens); t < end; t++) {
+            token.read(t);
+            token.lanes(r, side, count);
+            const int64_t back = tokens - 1 - t;
+            for (int64_t i = 0; i < count && back < kept; i++) {
+                spread(n, side + i, state_lanes, row(r + i, back), 1);
+            }
+        }
+    }
+
     static void spread(int64_t n, const float * x, int64_t step_x, float * y, int64_t step_y) {
         for (int64_t i = 0; i < n; i++) {
             y[i * step_y] = x[i * step_x];
@@ -120,9 +131,12 @@ struct head_states {
     }
 };
 
-// Of a thread in walk_heads: rows side by side, and `spare` ones.
+// Floats of a thread's workspace for rows side by side.
+inline int64_t side_floats(int64_t rows, int64_t n) { return divide_up(rows, state_lanes) * state_lanes * n; }
+
+// Of a thread in walk_heads: the rows, and `spare` floats.
 inline int64_t walk_bytes(int64_t n, int64_t spare) {
-    return static_cast<int64_t>(align64(static_cast<uint64_t>((state_lanes + spare) * n) * sizeof(float)));
+    return static_cast<int64_t>(align64(static_cast<uint64_t>(side_floats(n, n) + spare) * sizeof(float)));
 }
 
 inline uint64_t walk_scratch(const tb_tensor & values, int n_threads, int64_t spare) {
@@ -152,7 +166,7 @@ void walk_heads(const op_context & ctx, const view & values, int64_t kept, int64
         const int64_t head = item / blocks;
         const head_states of{states, last, head % heads, heads, head / heads, sequences, values.ne(2),
                              n,      n,    kept,         lanes};
-        of.walk(row, std::min(row + n_rows, n), side_by_side, make(of, lanes + state_lanes * n));
+        of.walk(row, std::min(row + n_rows, n), side_by_side, make(of, lanes + side_floats(n, n)));
     }
 }
 

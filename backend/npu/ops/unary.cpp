@@ -110,7 +110,7 @@ void unary(const op_context & ctx) {
         return relu(ctx);
     case EXP:
         return elementwise(ctx, [&](int64_t n, const float * x, float * y) {
-            std::copy_n(x, x == y ? 0 : n, y);
+            if (x != y) std::copy_n(x, n, y);
             ctx.kernels->vec.exp_sum(n, y, 0.0f);
         });
     case SIGMOID:

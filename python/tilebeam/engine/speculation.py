@@ -1,11 +1,9 @@
 """Which guesses are worth decoding: drafts by expected gain against the measured cost of a step's rows.
 
 A step of n samples that also decodes k guessed tokens yields n tokens and those that turn out right, and takes as long
-as steps of n + k rows have taken here; longer if the step before had another number of rows, since llama.cpp then makes
-its graph anew. So steps rather keep their number, with guesses that are less likely, or that mean nothing. What makes a
-guess likely (how long a match, how sure a draft model was) is a sign; how often tokens with that sign were drawn is
-counted, for each request and over all. Of all samples' guesses the likeliest are taken, as many as make tokens per
-second most. Where guessing has lost more time than it won, it rests,
+as steps of n + k rows have taken here. What makes a guess likely (how long a match, how sure a draft model was) is a
+sign; how often tokens with that sign were drawn is counted, for each request and over all. Of all samples' guesses the
+likeliest are taken, as many as make tokens per second most. Where guessing has lost more time than it won, it rests,
 for longer each time, and then tries again.
 """
 
@@ -28,6 +26,7 @@ _RECENT = 9  # steps of as many rows, of which the median counts
 _ROW_COST = 0.1  # of a step of one row per sample: an unmeasured row's, with room for error
 FEW_SAMPLES = 4  # that decode together: up to these a row more costs little enough to look up guesses unasked
 MOST_WITH_HEAD = 8  # samples that decode together: for more of them a head guesses nothing
+_HEAD_MOST = 4  # guesses of a head in a row: it was trained for three, and more rows would cost more
 _FEW = 8  # rows, up to which a matrix unit has room for more
 _CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
 _LEAST_GAIN = 1.02  # tokens per second against a plain step's
@@ -37,50 +36,24 @@ _LONGEST_REST = 512  # steps
 
 
 class StepCosts:
-    """Seconds of steps, by how many tokens they decode, and whether the step before had as many.
-
-    Attributes:
-        last: rows of the last step.
-        change: seconds that a step takes longer behind one of another number of rows.
-    """
+    """Seconds of steps, by how many tokens they decode."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._rows: list[int] = []
-        self._repeated: set[int] = set()  # rows that were measured behind as many
-        self._changes: deque[float] = deque(maxlen=_RECENT)
-        self.last, self.change = 0, 0.0
 
     def add(self, rows: int, seconds: float) -> None:
         """Record a measured step."""
-        again, self.last = rows == self.last, rows
-        if again and rows not in self._repeated:
-            self._repeated.add(rows)
-            self._recent.pop(rows, None)  # what was guessed of it
-        if not again and rows in self._repeated:
-            self._changes.append(max(0.0, seconds - self._medians[rows]))
-            self.change = sorted(self._changes)[len(self._changes) // 2]
-            return
-        if not again:
-            seconds = max(seconds / 2, seconds - self.change)
         if rows not in self._recent:
             self._recent[rows] = deque(maxlen=_RECENT)
-        if rows not in self._medians:
             insort(self._rows, rows)
         self._recent[rows].append(seconds)
         held = sorted(self._recent[rows])
         self._medians[rows] = held[len(held) // 2]
 
-    def next(self, rows: int) -> float:
-        """Return seconds of a step of so many rows now, behind the last one; something was measured."""
-        seconds = self.of(rows)
-        assert seconds is not None
-        return seconds + self.change * (rows != self.last)
-
     def of(self, rows: int) -> float | None:
-        """Return seconds of a step of so many rows behind one of as many, between its measured neighbours; None:
-        nothing was measured."""
+        """Return seconds of a step of so many rows, between its measured neighbours; None: nothing was measured."""
         known = self._rows
         if not known:
             return None
@@ -162,12 +135,6 @@ class _Guesses:
     gains: list[float] = field(default_factory=list)  # chance that the token and all before it are drawn
     taken: int = 0  # tokens that a step decodes
 
-    def fill(self, count: int) -> None:
-        """Add so many tokens that mean nothing."""
-        self.tokens += self.tokens[-1:] * count
-        self.signs += [None] * count
-        self.first += [0.0] * count
-
     def add(self, token: int, sign: object, first: float, chance: float) -> None:
         """Add one more token, which is drawn with this chance if those before it are."""
         self.tokens.append(token)
@@ -236,7 +203,8 @@ class Speculation(Drafter):
         # longer than its guesses are usually right.
         found = self._look_up(asked)
         unlike = [i for i, guesses in enumerate(found) if sum(guesses.gains) <= self._usual]
-        for i, guesses in zip(unlike, self._ask_model(self.model, [asked[i] for i in unlike], rows), strict=True):
+        few = [(sample, min(most, _HEAD_MOST)) for sample, most in (asked[i] for i in unlike)]
+        for i, guesses in zip(unlike, self._ask_model(self.model, few, rows), strict=True):
             if guesses.gains:
                 self._usual += 0.05 * (sum(guesses.gains) - self._usual)
             if sum(guesses.gains) >= sum(found[i].gains):
@@ -285,18 +253,13 @@ class Speculation(Drafter):
         plain = self._costs.of(rows)
         if not order or plain is None:
             return
-        best, best_count, gained = _LEAST_GAIN * rows / self._costs.next(rows), 0, 0.0
+        best, best_count, gained = _LEAST_GAIN * rows / plain, 0, 0.0
         for count, (gain, _) in enumerate(order, 1):
             gained += gain
-            if (rate := (rows + gained) / self._costs.next(rows + count)) > best:
-                best, best_count = rate, count
-        missing = self._costs.last - rows - len(order)
-        head = isinstance(self.model, DraftHead)
-        if head and 0 < missing <= MOST and (rows + gained) / self._costs.next(self._costs.last) > best:
-            best_count = len(order)
-            last = order[-1][1]
-            last.fill(missing)
-            last.taken += missing
+            cost = self._costs.of(rows + count)
+            assert cost is not None
+            if (rows + gained) / cost > best:
+                best, best_count = (rows + gained) / cost, count
         if not best_count:
             self._idle += 1
             best_count = int(self._idle % _PROBE == 0)
@@ -306,11 +269,11 @@ class Speculation(Drafter):
     def _charge(self, rows: int) -> None:
         """Charge for the rows of drafts, and remember what a token that is drawn is worth."""
         count = sum(draft.taken for draft in self._drafts.values())
-        plain = self._costs.of(rows)
-        if not count or plain is None:
+        plain, cost = self._costs.of(rows), self._costs.of(rows + count)
+        if not count or plain is None or cost is None:
             return
         self._worth = plain / rows
-        self._balance.spent += max(0.0, self._costs.next(rows + count) - plain)
+        self._balance.spent += max(0.0, cost - plain)
 
     # --- what became of them ----------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 // Products with BF16 weights on vdpbf16ps: the shared dot kernel, 32 k at a time.
 //
-// Activations are rounded to BF16, as ggml does for these weights (vec_dot_type in ggml-cpu.c): twice as many products
-// an instruction, and no panels. Fewer rows wait for memory, and are slower so: they take the way of avx512vnni.
+// Activations are rounded to BF16, as ggml does for these weights (vec_dot_type in ggml-cpu.c): an instruction has
+// twice as many products, and no panels are made. vdpbf16ps takes subnormal numbers for zero. Fewer than six rows wait
+// for memory and gain nothing by it: they take the way of avx512vnni.
 #include "kernels/avx512vnni/simd.h"
 
 #include <climits>

@@ -162,6 +162,43 @@ void linear_step(int64_t n, int64_t rows, int64_t stride, const float * state, c
     }
 }
 
+// result[r] = f(i, r, state of row r) added up over the elements.
+template <class F> void sum_rows(int64_t n, float * state, float * result, F && f) {
+    std::fill_n(result, state_lanes, 0.0f);
+    for (int64_t i = 0; i < n; i++, state += state_lanes) {
+        for (int64_t r = 0; r < state_lanes; r++) {
+            result[r] += f(i, r, state[r]);
+        }
+    }
+}
+
+void scan_rows(int64_t n, float * state, const float * decay, const float * x, const float * in, const float * out,
+               float * result) {
+    sum_rows(n, state, result, [=](int64_t i, int64_t r, float & s) {
+        s = s * decay[i] + x[r] * in[i];
+        return s * out[i];
+    });
+}
+
+void delta_rows(int64_t n, float * state, const float * decay, const float * k, const float * seen, const float * q,
+                const float * v, float beta, float * result) {
+    float known[state_lanes];
+    sum_rows(n, state, known, [=](int64_t i, int64_t, float & s) { return s * seen[i]; });
+    sum_rows(n, state, result, [&](int64_t i, int64_t r, float & s) {
+        s = s * decay[i] + (v[r] - known[r]) * beta * k[i];
+        return s * q[i];
+    });
+}
+
+void wkv7_rows(int64_t n, float * state, const float * decay, const float * k, const float * b, const float * r,
+               const float * v, const float * next_a, float * seen, float * result) {
+    sum_rows(n, state, result, [=](int64_t i, int64_t j, float & s) {
+        s = s * decay[i] + v[j] * k[i] + seen[j] * b[i];
+        return s * r[i];
+    });
+    sum_rows(n, state, seen, [=](int64_t i, int64_t, float & s) { return s * next_a[i]; });
+}
+
 void sigmoid(int64_t n, const float * x, float * dst) {
     for (int64_t i = 0; i < n; i++) {
         dst[i] = 1.0f / (1.0f + std::exp(-x[i]));
@@ -254,6 +291,9 @@ void fill_vec_portable(vec_kernels & k) {
     k.scan_step = scan_step;
     k.delta_step = delta_step;
     k.wkv7_step = wkv7_step;
+    k.scan_rows = scan_rows;
+    k.delta_rows = delta_rows;
+    k.wkv7_rows = wkv7_rows;
     k.linear_step = linear_step;
     k.sigmoid = sigmoid;
     k.silu = silu;
