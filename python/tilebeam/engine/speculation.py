@@ -32,7 +32,7 @@ _CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
 _LEAST_GAIN = 1.02  # tokens per second against a plain step's
 _PROBE = 24  # steps with guesses, none worth it, until one token is decoded to see what became of it
 _WINDOW = 24  # steps between two looks at what guessing won
-_SHORT_WINDOW = 6  # of a head that did not pay in the text before
+_SHORT_WINDOW = 6
 _LONGEST_REST = 512  # steps
 
 
@@ -108,24 +108,21 @@ class Balance:
     stepped: float = 0.0  # seconds of all steps
     rests: int = 0  # steps to go
     rested: int = 0  # steps of the last rest
-    window: int = _WINDOW  # steps with guesses between two looks
+    lasting: bool = False  # a head's: it is as right in one text as in the next, so rests outlast a text
 
-    def renew(self, *, alike: bool) -> None:
-        """Wake for another text. Where guesses are as right in one text as in another, those that did not pay are looked
-        at sooner, and rest for longer."""
-        self.rests = 0
-        self.window = _SHORT_WINDOW if alike and self.rested else _WINDOW
-        if not alike:
-            self.rested = 0
+    def renew(self) -> None:
+        """Wake for another text, unless rests last."""
+        if not self.lasting:
+            self.rests = self.rested = 0
 
     def look(self) -> None:
-        """Look now and then, and rest where it does not pay."""
-        if self.asked < self.window:
+        """Look now and then, and rest where it does not pay; sooner where it did not pay before a lasting rest."""
+        if self.asked < (_SHORT_WINDOW if self.lasting and self.rested else _WINDOW):
             return
         if self.spent - self.won > _CHEAP * self.stepped:
             self.rested = self.rests = min(_LONGEST_REST, max(_WINDOW, 2 * self.rested))
         else:
-            self.rested, self.window = 0, _WINDOW
+            self.rested = 0
         self.won = self.spent = self.stepped = 0.0
         self.asked = 0
 
@@ -170,7 +167,7 @@ class Speculation(Drafter):
         self._lookup = Lookup()
         self._costs = StepCosts()
         self._chances = Chances()
-        self._balance = Balance()
+        self._balance = Balance(lasting=isinstance(self.model, DraftHead))
         self._drafts: dict[Sample, _Guesses] = {}  # of which tokens were taken
         self._worth = 0.0  # of a token of them that is drawn, seconds
         self._known: set[Request] = set()
@@ -182,7 +179,7 @@ class Speculation(Drafter):
         """Forget all texts and what became of guesses in them, but not what steps cost: as before the first request."""
         self._lookup = Lookup()
         self._chances = Chances()
-        self._balance = Balance()
+        self._balance = Balance(lasting=isinstance(self.model, DraftHead))
 
     # --- proposals --------------------------------------------------------------------------------------------------
 
@@ -190,7 +187,7 @@ class Speculation(Drafter):
         """See `Drafter`."""
         requests = {sample.request for sample, _ in asked}
         if not requests <= self._known:  # another text may repeat itself more
-            self._balance.renew(alike=isinstance(self.model, DraftHead))
+            self._balance.renew()
         self._known |= requests
         candidates = [_Guesses() for _ in asked]
         self._asked = self._balance.wakes()
