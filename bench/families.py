@@ -184,8 +184,7 @@ def main() -> None:
         if not any(name in log for name in own):
             continue
         choice = device_choice.choose(inspect(str(path), False), LoadOptions(n_seq_max=max(cases.values())).checked())
-        for name in (name for name in own if name in log):
-            n = own[name]
+        for name, n in ((name, n) for name, n in own.items() if name in log):
             row = log.row(name, 8 * n if n else a.n_prompt, "tokens/s", auto=choice.backend, why=choice.why)
             found.append(row | {"auto_ratio": row["ratio"] if choice.backend == "npu" else 1.0})
     table = report.Rows("families", a.json)

@@ -261,21 +261,9 @@ def cells(all_cases: list[Case], prompts: Prompts, o: argparse.Namespace) -> int
 def main() -> None:
     o = options()
     all_cases = cases(o.tasks, o.sequences, o.temperatures)
-    setting = {
-        "bench": "speculation",
-        "model": o.model.name,
-        "draft": str(o.draft),
-        "head": str(o.head),
-        "n": o.n_gen,
-        "threads": o.threads,
-    }
-    setting |= {
-        "sources": o.sources,
-        "items": o.items,
-        "stock": o.stock,
-        "peers": [p.name for p in o.peer],
-        "llama": o.llama,
-    }
+    setting: dict[str, Any] = {"bench": "speculation", "model": o.model.name, "n": o.n_gen, "threads": o.threads}
+    setting |= {"draft": str(o.draft), "head": str(o.head), "sources": o.sources, "items": o.items}
+    setting |= {"stock": o.stock, "peers": [p.name for p in o.peer], "llama": o.llama}
     log, rows = Rounds(o.resume, setting, o.seconds), report.Rows("speculation", o.json)
     files = {name: getattr(o, name) for name in FILES if getattr(o, name)}
     with ExitStack() as stack:

@@ -13,7 +13,6 @@ a model is.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import shlex
 import shutil
@@ -24,9 +23,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilebeam import TilebeamError
+from tilebeam import TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.cli import main as cli
+from tilebeam.measure.perplexity import Subject, measure, windows_of
+from tilebeam.measure.perplexity_stats import figures
 
 from bench.lib import ROOT
 from bench.lib.options import Parser
@@ -105,12 +106,11 @@ def run(row: Row, model: Path, data: Path, options: argparse.Namespace) -> dict[
 
 def read(text: Text, model: Path, file: Path, options: argparse.Namespace) -> str:
     windows = text.quick if options.quick else text.windows
-    words = ["perplexity", "-m", str(model), "-f", str(file), "--chunks", str(windows), "--json"]
-    words += ["--device", "npu", "--kl-base", str(model), "--kl-base-device", "cpu"]
-    words += ["-t", str(options.threads)] if options.threads else []
-    with redirect_stdout(io.StringIO()) as printed:
-        called(words)
-    f = json.loads(printed.getvalue())["figures"]
+    some: dict[str, Any] = {"n_ctx": 2048, "n_seq_max": 4, "n_batch": 2048, "threads": options.threads}
+    with load(model, device="npu", **some) as npu, load(model, device="cpu", **some) as cpu:
+        cut = windows_of(npu, file.read_text(encoding="utf-8").removesuffix("\n"), 512, windows)
+        scores = measure([Subject("npu", npu)], cut, Subject("cpu", cpu), threads=npu.info.threads)
+    f = figures(scores["npu"]).as_dict()
     return (
         f"{text.title}, {text.model}, {windows} windows of 512 tokens: perplexity {f['ppl']['value']:.2f} on the NPU, "
         f"{f['ppl_base']['value']:.2f} on the stock backend; KL divergence {f['kld']['value']:.5f} +- "

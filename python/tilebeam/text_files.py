@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +26,6 @@ def read_text(file: Path) -> str:
         raise TilebeamError(f"{file} is not UTF-8 text.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TilebeamError(f"{file} is no complete gzip file: {error}.") from None
-
-
-def read_corpus(file: Path) -> str:
-    """Read the text of a measurement, - for stdin, as llama.cpp reads it: without the newline at its end, and bytes
-    that are no UTF-8 as U+FFFD."""
-    raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    return raw.decode("utf-8", "replace").removesuffix("\n")
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, Any]]:

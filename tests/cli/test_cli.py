@@ -53,7 +53,7 @@ def test_help_names_all_commands_and_needs_no_native_library(tmp_path: Path) -> 
     ran = subprocess.run(
         [sys.executable, "-m", "tilebeam", "--help"], capture_output=True, text=True, env=environment, check=True
     )
-    for command in ("doctor", *GENERATING, "bench", "perplexity", "trace"):
+    for command in ("doctor", *GENERATING, "bench", "trace"):
         assert command in ran.stdout
 
 

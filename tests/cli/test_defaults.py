@@ -54,8 +54,6 @@ DEFAULTS = {
 OTHERS = {
     ("serve", "--ctx-size"): 8192,  # for the conversations of several clients
     ("trace", "--n-predict"): 32,  # a timeline is to be read
-    ("perplexity", "--ctx-size"): 512,  # windows of the text
-    ("perplexity", "--batch-size"): 2048,
     ("bench", "--batch-size"): "2048",  # lists
     ("bench", "--device"): "cpu,tilebeam",
     ("eval", "--device"): "tilebeam",  # results say where they were made

@@ -19,6 +19,7 @@ from tilebeam import gguf as gguf_tools
 from tilebeam.engine import draft_head
 from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.speculation import MOST_WITH_HEAD, StepCosts
+from tilebeam.model import hub
 from tilebeam.model.head_file import model_mark
 from tilebeam.native import head_contexts
 from tilebeam.native.layer_tap import LayerTap
@@ -190,6 +191,12 @@ def test_rows_that_wait_do_not_keep_batches(model: Path, head: Path) -> None:
         assert row.base is not None
         assert len(row.base) == 2
         context.clear()
+
+
+def test_a_head_of_the_hub(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "local_file", lambda name: str(head) if name == "hf://me/head" else name)
+    with tilebeam.load(model, "cpu", draft="hf://me/head", **OPTIONS) as lm:
+        assert lm.head is not None
 
 
 def test_no_lookup_and_a_head_exclude_each_other(model: Path, head: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from engine_kit import EXACT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tilebeam.cli import main as cli
 from tilebeam.engine.reading import log_sum_exp
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf.repack import pack
 from tilebeam.measure.perplexity import (
     LogitScorer,
     Subject,
@@ -33,7 +30,6 @@ from tilebeam.measure.perplexity import (
 from tilebeam.measure.perplexity_stats import TokenScores, figures, mean, perplexity
 from tilebeam.model.lm import LM
 from tilebeam.native.control import control
-from typer.testing import CliRunner
 
 from bench.lib import synth
 from bench.lib.float32 import in_float32
@@ -305,63 +301,3 @@ def test_unmeasured_tokens_do_not_count() -> None:
     scores.nll[:4] = 1.0, 2.0, 3.0, 4.0
     assert figures(scores).n == 4
     assert figures(scores).ppl == perplexity(np.array([1.0, 2.0, 3.0, 4.0]))
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def run(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, ["perplexity", *map(str, arguments)])
-    assert result.exit_code == code, (result.stdout, result.stderr)
-    return result
-
-
-def test_command_prints_figures(quantized: Path, exact: Path, text: Path, cpu: LM, windows: Windows) -> None:
-    common = ("-f", text, "-c", N_CTX, "-t", 1)
-    wanted = figures(measure([Subject("m", cpu)], windows)["m"])
-    plain = json.loads(run("-m", exact, *common, "-dev", "cpu", "--json").stdout)
-    assert plain["chunks"] == len(windows)
-    assert plain["figures"]["ppl"]["value"] == pytest.approx(wanted.ppl.value, rel=1e-3)
-    words = run("-m", exact, *common, "--device", "cpu").stdout
-    estimate = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", words)
-    assert estimate is not None, words
-    assert float(estimate[1]) == pytest.approx(plain["figures"]["ppl"]["value"], abs=1e-4)
-    assert float(estimate[2]) == pytest.approx(plain["figures"]["ppl"]["stderr"], abs=1e-5)
-    found = json.loads(
-        run(
-            *("-m", quantized, *common, "--kl-base", exact, "-dev", "npu"),
-            *("-ctk", "q8_0", "-ctv", "q8_0", "-b", 2 * N_CTX, "-ub", 32, "--chunks", 4, "--json"),
-        ).stdout
-    )["figures"]
-    assert 0 < found["kld"]["value"] < 1e-2
-    assert found["same_top"]["value"] > 0.9
-    assert "Same top p" in run("-m", quantized, *common, "--kl-base", exact, "--chunks", 2).stdout
-
-
-def test_a_repacked_file_on_the_npu(quantized: Path, text: Path) -> None:
-    tiles = quantized.with_name("tiles.gguf")
-    pack(quantized, tiles)
-    options = ("-f", text, "-c", N_CTX, "--chunks", 3, "--json")
-    ordinary, packed = (json.loads(run("-m", m, *options).stdout)["figures"] for m in (quantized, tiles))
-    assert ordinary == packed
-    # As a base it runs on the NPU by itself.
-    against = json.loads(run("-m", quantized, *options, "--kl-base", tiles).stdout)["figures"]
-    assert against["kld"]["value"] == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["-c", "4096"], "windows of 4096 need at least 8192"),
-        (["--kl-base", "missing.gguf"], "missing.gguf"),
-        (["--chunks", "0"], "--chunks must be positive"),
-    ],
-)
-def test_command_says_what_is_wrong(arguments: list[str], words: str, exact: Path, text: Path) -> None:
-    error = run("-m", exact, "-f", text, *arguments, code=1).stderr
-    assert words in " ".join(error.split())
-
-
-@pytest.mark.parametrize("arguments", [[], ["-f", "t.txt", "--save-all-logits", "x"]])
-def test_command_needs_a_text_and_writes_no_file(arguments: list[str], exact: Path) -> None:
-    assert "option" in run("-m", exact, *arguments, code=2).stderr

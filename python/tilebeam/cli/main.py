@@ -23,7 +23,6 @@ from tilebeam.cli import (
     draft,
     evaluate,
     generate,
-    perplexity,
     reward,
     reward_head,
     search,
@@ -72,7 +71,6 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {
         "eval": evaluate.evaluate,
         "bench": bench.bench,
-        "perplexity": perplexity.perplexity,
         "trace": trace.trace,
     },
     "Models and files": {

@@ -128,14 +128,6 @@ class RunOptions:
     )
     deterministic: Deterministic = LoadOptions.deterministic
 
-    def on(self, device: Device) -> RunOptions:
-        """Return the same for a second model on another device; options that only Tilebeam has are left out
-        on the CPU."""
-        if device == "cpu":
-            run = replace(self, executor=None, devices=None, memory_limit=None, deterministic=False)
-            return replace(run, device=device)
-        return replace(self, device=device)
-
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of `tilebeam.load`.
 

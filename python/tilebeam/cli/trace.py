@@ -61,7 +61,7 @@ def trace(
     params = SamplingParams(
         n=n_samples, top_p=1.0, top_k=0, max_tokens=n_predict, seed=seed, ignore_eos=random
     ).resolved()
-    model = replace(model, run=model.run.on("npu"))
+    model = replace(model, run=replace(model.run, device="npu"))
     with model.load(n_samples * max(1, len(texts))) as lm:
         if random:
             ids = np.random.default_rng(params.seed or 0).integers(0, lm.n_vocab, n_prompt)

@@ -32,6 +32,7 @@ _CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
 _LEAST_GAIN = 1.02  # tokens per second against a plain step's
 _PROBE = 24  # steps with guesses, none worth it, until one token is decoded to see what became of it
 _WINDOW = 24  # steps between two looks at what guessing won
+_SHORT_WINDOW = 6  # of a head that did not pay in the text before
 _LONGEST_REST = 512  # steps
 
 
@@ -107,15 +108,24 @@ class Balance:
     stepped: float = 0.0  # seconds of all steps
     rests: int = 0  # steps to go
     rested: int = 0  # steps of the last rest
+    window: int = _WINDOW  # steps with guesses between two looks
+
+    def renew(self, *, alike: bool) -> None:
+        """Wake for another text. Where guesses are as right in one text as in another, those that did not pay are looked
+        at sooner, and rest for longer."""
+        self.rests = 0
+        self.window = _SHORT_WINDOW if alike and self.rested else _WINDOW
+        if not alike:
+            self.rested = 0
 
     def look(self) -> None:
         """Look now and then, and rest where it does not pay."""
-        if self.asked < _WINDOW:
+        if self.asked < self.window:
             return
         if self.spent - self.won > _CHEAP * self.stepped:
             self.rested = self.rests = min(_LONGEST_REST, max(_WINDOW, 2 * self.rested))
         else:
-            self.rested = 0
+            self.rested, self.window = 0, _WINDOW
         self.won = self.spent = self.stepped = 0.0
         self.asked = 0
 
@@ -180,7 +190,7 @@ class Speculation(Drafter):
         """See `Drafter`."""
         requests = {sample.request for sample, _ in asked}
         if not requests <= self._known:  # another text may repeat itself more
-            self._balance.rests = self._balance.rested = 0
+            self._balance.renew(alike=isinstance(self.model, DraftHead))
         self._known |= requests
         candidates = [_Guesses() for _ in asked]
         self._asked = self._balance.wakes()
