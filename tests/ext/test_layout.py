@@ -392,7 +392,7 @@ def test_a_library_with_other_types_is_refused(monkeypatch: pytest.MonkeyPatch, 
 def test_descriptors_and_channel_have_the_same_bytes_everywhere() -> None:
     """Fixed width, no pointers, no hidden padding: what crosses the channel, packed by Python's struct."""
     tensor = "IIQ4I4Q"
-    op = "IIII16i" + 8 * tensor + "48s"
+    op = "IIII16i" + 9 * tensor + "48s"
     assert ffi.sizeof("tb_tensor") == struct.calcsize("<" + tensor)
     assert ffi.sizeof("tb_op") == struct.calcsize("<" + op)
     assert ffi.offsetof("tb_op", "dst") == struct.calcsize("<IIII16i")

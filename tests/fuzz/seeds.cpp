@@ -343,6 +343,7 @@ void add_families(std::vector<tb_op> & ops) {
     for (const uint32_t decays : {1u, 5u}) {
         ops.push_back(builder(TB_OP_SSM_SCAN, "scan")
                           .param(0, decays == 1 ? int32_t{2} : int32_t{1})
+                          .param(1, decays == 1 ? int32_t{0} : int32_t{3})
                           .dst(TB_F32, {decays == 1 ? 192u : 132u})
                           .src(TB_F32, {5, 3, 2, 4})
                           .src(TB_F32, {3, 2, 6, 2})
@@ -364,16 +365,19 @@ void add_families(std::vector<tb_op> & ops) {
                           .op);
     }
     for (const uint32_t code : {TB_OP_RWKV_WKV6, TB_OP_RWKV_WKV7, TB_OP_GATED_LINEAR_ATTN}) {
-        builder op(code, "linear");
-        op.dst(TB_F32, {20, 6 + 10});
-        for (int i = 0; i < tb_op_states(code); ++i) {
-            if (code == TB_OP_RWKV_WKV6 && i == 3) {
-                op.weights(TB_F32, {5, 4});
-            } else {
-                op.src(TB_F32, {5, 4, 3, 2});
+        for (const uint32_t known : {2u, 4u}) { // of four states two are picked, by numbers, and two replaced
+            builder op(code, "linear");
+            op.dst(TB_F32, {20, 6 + 10}).param(1, known == 4 ? int32_t{3} : int32_t{0});
+            for (int i = 0; i < tb_op_states(code); ++i) {
+                if (code == TB_OP_RWKV_WKV6 && i == 3) {
+                    op.weights(TB_F32, {5, 4});
+                } else {
+                    op.src(TB_F32, {5, 4, 3, 2});
+                }
             }
+            op.src(TB_F32, {5, 5, 4, known});
+            ops.push_back(known == 4 ? op.src(TB_I32, {2}).op : op.op);
         }
-        ops.push_back(op.src(TB_F32, {5, 5, 4, 2}).op);
     }
 }
 

@@ -129,7 +129,7 @@ def test_damaged_messages_are_refused_whole(memory: SharedArray) -> None:
     ("header", "status", "text"),
     [
         ({"magic": 1}, "TB_E_PROTOCOL", "magic"),
-        ({"protocol_version": 1}, "TB_E_VERSION", "protocol version 1 of the CPU side is not the NPU's 4"),
+        ({"protocol_version": 1}, "TB_E_VERSION", "protocol version 1 of the CPU side is not the NPU's 5"),
         ({"layout_version": 9}, "TB_E_VERSION", "layout version 9"),
         ({"abi_bytes": 5}, "TB_E_VERSION", "message size"),
         ({"build_id": 1}, "TB_E_VERSION", "built from other sources"),

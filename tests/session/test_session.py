@@ -443,5 +443,5 @@ def test_npud_alone() -> None:
     assert "usage" in call("--help").stdout
     build = FFI.string(LIB.tb_session_build_id()).decode()
     assert re.fullmatch("[0-9a-f]{32}", build)
-    assert call("--version").stdout == f"tilebeam-npud protocol 4 layout 2 build {build}\n"
+    assert call("--version").stdout == f"tilebeam-npud protocol 5 layout 2 build {build}\n"
     assert call("--frobnicate").returncode == 2

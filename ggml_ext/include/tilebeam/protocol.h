@@ -23,7 +23,7 @@
 
 // cffi: begin
 #define TB_PROTOCOL_MAGIC 0x4d424c54 // "TLBM"
-#define TB_PROTOCOL_VERSION 4
+#define TB_PROTOCOL_VERSION 5
 #define TB_MAX_BUFFERS 1024
 #define TB_MAX_GRAPH_OPS 16384
 #define TB_MAX_GRAPHS 16
