@@ -26,7 +26,7 @@ _PACKAGES = ("llama-cpp-python", "gguf", "numpy", "cffi", "typer", "rich")
 _NATIVE = ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud")
 # What kernels look for, by the names of /proc/cpuinfo; on aarch64 the line is called Features.
 _FEATURES = {
-    "x86_64": ("f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"),
+    "x86_64": ("f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
     "aarch64": ("asimd", "asimdhp", "asimddp", "i8mm", "sve"),
 }
 _NOOPS = 200
