@@ -61,7 +61,8 @@ def test_the_page_of_an_answer(server: Running, search: Any) -> None:
     (choice,) = answer["choices"]
     page = Page(choice["search"]["page"])
     assert page.texts["pre"][0] == "how many"  # the question, not the prompt with its template
-    assert len(page.named("details")) == len(choice["search"]["scores"])
+    shown = [row["id"] for row in page.named("tr") if "id" in row]
+    assert sorted(shown) == sorted(f"q0-c{i}" for i in range(len(choice["search"]["scores"])))
     assert f"{answer['usage']['completion_tokens']:,}" in page.texts["dd"]
     assert "3" in page.texts["dd"]
     lines = httpx.post(f"{server.url}{CHAT}", json=body | {"stream": True}, timeout=PATIENCE).text.split("\n\n")
