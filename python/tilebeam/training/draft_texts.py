@@ -60,15 +60,6 @@ class DraftText:
     start: int
 
 
-class _Kept:
-    """Keeps the rows of the context's tap from one batch to the next."""
-
-    def decoded(self, n: int) -> None:
-        """See `tilebeam.native.llama.Follower`."""
-
-    forked = truncated = cleared = lambda *_: None
-
-
 def collect(
     lm: LM, prompts: Sequence[Prompt], folder: Path, setting: TextSetting, finished: Callable[[int], None]
 ) -> None:
@@ -115,12 +106,10 @@ def _write(lm: LM, prompts: Sequence[Prompt], stem: Path, setting: TextSetting, 
     outputs = lm.generate(list(prompts), params)
     texts = [[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]
     with lm.raw_decode() as context:
-        context.follower = _Kept()
         likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
         try:
             read = [_read(lm, context, text, setting.layers, likeliest) for text in texts]
         finally:
-            context.follower = None
             likeliest.close()
     features, ids, probs = (np.concatenate(parts) for parts in zip(*read, strict=True))
     with whole_file(stem.with_suffix(".npy")) as partial, open(partial, "wb") as file:
@@ -145,7 +134,10 @@ def _read(lm: LM, context: Context, text: list[int], layers: Sequence[int], like
     for start in range(0, len(text), step):
         part = text[start : start + step]
         context.fill([(0, start, part, len(part))])
-        lm.check_decode(context.decode(len(part)))
+        taps.start(len(part))
+        code = context.decode(len(part))
+        taps.stop()
+        lm.check_decode(code)
         rows = taps.rows(layers)
         if rows is None or not np.isfinite(rows).all():
             raise TilebeamError("The model computed hidden states that are not numbers: its weights are damaged.")
