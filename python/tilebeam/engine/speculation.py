@@ -32,7 +32,7 @@ _CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
 _LEAST_GAIN = 1.02  # tokens per second against a plain step's
 _PROBE = 24  # steps with guesses, none worth it, until one token is decoded to see what became of it
 _WINDOW = 24  # steps between two looks at what guessing won
-_SHORT_WINDOW = 6
+_SHORT_WINDOW = 6  # the same behind a rest that lasts
 _LONGEST_REST = 512  # steps
 
 
@@ -164,10 +164,8 @@ class Speculation(Drafter):
     def __init__(self, model: DraftModel | DraftHead | None = None, most_samples: int = sys.maxsize) -> None:
         self.most_samples = most_samples
         self.model = model
-        self._lookup = Lookup()
+        self.forget()
         self._costs = StepCosts()
-        self._chances = Chances()
-        self._balance = Balance(lasting=isinstance(self.model, DraftHead))
         self._drafts: dict[Sample, _Guesses] = {}  # of which tokens were taken
         self._worth = 0.0  # of a token of them that is drawn, seconds
         self._known: set[Request] = set()
