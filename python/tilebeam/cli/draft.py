@@ -50,8 +50,9 @@ class DraftTextOptions:
     temp: float = option(0.7, "--temp", min=0.0, help="Temperature of every second text; the others are greedy.")
     seed: int = option(1, "-s", "--seed", min=0, help="Of the texts and of the fit.")
 
-    def prompts(self, lm: LM) -> list[Prompt]:
-        """Read and make the prompts, those of all files in turn, so that held-out ones are of each."""
+    def prompts(self, lm: LM) -> list[list[int]]:
+        """Read and make the prompts, those of all files in turn, so that held-out ones are of each; return the tokens
+        of those that fit into the context."""
         from itertools import chain, zip_longest
 
         from tilebeam.evaluation.question_files import question_of
@@ -71,9 +72,13 @@ class DraftTextOptions:
         for spec in self.task or []:
             task = open_task(TaskOptions(spec, items=self.items))
             files.append([task.prompt(item, lm) for item in task.items])
-        found = [prompt for prompt in chain.from_iterable(zip_longest(*files)) if prompt is not None]
-        if not found:
+        all_ = [prompt.tokens(lm) for prompt in chain.from_iterable(zip_longest(*files)) if prompt is not None]
+        if not all_:
             raise TilebeamError("Give prompts, with --text FILE or --task KIND:FILE.")
+        found = [tokens for tokens in all_ if len(tokens) + self.n_predict <= lm.n_ctx]
+        if left := len(all_) - len(found):
+            why = f"with the {self.n_predict} tokens of -n they need more than the {lm.n_ctx} of -c"
+            console.err().print(f"{left} of {len(all_)} prompts are left out: {why}.")
         return found
 
 
@@ -160,7 +165,7 @@ def _collect(
     with load(model, n_ctx=n_ctx, n_seq_max=parallel, draft=untrained, **run.arguments()) as lm:
         console.err().print(console.about(lm), style="dim")
         prompts = texts.prompts(lm)
-        named = hashlib.sha256(json.dumps([p.tokens(lm) for p in prompts]).encode()).hexdigest()
+        named = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
         setting = TextSetting(fingerprint(model), named, weights.shape.layers, texts.n_predict, texts.temp, texts.seed)
         with console.bar("texts") as bar:
             task = bar.add_task("", total=len(prompts), note="")

@@ -9,6 +9,7 @@ last of a chain of as many predictions, which attends to the model's states befo
 
 from __future__ import annotations
 
+import ctypes
 import io
 import math
 import time
@@ -38,6 +39,8 @@ _RATE, _WARM_UP, _LAST_RATE = 1e-3, 40, 0.05
 _BATCH, _LONGEST = 8, 384  # texts, and tokens of one
 _LESS = 0.8  # weight of a prediction against that before it
 _CHECKPOINT = 60  # seconds
+_ROWS = 256  # of logits at a time
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,62 @@ class HeadNet(nn.Module):  # type: ignore[misc]
             state = F.pad(h, (0, 0, 1, 0))[:, :n]
 
 
+class _SparseCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+    """The cross entropy of rows of logits against distributions with few tokens, and how often the likeliest tokens
+    agree. It computes some rows at a time, and their gradients at once: logits of all rows at a time would take most of
+    the memory, and half of the time."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Any, weight: Any, ids: Any, probs: Any) -> tuple[Any, Any]:
+        """Return the sum of the rows' losses, and how many rows have the right token likeliest.
+
+        Args:
+            z: [rows, n_embd]; weight: [vocabulary, n_embd].
+            ids, probs: [rows, tokens] each, what a row's distribution has.
+        """
+        w = weight.to(z.dtype)
+        dz, dw = torch.empty_like(z), torch.zeros_like(weight)
+        loss, hits = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+        for first in range(0, len(z), _ROWS):
+            part = slice(first, first + _ROWS)
+            logits = (z[part] @ w.T).float()
+            hits += (logits.argmax(-1) == ids[part].gather(-1, probs[part].argmax(-1, keepdim=True))[:, 0]).sum()
+            shares = torch.log_softmax(logits, -1)
+            loss -= (probs[part] * shares.gather(-1, ids[part])).sum()
+            slope = shares.exp_().scatter_add_(-1, ids[part], -probs[part]).to(z.dtype)
+            dz[part] = slope @ w
+            dw += slope.T @ z[part]
+        ctx.save_for_backward(dz, dw)
+        ctx.mark_non_differentiable(hits)
+        return loss, hits
+
+    @staticmethod
+    def backward(ctx: Any, slope: Any, _: Any) -> tuple[Any, Any, None, None]:
+        dz, dw = ctx.saved_tensors
+        return slope.to(dz.dtype) * dz, slope * dw, None, None
+
+
+def _number_type() -> Any:
+    """Return the type of numbers that this machine multiplies matrices of in less time: bfloat16 or float32."""
+    seconds = dict[Any, float]()
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
+        for _ in range(3):  # the first time it is prepared
+            began = time.perf_counter()
+            a @ b
+            seconds[dtype] = time.perf_counter() - began
+    return min(seconds, key=seconds.__getitem__)
+
+
+def _keep_memory() -> None:
+    """Have malloc keep what PyTorch frees: pages that are given back and taken anew for every tensor take as long as
+    the arithmetic."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc
+    if mallopt is not None:
+        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 1 << 28)):
+            mallopt(option, value)
+
+
 def _behind(x: Any, rows: int) -> Any:
     return F.pad(x, (0, 0, rows, 0))[:, :, : x.shape[2]]
 
@@ -242,6 +301,8 @@ class Fit:
         self.net = HeadNet(weights, self.tokens)
         self._optimizer = torch.optim.AdamW(self.net.parameters(), _RATE, betas=(0.9, 0.95), weight_decay=0.01)
         self.seconds, self.steps = 0.0, 0
+        _keep_memory()
+        self._type = _number_type()
         if checkpoint.exists():
             self._restore()
 
@@ -338,15 +399,15 @@ class Fit:
         probs = probs * (ids >= 0)
         mass = probs.sum(-1, keepdim=True)
         probs, counts, ids = probs / mass.clamp(min=1e-6), counts & (mass[..., 0] > 0.2), ids.clamp(min=0)
-        likeliest = ids.gather(-1, probs.argmax(-1, keepdim=True))[..., 0]
         total, hits = torch.zeros(()), []
-        for depth, state in enumerate(self.net.chain(embedded, features)):
-            chosen = counts & (torch.arange(counts.shape[1]) >= depth)
-            logits = self.net.output(self.net.output_norm(state[chosen]))
-            loss = torch.logsumexp(logits, -1) - (probs[chosen] * logits.gather(-1, ids[chosen])).sum(-1)
-            n = max(1, len(loss))  # no rows, where the head has too few of the tokens that came: no loss
-            total = total + _LESS**depth * loss.sum() / n
-            hits.append(int((logits.argmax(-1) == likeliest[chosen]).sum()) / n)
+        with torch.autocast("cpu", self._type, enabled=self._type != torch.float32):
+            for depth, state in enumerate(self.net.chain(embedded, features)):
+                chosen = counts & (torch.arange(counts.shape[1]) >= depth)
+                z = self.net.output_norm(state[chosen]).to(self._type)
+                loss, right = _SparseCrossEntropy.apply(z, self.net.output.weight, ids[chosen], probs[chosen])
+                n = max(1, len(z))  # no rows, where the head has too few of the tokens that came: no loss
+                total = total + _LESS**depth * loss / n
+                hits.append(int(right) / n)
         return total, hits
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,11 @@ from tilebeam.engine.sampler import NORM, BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.model.lm import LM
-from tilebeam.native.llama import Context
-from tilebeam.prompt import Prompt
+from tilebeam.native.llama import BatchPiece, Context
 from tilebeam.sampling_params import SamplingParams
 
 TOP = 24  # of the model's likeliest tokens that are kept
-_SHARD = 32  # texts
+_SHARD = 128  # texts
 _MOST = float(np.finfo(np.float16).max)
 
 
@@ -61,16 +60,17 @@ class DraftText:
 
 
 def collect(
-    lm: LM, prompts: Sequence[Prompt], folder: Path, setting: TextSetting, finished: Callable[[int], None]
+    lm: LM, prompts: Sequence[list[int]], folder: Path, setting: TextSetting, finished: Callable[[int], None]
 ) -> None:
-    """Generate and read all texts that are not in the folder yet.
+    """Have the model write all texts that are not in the folder yet.
 
     Args:
         lm: with a tap of the layers: loaded with a draft head, which is not asked.
+        prompts: their tokens; with `setting.max_tokens` more they fit into the context.
         finished: called with the texts of every shard, those that were there, too.
 
     Raises:
-        TilebeamError: the folder has texts of another setting, or a text is longer than the context.
+        TilebeamError: the folder has texts of another setting, or the model is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     about = json.dumps(asdict(setting), indent=1).encode()
@@ -93,63 +93,106 @@ def collect(
         context.follower = following
 
 
-def _write(lm: LM, prompts: Sequence[Prompt], stem: Path, setting: TextSetting, first: int) -> None:
-    params = [
-        SamplingParams(
-            temperature=0.0 if i % 2 else setting.temperature,
-            top_p=0.95,
-            max_tokens=setting.max_tokens,
-            seed=setting.seed + first + i,
-        )
-        for i in range(len(prompts))
-    ]
-    outputs = lm.generate(list(prompts), params)
-    texts = [[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]
+@dataclass
+class _Growing:
+    """A text that is being written; `done`: tokens that were decoded. Its rows are those of a `DraftText`."""
+
+    tokens: list[int]
+    start: int
+    sampler: Sampler
+    done: int = 0
+    features: list[npt.NDArray[np.float16]] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    logs: list[npt.NDArray[np.float64]] = field(default_factory=list)
+
+
+def _write(lm: LM, prompts: Sequence[list[int]], stem: Path, setting: TextSetting, first: int) -> None:
     with lm.raw_decode() as context:
-        likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
+        texts = [
+            _Growing(list(prompt), len(prompt), Sampler(_params(setting, i), setting.seed + i, context.model.vocab))
+            for i, prompt in enumerate(prompts, first)
+        ]
         try:
-            read = [_read(lm, context, text, setting.layers, likeliest) for text in texts]
+            _grow(lm, context, texts, setting)
         finally:
-            likeliest.close()
-    features, ids, probs = (np.concatenate(parts) for parts in zip(*read, strict=True))
+            for text in texts:
+                text.sampler.close()
+    lengths = [len(text.tokens) for text in texts]
+    # Nothing is known of a text's last token, which was not decoded, nor which tokens the model found likeliest within
+    # its prompt.
+    features = np.zeros((sum(lengths), texts[0].features[0].shape[1]), np.float16)
+    ids, probs = (np.zeros((sum(lengths), TOP), dtype) for dtype in (np.int32, np.float16))
+    for text, end in zip(texts, np.cumsum(lengths).tolist(), strict=True):
+        features[end - len(text.tokens) : end - 1] = np.concatenate(text.features)
+        ids[end - 1 - len(text.ids) : end - 1] = text.ids
+        probs[end - 1 - len(text.ids) : end - 1] = np.exp(text.logs)
     with whole_file(stem.with_suffix(".npy")) as partial, open(partial, "wb") as file:
         np.save(file, features)
     with whole_file(stem.with_suffix(".npz")) as partial, open(partial, "wb") as file:
         np.savez(
             file,
-            tokens=np.concatenate([np.array(text, np.int32) for text in texts]),
+            tokens=np.concatenate([np.array(text.tokens, np.int32) for text in texts]),
             ids=ids,
             probs=probs,
-            lengths=np.array([len(text) for text in texts]),
-            starts=np.array([len(o.prompt_token_ids) for o in outputs]),
+            lengths=np.array(lengths),
+            starts=np.array([text.start for text in texts]),
         )
 
 
-def _read(lm: LM, context: Context, text: list[int], layers: Sequence[int], likeliest: Sampler) -> tuple[Any, Any, Any]:
-    """Return the features of a text's tokens, the likeliest tokens behind each, and their probabilities."""
-    draws, taps = BatchSampler(context), context.taps
+def _params(setting: TextSetting, i: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0 if i % 2 else setting.temperature, top_p=0.95)
+
+
+def _grow(lm: LM, context: Context, texts: Sequence[_Growing], setting: TextSetting) -> None:
+    """Have the model write texts, as many at a time as the context has room for, and keep what its steps computed."""
+    draws, taps, ends = BatchSampler(context), context.taps, set(context.model.vocab.ends)
     assert taps is not None
-    features, ids, logits = list[Any](), list[Any](), list[Any]()
-    step = min(context.max_outputs, context.n_batch, 256)
-    for start in range(0, len(text), step):
-        part = text[start : start + step]
-        context.fill([(0, start, part, len(part))])
-        taps.start(len(part))
-        code = context.decode(len(part))
+    waiting, running, free = deque(texts), dict[int, _Growing](), set(range(context.n_seq_max))
+    room = lm.n_ctx
+    while waiting or running:
+        while waiting and free and room >= waiting[0].start + setting.max_tokens:
+            text = waiting.popleft()
+            running[free.pop()] = text
+            room -= text.start + setting.max_tokens
+        budget, pieces, rows = context.n_batch, list[BatchPiece](), list[tuple[int, int, int]]()
+        for seq, text in running.items():
+            if part := text.tokens[text.done : text.done + budget]:
+                whole = text.done + len(part) == len(text.tokens)
+                pieces.append((seq, text.done, part, int(whole)))
+                rows.append((seq, len(part), int(whole)))
+                budget -= len(part)
+        n = context.n_batch - budget
+        context.fill(pieces)
+        taps.start(n)
+        code = context.decode(n)
         taps.stop()
         lm.check_decode(code)
-        rows = taps.rows(layers)
-        if rows is None or not np.isfinite(rows).all():
+        features = taps.rows(setting.layers)
+        if features is None or not np.isfinite(features).all():
             raise TilebeamError("The model computed hidden states that are not numbers: its weights are damaged.")
-        features.append(np.clip(rows, -_MOST, _MOST).astype(np.float16))
-        drawn = SampleRows([(likeliest, entry, NORM) for entry in range(len(part))])
+        features, end = np.clip(features, -_MOST, _MOST).astype(np.float16), 0
+        drawing = list[tuple[int, int]]()
+        for seq, length, whole in rows:
+            text, end = running[seq], end + length
+            text.features.append(features[end - length : end])
+            text.done += length
+            if whole:
+                drawing.append((seq, end - 1))
+        drawn = SampleRows([(running[seq].sampler, entry, NORM) for seq, entry in drawing])
         draws.sample(drawn)
-        for entry, norm in enumerate(drawn.norms):
-            best, its = draws.top(entry, TOP)
-            ids.append(best)
-            logits.append(np.array(its) - norm)
-    context.clear()
-    return np.concatenate(features), np.array(ids, np.int32), np.exp(logits).astype(np.float16)
+        for (seq, entry), token, norm in zip(drawing, drawn.tokens.tolist(), drawn.norms, strict=True):
+            if token < 0:
+                raise TilebeamError("The model computed logits that are not numbers: its weights are damaged.")
+            text = running[seq]
+            best, logits = draws.top(entry, TOP)
+            text.ids.append(best)
+            text.logs.append(np.array(logits) - norm)
+            text.tokens.append(token)
+            if token in ends or len(text.tokens) == text.start + setting.max_tokens:
+                context.drop(seq)
+                free.add(seq)
+                room += text.start + setting.max_tokens
+                del running[seq]
 
 
 def texts_of(folder: Path) -> list[DraftText]:
