@@ -1,8 +1,9 @@
 """Guessing tokens ahead against plain decoding and the stock backend: tokens per second, and what was right, by task.
 
     python -m bench.speculation -m MODEL.gguf [--draft SMALL.gguf] [--head HEAD.gguf] [--only edit,chat] [-npl 1,4]
-        [--temps 0,0.7] [-t 2] [--gsm8k FILE] [--humaneval FILE] [-n 128] [--sources look-up,draft,head] [--no-stock]
-        [--peer "PROGRAM [OPTIONS]"] [--llama 0,10] [--json] [--quick] [--resume FILE --seconds S]
+        [--temps 0,0.7] [-t 2] [-n 128] [--gsm8k FILE] [--humaneval FILE] [--summaries FILE]
+        [--sources look-up,draft,head] [--no-stock] [--peer "PROGRAM [OPTIONS]"] [--llama 0,10]
+        [--json] [--quick] [--resume FILE --seconds S]
 
 Each round generates the same texts plainly, with look-up, with --draft by the draft model, with --head by look-up and
 the draft head, and on the stock CPU backend, one after the other. The clock runs over the whole call without its
@@ -13,7 +14,8 @@ Tasks:
 
 * edit: a text of code to be written again with one name changed; extract: fields of records as JSON; quotes: a question
   answered with sentences of a text of 1000 tokens. What they ask for stands in the prompt.
-* chat, talk: questions that have nothing to copy, of one kind and of twenty kinds; gsm8k, humaneval: problems of files.
+* chat, talk: questions that have nothing to copy, of one kind and of twenty kinds; gsm8k, humaneval: problems of
+  files; summaries: of paragraphs of WikiText's raw text.
 * noise: random tokens at T = 3, of which no guess is right. What guessing costs in vain: no ratio below 0.97.
 
 At T = 0 `-npl 4` decodes four prompts, else four samples of a prompt, which read each other's texts: what best-of-4
@@ -45,7 +47,7 @@ from bench.lib.rounds import Rounds
 from bench.lib.speculative_program import LlamaLookup, SpeculativeProgram
 
 OWN = (*guessing_tasks.REPEATING, *guessing_tasks.OTHER, "noise")
-FILES = ("gsm8k", "humaneval")
+FILES = ("gsm8k", "humaneval", "summaries")
 SOURCES = ("look-up", "draft", "head")
 _NOISE = 64  # tokens of its prompts
 
@@ -220,7 +222,7 @@ def options() -> argparse.Namespace:
     p.add_argument("--head", type=Path, help="a draft head of the model (tilebeam draft train)")
     p.add_argument("--only", metavar="TASKS", help="of " + ", ".join((*OWN, *FILES)))
     for name in FILES:
-        p.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"JSON lines of {name}, for the task of that name")
+        p.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"data of the task {name}")
     p.add_argument("-npl", "--n-parallel", metavar="N,..", help="sequences (default 1,2,4,16, 1,4 with --quick)")
     p.add_argument("--temps", metavar="T,..", help="temperatures (default 0,0.7, 0 with --quick)")
     p.add_argument("--sources", default="look-up,draft,head", help="of guesses: " + ", ".join(SOURCES))

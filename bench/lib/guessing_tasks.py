@@ -1,10 +1,11 @@
 """Prompts of bench/speculation.py, sixteen different ones of each task and more: what they ask for stands in the prompt
-(edit, extract, quotes), or does not (chat, talk, gsm8k, humaneval), or is noise."""
+(edit, extract, quotes), or does not (chat, talk, gsm8k, humaneval, summaries), or is noise."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 from bench.lib import ROOT
@@ -56,6 +57,8 @@ _CHATS = (
     "What are the arguments for and against school uniforms?",
     "Summarize what a good night's sleep does for memory in one paragraph.",
 )
+LEARNT = 150  # texts to summarize that draft heads learn from; others are asked
+_MARKS = {" @-@ ": "-", " @,@ ": ",", " @.@ ": ".", " ,": ",", " .": "."}
 _PAGE = 4000  # characters of a text to quote from: about 1000 tokens
 
 REPEATING = ("edit", "extract", "quotes")
@@ -86,8 +89,21 @@ def own(task: str, i: int) -> str:
     return f"Explain to {whom} how to {topic}, and why each step is needed."
 
 
+def summaries(path: Path) -> list[str]:
+    """Return requests to summarize the paragraphs of WikiText's raw text, shuffled."""
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    found = [line for line in lines if 400 < len(line) < 1100 and not line.startswith("=")]
+    random.Random(3).shuffle(found)
+    for mark, plain in _MARKS.items():
+        found = [line.replace(mark, plain) for line in found]
+    return [f"Summarize this text in two or three sentences: {line}" for line in found]
+
+
 def from_file(path: Path) -> list[str]:
-    """Read the questions of GSM8K's lines, or the prompts of HumanEval's (also packed with gzip)."""
+    """Read the questions of GSM8K's lines, or the prompts of HumanEval's (also packed with gzip), or make some of a
+    raw text."""
+    if path.suffix not in (".jsonl", ".gz"):
+        return summaries(path)[LEARNT:]
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     items = [json.loads(line) for line in text.splitlines()]

@@ -19,7 +19,7 @@ from head_kit import write_head
 from tilebeam import LM, Prompt, SamplingParams, TilebeamError
 from tilebeam.engine.speculation import StepCosts
 from tilebeam.training import draft_texts
-from tilebeam.training.draft_texts import TOP, TextSetting, collect, texts_of
+from tilebeam.training.draft_texts import TOP, DraftText, TextSetting, collect, texts_of
 
 from bench.lib.synth import preset, write_model
 from bench.tiny import arithmetic
@@ -27,8 +27,8 @@ from bench.tiny import arithmetic
 CONFIG = preset("tiny", n_layer=5)
 LAYERS = (0, 1, 3)
 SETTING = TextSetting("model", "prompts", LAYERS, 8, 0.7, 1)
-PROMPTS = [Prompt("", token_ids=tuple(range(3, 12 + i % 3))) for i in range(5)]
-SIZES: dict[str, Any] = {"device": "cpu", "n_ctx": 1024, "n_seq_max": 4, "threads": 1}
+PROMPTS = [list(range(3, 12 + i % 3)) for i in range(5)]
+SIZES: dict[str, Any] = {"device": "cpu", "n_ctx": 1024, "n_batch": 256, "n_seq_max": 4, "threads": 1}
 MODELS = Path(__file__).resolve().parents[2] / "bench" / "tiny" / "models"
 TINY = MODELS / "3.1m-q8_0.gguf"
 
@@ -42,6 +42,13 @@ def lm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LM]:
         yield lm
 
 
+def _probs(lm: LM, text: DraftText) -> Any:
+    """Return the distributions from which a text's tokens were drawn."""
+    logits = lm.logits(text.tokens.tolist())[text.start - 1 : -1].astype(np.float64)
+    probs = np.exp(logits - logits.max(1, keepdims=True))
+    return probs / probs.sum(1, keepdims=True)
+
+
 def test_what_is_collected_is_what_the_model_computes(lm: LM, tmp_path: Path) -> None:
     done = list[int]()
     collect(lm, PROMPTS, tmp_path / "work", SETTING, done.append)
@@ -51,17 +58,35 @@ def test_what_is_collected_is_what_the_model_computes(lm: LM, tmp_path: Path) ->
     for text in texts:
         ids = text.tokens.tolist()
         assert ids[: text.start] == list(range(3, 3 + text.start))
-        logits = lm.logits(ids).astype(np.float64)
-        probs = np.exp(logits - logits.max(1, keepdims=True))
-        probs /= probs.sum(1, keepdims=True)
+        assert len(ids) == text.start + SETTING.max_tokens or ids[-1] in lm._context.model.vocab.ends
+        own = slice(text.start - 1, len(ids) - 1)  # what tokens of the text's own were drawn from
+        probs = _probs(lm, text)
         assert text.ids.shape == (len(ids), TOP)
-        np.testing.assert_allclose(np.take_along_axis(probs, text.ids, 1), text.probs, atol=2e-3)
-        np.testing.assert_allclose(np.sort(probs, 1)[:, : -TOP - 1 : -1], text.probs, atol=2e-3)
+        np.testing.assert_allclose(np.take_along_axis(probs, text.ids[own], 1), text.probs[own], atol=2e-3)
+        np.testing.assert_allclose(np.sort(probs, 1)[:, : -TOP - 1 : -1], text.probs[own], atol=2e-3)
+        assert not text.probs[: text.start - 1].any()
         with lm.raw_decode() as context:
             context.fill([(0, 0, ids, len(ids))])
             lm.check_decode(context.decode(len(ids)))
             assert context.taps is not None
-            np.testing.assert_allclose(context.taps.rows(LAYERS), text.features, rtol=2e-3, atol=2e-2)
+            rows = context.taps.rows(LAYERS)
+            assert rows is not None
+            np.testing.assert_allclose(rows[:-1], text.features[:-1], rtol=2e-3, atol=2e-2)
+    greedy = [text for i, text in enumerate(texts) if i % 2]
+    for text in greedy:
+        assert (text.tokens[text.start :] == text.ids[text.start - 1 : -1, 0]).all()
+
+
+def test_prompts_longer_than_a_batch_and_more_than_have_room(lm: LM, tmp_path: Path) -> None:
+    """A prompt is read in parts, and what has no room waits: eight texts of 300 tokens, in 1024 cells."""
+    prompts = [[3 + (i * j) % 200 for j in range(290)] for i in range(1, 9)]
+    collect(lm, prompts, tmp_path / "work", SETTING, lambda _: None)
+    texts = texts_of(tmp_path / "work")
+    assert [text.tokens[: text.start].tolist() for text in texts] == prompts
+    for text in texts:
+        own = slice(text.start - 1, len(text.tokens) - 1)
+        wanted = np.take_along_axis(_probs(lm, text), text.ids[own], 1)
+        np.testing.assert_allclose(wanted, text.probs[own], atol=4e-2)  # cells in another order, of long prompts
 
 
 def test_a_killed_collection_goes_on(lm: LM, tmp_path: Path) -> None:
@@ -118,7 +143,7 @@ def test_training_goes_on_and_gets_better(trained: tuple[Path, list[dict[str, An
     assert early["steps"] < 15 < 400 < late["steps"]  # of the same checkpoint
     assert late["accepted"] > early["accepted"] + 0.3
     assert late["coverage"] == 1
-    assert min(late["right_by_depth"]) > 0.4
+    assert min(late["right_by_depth"]) > 0.3
     assert json.loads((out.with_suffix(".work") / "setting.json").read_text())["max_tokens"] == 48
 
 

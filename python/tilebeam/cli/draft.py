@@ -23,7 +23,6 @@ from tilebeam.model.load_options import LoadOptions, default_threads
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
-    from tilebeam.prompt import Prompt
     from tilebeam.training.draft_fit import Fit, ModelWeights
 
 _fit_option = partial(option, rich_help_panel="Fit")

@@ -235,9 +235,9 @@ def _number_type() -> Any:
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
         for _ in range(3):  # the first time it is prepared
-            began = time.perf_counter()
+            began = time.monotonic()
             a @ b
-            seconds[dtype] = time.perf_counter() - began
+            seconds[dtype] = time.monotonic() - began
     return min(seconds, key=seconds.__getitem__)
 
 

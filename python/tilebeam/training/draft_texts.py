@@ -157,9 +157,9 @@ def _grow(lm: LM, context: Context, texts: Sequence[_Growing], setting: TextSett
         budget, pieces, rows = context.n_batch, list[BatchPiece](), list[tuple[int, int, int]]()
         for seq, text in running.items():
             if part := text.tokens[text.done : text.done + budget]:
-                whole = text.done + len(part) == len(text.tokens)
-                pieces.append((seq, text.done, part, int(whole)))
-                rows.append((seq, len(part), int(whole)))
+                whole = int(text.done + len(part) == len(text.tokens))
+                pieces.append((seq, text.done, part, whole))
+                rows.append((seq, len(part), whole))
                 budget -= len(part)
         n = context.n_batch - budget
         context.fill(pieces)
@@ -167,10 +167,10 @@ def _grow(lm: LM, context: Context, texts: Sequence[_Growing], setting: TextSett
         code = context.decode(n)
         taps.stop()
         lm.check_decode(code)
-        features = taps.rows(setting.layers)
-        if features is None or not np.isfinite(features).all():
+        states = taps.rows(setting.layers)
+        if states is None or not np.isfinite(states).all():
             raise TilebeamError("The model computed hidden states that are not numbers: its weights are damaged.")
-        features, end = np.clip(features, -_MOST, _MOST).astype(np.float16), 0
+        features, end = np.clip(states, -_MOST, _MOST).astype(np.float16), 0
         drawing = list[tuple[int, int]]()
         for seq, length, whole in rows:
             text, end = running[seq], end + length
