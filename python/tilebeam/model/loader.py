@@ -296,7 +296,6 @@ class _Loader:
             layers=self._placement.counts,
             lora=tuple((a.path, a.scale) for a in self._file.adapters),
             matrices=self._matrices,
-            cache=f"{self._o.type_k} {self._o.type_v} {'flash' if self._o.flash_attn else 'plain'}",
             architecture=self._file.architecture,
             generates=self._file.generates,
             pooling=self._file.pooling,
