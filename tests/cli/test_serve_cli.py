@@ -255,7 +255,7 @@ def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path)
 
 
 def test_every_line_of_the_log_is_an_object(start: Callable[..., Process], path: Path) -> None:
-    one = start("--device", "cpu", "-m", f"second={path}", "--models-max", "1", "--log-format", "json")
+    one = start("--device", "cpu", "-m", f"second={path}", "--log-format", "json")
     for model in ("tiny", "second"):
         one.client().completions.create(model=model, prompt="a", max_tokens=2)
     httpx.get(f"{one.url}/health", timeout=60)
@@ -268,9 +268,8 @@ def test_every_line_of_the_log_is_an_object(start: Callable[..., Process], path:
         ("loaded", "second"),
         ("request", "second"),
     ]
-    assert ("unloaded", "tiny") in told
     assert [line["message"] for line in lines[-2:]] == ["stopping", "stopped"]
-    assert all(line["seconds"] >= 0 for line in lines if line["message"] in ("loaded", "unloaded", "request"))
+    assert all(line["seconds"] >= 0 for line in lines if line["message"] in ("loaded", "request"))
 
 
 def failing(*options: str) -> str:

@@ -153,18 +153,6 @@ class CacheOptions:
 class LimitOptions:
     """Limits of the server, and how long it waits."""
 
-    models_max: int | None = _limit(
-        Settings.models_max,
-        min=1,
-        help="Models loaded at the same time: the one idle longest makes room; default: all.",
-    )
-    idle_seconds: float = _limit(
-        0.0,
-        "--idle-unload",
-        min=0,
-        metavar="SECONDS",
-        help="Unload a model after so long without requests; the next one loads it again. 0: never.",
-    )
     max_waiting: int = _limit(
         Settings.max_waiting, "--max-queue", min=0, help="Samples that may wait for a slot; then 429."
     )
@@ -182,7 +170,7 @@ class LimitOptions:
 
     def settings(self) -> dict[str, Any]:
         """Give their fields of `Settings`."""
-        return vars(self) | {"idle_seconds": self.idle_seconds or None}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
