@@ -138,18 +138,6 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheOptions:
-    """Options of the KV cells that are kept."""
-
-    cache_prompt: bool = option(
-        True,
-        "--cache-prompt/--no-cache-prompt",
-        help="Keep the KV cells of finished requests while there is room: a conversation's next turn reads only "
-        "what is new.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class LimitOptions:
     """Limits of the server, and how long it waits."""
 
@@ -244,7 +232,12 @@ def serve(
     models: ModelsOptions,
     address: AddressOptions,
     chat: ChatOptions,
-    cache: CacheOptions,
+    cache_prompt: bool = option(
+        True,
+        "--cache-prompt/--no-cache-prompt",
+        help="Keep the KV cells of finished requests while there is room: a conversation's next turn reads only "
+        "what is new.",
+    ),
     limits: LimitOptions,
     access: AccessOptions,
     defaults: DefaultOptions,
@@ -278,7 +271,7 @@ def serve(
         **vars(address), **{name: value for group in groups for name, value in group.settings().items()}
     )
     named, own, stop = models.named(), models.own(), unescaped(step_stop)
-    served = [ServedModel(names, path, shared, spec, stop, own, cache.cache_prompt) for names, path in named]
+    served = [ServedModel(names, path, shared, spec, stop, own, cache_prompt) for names, path in named]
     log_to_stderr(logs.log_format, logs.level)
     if not settings.api_keys and not is_loopback(settings.host):
         log.warning("anyone who can reach %s can send requests: no --api-key is set", settings.host)

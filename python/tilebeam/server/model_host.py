@@ -63,13 +63,7 @@ class ModelHost:
         name: of it, for the log.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], LoadedModel],
-        loaded: LoadedModel | None = None,
-        *,
-        name: str = "",
-    ) -> None:
+    def __init__(self, load: Callable[[], LoadedModel], loaded: LoadedModel | None = None, *, name: str = "") -> None:
         self._load = load
         self._loaded = loaded
         self._name = name

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model and its reward model, to be loaded again and again, in any process.
+    """A model and its reward model, and how they are loaded, again if they are lost.
 
     Attributes:
         names: what it may be called in requests; the first is its name in answers.
