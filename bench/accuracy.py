@@ -29,9 +29,6 @@ import numpy as np
 import tilebeam
 from tilebeam.cli import console
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.measure.perplexity import Subject, Windows, measure, windows_of
-from tilebeam.measure.perplexity_stats import Estimate, TokenScores, log_ratio
-from tilebeam.measure.perplexity_stats import figures as figures_of
 from tilebeam.model.lm import LM
 
 from bench.lib import CACHE, gemma
@@ -46,6 +43,8 @@ from bench.lib.accuracy_variants import (
 )
 from bench.lib.document import put_into
 from bench.lib.options import Parser
+from bench.lib.perplexity import Estimate, Subject, TokenScores, Windows, log_ratio, mean, measure, windows_of
+from bench.lib.perplexity import figures as figures_of
 from bench.lib.report import Rows, figures, start
 
 BLOCK = 2  # windows between two saves
@@ -83,7 +82,7 @@ class Store:
         """Return what is kept (NaN elsewhere), and the seconds that decoding it took."""
         path = self._path(group, variant)
         if not path.exists():
-            return TokenScores.empty(len(windows) * windows.scored, True), 0.0
+            return TokenScores.empty(len(windows) * windows.scored), 0.0
         with np.load(path) as kept:
             return TokenScores(**{name: kept[name] for name in kept if name != "seconds"}), float(kept["seconds"])
 
@@ -178,8 +177,8 @@ def done(scores: TokenScores) -> int:
     return int(np.isfinite(scores.nll).sum())
 
 
-def pm(e: Estimate | None, digits: int, factor: float = 1.0) -> str:
-    return "-" if e is None else f"{e.value * factor:.{digits}f} ± {e.error * factor:.{digits}f}"
+def pm(e: Estimate, digits: int, factor: float = 1.0) -> str:
+    return f"{e.value * factor:.{digits}f} ± {e.error * factor:.{digits}f}"
 
 
 def group_rows(group: Group, store: Store, windows: Windows) -> list[dict[str, Any]]:
@@ -227,8 +226,6 @@ def pair_rows(comparison: Comparison, store: Store, windows: Windows) -> list[di
         both = np.isfinite(one.nll) & np.isfinite(other.nll)
         if both.sum() < 2:
             continue
-        kld = one.kld[both] - other.kld[both]
-        error = float(np.std(kld)) / (len(kld) - 1) ** 0.5
         rows.append(
             {
                 "question": pair.question,
@@ -236,7 +233,7 @@ def pair_rows(comparison: Comparison, store: Store, windows: Windows) -> list[di
                 "other": pair.other.name,
                 "tokens": int(both.sum()),
                 "log_ratio": log_ratio(one.nll[both], other.nll[both]),
-                "kld": Estimate(float(kld.mean()), error),
+                "kld": mean(one.kld[both] - other.kld[both]),
             }
         )
     return rows

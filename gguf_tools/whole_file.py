@@ -90,13 +90,12 @@ def followed(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def inherit(fd: int, old: os.stat_result | None, *, private: bool = False) -> None:
+def inherit(fd: int, old: os.stat_result | None) -> None:
     """Give a new file the mode of the one that it will replace, and its owner and group where the system allows.
 
     Args:
         fd: the new file.
         old: the state of the file to be replaced; None: nothing is replaced, the mode stays as it is.
-        private: the mode stays as it is in any case.
     """
     if old is None:
         return
@@ -104,8 +103,7 @@ def inherit(fd: int, old: os.stat_result | None, *, private: bool = False) -> No
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         with contextlib.suppress(OSError):
             os.fchown(fd, old.st_uid, old.st_gid)
-    if not private:
-        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    os.fchmod(fd, stat.S_IMODE(old.st_mode))
 
 
 def state_of(path: Path) -> os.stat_result | None:
@@ -117,14 +115,11 @@ def state_of(path: Path) -> os.stat_result | None:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield where to write what shall be ``path``: a file beside it, which takes its place when the block ends.
 
     Should the block fail nothing is left of it, and what ``path`` was before stays. A device or a pipe is written to
     itself.
-
-    Args:
-        private: only this user may read the file, from its first byte on, whatever the one it replaces allowed.
 
     Raises:
         OSError: with the name of the file, also where there is no room (``naming``).
@@ -139,10 +134,10 @@ def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterat
     partial = beside(path)
     with naming(path, partial):
         old = state_of(path)
-        fd = create_locked(partial, 0o600 if private or old is not None else 0o666)
+        fd = create_locked(partial, 0o600 if old is not None else 0o666)
     try:
         with naming(path, partial):
-            inherit(fd, old, private=private)
+            inherit(fd, old)
             yield partial
         partial.replace(path)
     except BaseException:

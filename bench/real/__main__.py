@@ -26,11 +26,10 @@ from typing import Any, Protocol
 from tilebeam import TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.cli import main as cli
-from tilebeam.measure.perplexity import Subject, measure, windows_of
-from tilebeam.measure.perplexity_stats import figures
 
 from bench.lib import ROOT
 from bench.lib.options import Parser
+from bench.lib.perplexity import Subject, figures, measure, windows_of
 from bench.lib.report import start
 from bench.real.rows import LEARNED, LEARNING, ROWS, TEXT, Row, Text
 from bench.real.sources import HUMANEVAL, MODELS, fetched
@@ -110,11 +109,11 @@ def read(text: Text, model: Path, file: Path, options: argparse.Namespace) -> st
     with load(model, device="npu", **some) as npu, load(model, device="cpu", **some) as cpu:
         cut = windows_of(npu, file.read_text(encoding="utf-8").removesuffix("\n"), 512, windows)
         scores = measure([Subject("npu", npu)], cut, Subject("cpu", cpu), threads=npu.info.threads)
-    f = figures(scores["npu"]).as_dict()
+    f = figures(scores["npu"])
     return (
-        f"{text.title}, {text.model}, {windows} windows of 512 tokens: perplexity {f['ppl']['value']:.2f} on the NPU, "
-        f"{f['ppl_base']['value']:.2f} on the stock backend; KL divergence {f['kld']['value']:.5f} +- "
-        f"{f['kld']['stderr']:.5f}, same token likeliest {100 * f['same_top']['value']:.1f} %."
+        f"{text.title}, {text.model}, {windows} windows of 512 tokens: perplexity {f.ppl.value:.2f} on the NPU, "
+        f"{f.ppl_base.value:.2f} on the stock backend; KL divergence {f.kld.value:.5f} +- {f.kld.error:.5f}, same "
+        f"token likeliest {100 * f.same_top.value:.1f} %."
     )
 
 

@@ -14,7 +14,6 @@ from .errors import CacheWarning as CacheWarning
 from .errors import NpuError as NpuError
 from .errors import PlacementWarning as PlacementWarning
 from .errors import SearchCancelled as SearchCancelled
-from .errors import StateWarning as StateWarning
 from .errors import TilebeamError as TilebeamError
 from .model.lm import LM as LM
 from .model.loader import load as load

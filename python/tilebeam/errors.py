@@ -20,10 +20,6 @@ class PlacementWarning(UserWarning):
     """A model, or some matrices of it, runs on the CPU: says how much of it, why, and what to do."""
 
 
-class StateWarning(UserWarning):
-    """A file of saved KV cells cannot be used: says which and why."""
-
-
 class CacheWarning(UserWarning):
     """A packed file is not kept for the next load, or is made anew: says why. The model is loaded all the same."""
 

@@ -106,23 +106,6 @@ def test_what_killed_writers_left_is_removed_and_what_others_write_stays(tmp_pat
     assert sorted([*kept, "out.*", "out.x", "oux"]) == listed(tmp_path)
 
 
-def test_private_files_are_so_from_the_first_byte(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    before = os.umask(0)
-    try:
-        for _ in range(2):
-            with whole_file(path, private=True) as partial:
-                assert stat.S_IMODE(partial.stat().st_mode) == 0o600
-                partial.write_text("secret")
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            path.chmod(0o644)
-        with whole_file(path.with_name("g")) as partial:
-            partial.write_text("for all")
-        assert stat.S_IMODE(path.with_name("g").stat().st_mode) == 0o666
-    finally:
-        os.umask(before)
-
-
 def test_devices_and_pipes_are_written_to_themselves(tmp_path: Path) -> None:
     with whole_file("/dev/null") as partial:
         partial.write_text("nothing")

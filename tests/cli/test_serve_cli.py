@@ -212,39 +212,6 @@ def test_a_dead_npu_of_several_models(start: Callable[..., Process], path: Path)
     assert one.end(signal.SIGTERM) == 0, one.log()
 
 
-def test_prompts_outlast_the_server(start: Callable[..., Process], tmp_path: Path) -> None:
-    """After a restart, and after the model was unloaded, a conversation's next turn reads only what is new."""
-    folder = tmp_path / "states"
-    options = ("--device", "cpu", "--chat-template", "llama2", "--state-dir", str(folder), "-v", "--no-speculation")
-    turns: list[Any] = [{"role": "user", "content": "the question is how many " * 20}]
-
-    def asked(one: Process) -> Any:
-        answer = one.client().chat.completions.create(model="tiny", messages=turns, max_tokens=8, temperature=0)
-        return answer.choices[0].message.content, answer.usage.prompt_tokens_details.cached_tokens
-
-    one = start(*options)
-    text, cached = asked(one)
-    assert cached == 0
-    assert one.end(signal.SIGTERM) == 0
-    assert f"1 texts saved in {folder}" in one.log()
-    (file,) = folder.iterdir()
-
-    one = start(*options, "--idle-unload", "0.2")
-    again, cached = asked(one)
-    assert again == text
-    assert cached > 80
-    until(lambda: "tilebeam_model_loaded 0.0" in httpx.get(f"{one.url}/metrics", timeout=60).text)
-    turns += [{"role": "assistant", "content": text}, {"role": "user", "content": "how many " * 20}]
-    assert asked(one)[1] > 80
-    one.end(signal.SIGKILL)
-
-    file.write_bytes(file.read_bytes()[:-1])
-    one = start(*options)
-    assert f"{file} is damaged" in one.log()
-    asked(one)
-    assert one.end(signal.SIGTERM) == 0, one.log()
-
-
 def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\n\n two \n")
@@ -288,7 +255,7 @@ def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path)
 
 
 def test_every_line_of_the_log_is_an_object(start: Callable[..., Process], path: Path) -> None:
-    one = start("--device", "cpu", "-m", f"second={path}", "--models-max", "1", "--log-format", "json")
+    one = start("--device", "cpu", "-m", f"second={path}", "--log-format", "json")
     for model in ("tiny", "second"):
         one.client().completions.create(model=model, prompt="a", max_tokens=2)
     httpx.get(f"{one.url}/health", timeout=60)
@@ -301,9 +268,8 @@ def test_every_line_of_the_log_is_an_object(start: Callable[..., Process], path:
         ("loaded", "second"),
         ("request", "second"),
     ]
-    assert ("unloaded", "tiny") in told
     assert [line["message"] for line in lines[-2:]] == ["stopping", "stopped"]
-    assert all(line["seconds"] >= 0 for line in lines if line["message"] in ("loaded", "unloaded", "request"))
+    assert all(line["seconds"] >= 0 for line in lines if line["message"] in ("loaded", "request"))
 
 
 def failing(*options: str) -> str:
@@ -324,10 +290,6 @@ def test_what_cannot_be_served_is_one_sentence(path: Path, tmp_path: Path) -> No
     assert "--devices: for Tilebeam only" in failing("-m", str(path), "--device", "cpu", "--devices", "2")
     assert "use --prm or --orm" in failing("-m", str(path), "--reward-tag", "x")
     (tmp_path / "keys").write_text("\n")
-    states = ("-m", str(path), "--port", "0", "--state-dir", str(tmp_path / "states"))
-    assert "leave out one of them" in failing(*states, "--no-cache-prompt")
-    assert "--state-limit must be bytes" in failing(*states, "--state-limit", "many")
-    assert "cannot be made a folder" in failing(*states[:-1], str(path))
     several = ("-m", str(path), "--port", "0", "-m")
     assert "Two models are called 'tiny'" in failing(*several, str(path))
     assert "--alias names one model" in failing(*several, f"b={path}", "--alias", "c")

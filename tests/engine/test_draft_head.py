@@ -250,18 +250,3 @@ def test_hidden_states_are_those_without_it(model: Path, head: Path) -> None:
     assert other is not None
     assert plain.count == other.count
     np.testing.assert_allclose(other.total, plain.total, rtol=1e-4, atol=1e-4)
-
-
-def test_cells_that_were_saved_are_guessed_from(model: Path, head: Path, tmp_path: Path) -> None:
-    """The head never saw what was loaded, and begins behind it."""
-    with loaded(model, "cpu", head) as lm, lm.keep_prefixes():
-        first = lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids
-        assert lm.save_prefixes(tmp_path / "states") > 0
-    with loaded(model, "cpu", head) as lm:
-        assert lm.load_prefixes(tmp_path / "states") > 0
-        again = lm.generate([PROMPTS[0]], PARAMS)[0]
-        assert again.usage.cached_tokens > 0
-        assert again.outputs[0].token_ids == first
-        assert again.usage.accepted_tokens > 0
-        assert lm.head is not None
-        assert lm.head.failed is None

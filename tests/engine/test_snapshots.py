@@ -155,19 +155,6 @@ def test_a_cancelled_prompt_leaves_nothing(models: dict[str, Path]) -> None:
             assert len(engine.kv.snapshots) == engine.kv.snapshots.bytes == 0
 
 
-@pytest.mark.parametrize("name", ["qwen35-dense", "mamba2-dense"])
-def test_saved_prefixes_have_the_prompts(models: dict[str, Path], tmp_path: Path, name: str) -> None:
-    """Not only whole texts, which alone a file could continue."""
-    with load(models[name]) as lm, lm.keep_prefixes():
-        (want,) = lm.generate([TEXT[:200]], drawn())
-        assert lm.save_prefixes(tmp_path) == 2
-    with load(models[name]) as lm:
-        lm.load_prefixes(tmp_path)
-        (found,) = lm.generate([TEXT[:200]], drawn())
-    assert fresh(found) == 1
-    assert found.outputs[0].token_ids == want.outputs[0].token_ids
-
-
 def test_the_bytes_of_a_snapshot_are_told_and_bounded(models: dict[str, Path]) -> None:
     with load(models["mamba2-dense"]) as lm:
         size = lm.snapshot_bytes()

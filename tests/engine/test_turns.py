@@ -106,7 +106,7 @@ def test_one_token_behind_a_reader_behind_a_long_answer(lm: LM, budget: Budget) 
     assert idle(lm)
 
 
-def reads(lm: LM, folder: Path) -> dict[str, Callable[[], Any]]:
+def reads(lm: LM) -> dict[str, Callable[[], Any]]:
     """All that wants the engine for itself, and is done with a batch or less."""
     return {
         "read": lambda: lm.read([PROMPT], [[-1]])[0].logits,
@@ -115,15 +115,13 @@ def reads(lm: LM, folder: Path) -> dict[str, Callable[[], Any]]:
         "loglikelihood": lambda: [x.logprob for x in lm.loglikelihood(PROMPT, [" of", " in"])],
         "token_logprobs": lambda: lm.token_logprobs([PROMPT])[0].logprobs,
         "logits": lambda: lm.logits([5, 6, 7]),
-        "save_prefixes": lambda: lm.save_prefixes(folder / "prefixes"),
-        "load_prefixes": lambda: lm.load_prefixes(folder / "prefixes"),
     }
 
 
-@pytest.mark.parametrize("what", list(reads(None, Path())))  # type: ignore[arg-type]
-def test_every_reader_beside_a_long_answer(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+@pytest.mark.parametrize("what", list(reads(None)))  # type: ignore[arg-type]
+def test_every_reader_beside_a_long_answer(lm: LM, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     params = SamplingParams(max_tokens=100, seed=5, ignore_eos=True)
-    read = reads(lm, tmp_path)[what]
+    read = reads(lm)[what]
     with lm.keep_prefixes():
         alone, expected = read(), tokens(lm, PROMPT, params)
     budget = Budget(lm, monkeypatch)

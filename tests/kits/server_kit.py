@@ -80,7 +80,7 @@ def running(lm: LM, *, reward: RewardModel | None = None, **settings: Any) -> It
 
 @contextmanager
 def serving(entries: Sequence[Entry], *, rates_steps: bool = False, **settings: Any) -> Iterator[Running]:
-    """A server for models that it loads and unloads."""
+    """A server for models that it loads."""
     chosen = Settings(**{"port": 0, "chat_template": "chatml"} | settings)
     models = Models(entries, chosen, SearchPool(chosen.max_searches, programs=chosen.programs), rates_steps=rates_steps)
     listener = listen(chosen.host, chosen.port)

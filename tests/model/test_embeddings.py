@@ -185,8 +185,6 @@ def test_what_an_embedding_model_is_not_asked(encoders: dict[str, Path], generat
             lambda: model.speculate(True),
             lambda: model.keep_prefixes().__enter__(),
             lambda: model.raw_decode().__enter__(),
-            lambda: model.save_prefixes("no"),
-            lambda: model.load_prefixes("no"),
         ]
         for ask in asks:
             with pytest.raises(TilebeamError, match=r"is an embedding model.*LM\.embed"):

@@ -77,17 +77,6 @@ def test_a_second_load_maps_what_the_first_one_packed(ordinary: Path, home: Path
     assert quietly(ordinary, verify=True) == first
 
 
-@pytest.mark.usefixtures("home")
-def test_saved_states_know_the_model_however_it_was_loaded(ordinary: Path, tmp_path: Path) -> None:
-    text = "the question is how many " * 20
-    with tilebeam.load(ordinary, **SMALL | {"packed_cache": None}) as lm, lm.keep_prefixes():
-        lm.generate(text, SamplingParams(max_tokens=1))
-        assert lm.save_prefixes(tmp_path / "states") == 1
-    for _ in range(2):
-        with tilebeam.load(ordinary, **SMALL) as lm:
-            assert lm.load_prefixes(tmp_path / "states") > 0
-
-
 def damage(file: Path, kind: str) -> None:
     state = file.stat()
     if kind == "replaced by a link":

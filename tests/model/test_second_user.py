@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tilebeam
 from tilebeam import CodeExamples, CompletionOutput
-from tilebeam.engine.saved_state import SavedState
 from tilebeam.native.control import control
 
 from bench.lib.synth import preset, write_model
@@ -59,63 +57,9 @@ def read(path: Path) -> Callable[[], object]:
     return lambda: path.read_bytes()
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in which everybody may look around."""
-    with tempfile.TemporaryDirectory() as above:
-        os.chmod(above, 0o755)
-        made = Path(above) / "open to all"
-        made.mkdir(mode=0o755)
-        (made / "public").write_text("public")
-        if as_another_user({"public": read(made / "public")}) != {"public": "b'public'"}:
-            pytest.skip(f"another user does not get at {above}")
-        yield made
-
-
-@pytest.fixture
-def careless() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("users") / "tiny.gguf", preset("tiny", type="q8_0"))
-
-
-@pytest.mark.usefixtures("careless")
-def test_texts_on_disk(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while they are written, in a folder of the user's that all may read."""
-    parts: list[Path] = []
-    update = SavedState.write
-
-    def noted(state: SavedState, path: Path) -> None:
-        replace = Path.replace
-
-        def seen(part: Path, target: Path) -> Path:
-            parts.append(part)
-            denied({"part": read(part)})
-            return replace(part, target)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, "replace", seen)
-            update(state, path)
-
-    monkeypatch.setattr(SavedState, "write", noted)
-    with tilebeam.load(model, "cpu", n_ctx=512, n_seq_max=2, threads=1) as lm, lm.keep_prefixes():
-        lm.generate(SECRET, max_tokens=2)
-        assert lm.save_prefixes(folder) == 1
-        assert lm.save_prefixes(folder.parent / "made") == 1
-    assert len(parts) == 2
-    files = [path for path in (*folder.iterdir(), *(folder.parent / "made").iterdir()) if path.name != "public"]
-    assert len(files) == 2
-    attempts = {path.name + str(i): read(path) for i, path in enumerate(files)}
-    attempts |= {
-        "writing": lambda: os.open(files[0], os.O_WRONLY),
-        "listing": lambda: os.listdir(folder.parent / "made"),
-    }
-    denied(attempts)
 
 
 def processes() -> list[int]:

@@ -89,7 +89,7 @@ class RunOptions:
         "--device",
         "-dev",
         help="tilebeam (or npu); cpu: llama.cpp's own CPU backend; auto: tilebeam, unless the CPU backend alone is "
-        "faster. Where that is in doubt, both are tried on the file's first layers.",
+        "faster.",
     )
     n_gpu_layers: int = model_option(
         LoadOptions.n_gpu_layers,

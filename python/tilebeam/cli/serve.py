@@ -39,7 +39,6 @@ from tilebeam.text_files import read_text, unescaped
 if TYPE_CHECKING:
     from tilebeam.server.model_host import LoadedModel
     from tilebeam.server.models import Models
-    from tilebeam.server.served_model import States
 
 log = logging.getLogger("tilebeam.server")
 
@@ -139,59 +138,9 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheOptions:
-    """Options of the KV cells that are kept."""
-
-    cache_prompt: bool = option(
-        True,
-        "--cache-prompt/--no-cache-prompt",
-        help="Keep the KV cells of finished requests while there is room: a conversation's next turn reads only "
-        "what is new.",
-    )
-    state_dir: Path | None = model_option(
-        None, help="Folder that keeps KV cells of finished requests while the server is down or a model is unloaded."
-    )
-    state_limit: str = model_option("4GiB", help="Size of its files; those used longest ago are deleted.")
-
-    def states(self) -> States | None:
-        """Say where KV cells outlast the server.
-
-        Raises:
-            TilebeamError: they cannot.
-        """
-        from tilebeam.engine.state_folder import state_folder
-        from tilebeam.model.load_options import parse_limits
-        from tilebeam.server.served_model import States
-
-        if self.state_dir is None:
-            return None
-        if not self.cache_prompt:
-            raise TilebeamError("--state-dir keeps what --no-cache-prompt does not keep: leave out one of them.")
-        try:
-            (size,) = parse_limits(self.state_limit)
-        except TilebeamError:
-            raise TilebeamError(
-                f'--state-limit must be bytes, or a size such as "2GiB", not {self.state_limit!r}.'
-            ) from None
-        return States(state_folder(self.state_dir), size)
-
-
-@dataclass(frozen=True, kw_only=True)
 class LimitOptions:
     """Limits of the server, and how long it waits."""
 
-    models_max: int | None = _limit(
-        Settings.models_max,
-        min=1,
-        help="Models loaded at the same time: the one idle longest makes room; default: all.",
-    )
-    idle_seconds: float = _limit(
-        0.0,
-        "--idle-unload",
-        min=0,
-        metavar="SECONDS",
-        help="Unload a model after so long without requests; the next one loads it again. 0: never.",
-    )
     max_waiting: int = _limit(
         Settings.max_waiting, "--max-queue", min=0, help="Samples that may wait for a slot; then 429."
     )
@@ -209,7 +158,7 @@ class LimitOptions:
 
     def settings(self) -> dict[str, Any]:
         """Give their fields of `Settings`."""
-        return vars(self) | {"idle_seconds": self.idle_seconds or None}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +232,12 @@ def serve(
     models: ModelsOptions,
     address: AddressOptions,
     chat: ChatOptions,
-    cache: CacheOptions,
+    cache_prompt: bool = option(
+        True,
+        "--cache-prompt/--no-cache-prompt",
+        help="Keep the KV cells of finished requests while there is room: a conversation's next turn reads only "
+        "what is new.",
+    ),
     limits: LimitOptions,
     access: AccessOptions,
     defaults: DefaultOptions,
@@ -316,8 +270,8 @@ def serve(
     settings = Settings(
         **vars(address), **{name: value for group in groups for name, value in group.settings().items()}
     )
-    states, named, own, stop = cache.states(), models.named(), models.own(), unescaped(step_stop)
-    served = [ServedModel(names, path, shared, spec, stop, own, cache.cache_prompt, states) for names, path in named]
+    named, own, stop = models.named(), models.own(), unescaped(step_stop)
+    served = [ServedModel(names, path, shared, spec, stop, own, cache_prompt) for names, path in named]
     log_to_stderr(logs.log_format, logs.level)
     if not settings.api_keys and not is_loopback(settings.host):
         log.warning("anyone who can reach %s can send requests: no --api-key is set", settings.host)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from tilebeam.evaluation import ranking
 from tilebeam.evaluation.config import GREEDY, Setting
 from tilebeam.evaluation.estimators import Mean
-from tilebeam.evaluation.results import PASS, Accuracy, Comparison, Latency, Point, Ranking
+from tilebeam.evaluation.results import PASS, Accuracy, Comparison, Latency, Point, Ranking, grouped
 from tilebeam.evaluation.tasks import title_of
 from tilebeam.evaluation.tasks.task import Item, Task
 
@@ -73,7 +73,7 @@ def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
         f"and seed, setting {s.digest[:12]}. Accuracy in percent with Wilson's 95 % interval over items."
     )
     budgets = sorted({r.budget for r in report.rows})
-    for (model, device), rows in _groups(report.rows, lambda r: (r.model, r.device)):
+    for (model, device), rows in grouped(report.rows, lambda r: (r.model, r.device)).items():
         yield from ("", f"## {model} on {device}", "")
         yield from accuracy_table(rows, budgets)
     yield from (
@@ -119,7 +119,7 @@ def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
 def accuracy_table(rows: Sequence[Accuracy], budgets: Sequence[int]) -> Iterator[str]:
     """Lay out series by budget."""
     found: dict[tuple[str, ...], dict[int, str]] = {}
-    for (series, figure), group in _groups(rows, lambda r: (r.series, r.figure)):
+    for (series, figure), group in grouped(rows, lambda r: (r.series, r.figure)).items():
         name = f"*{series}*" if any(r.oracle for r in group) else series
         found[name, figure] = {r.budget: cell(r) for r in group}
     return budget_table(("series", "figure"), found, budgets)
@@ -159,8 +159,10 @@ def _series_of(row: Accuracy) -> str:
 
 def cost_table(measured: Sequence[Latency], budgets: Sequence[int], cost: Callable[[Latency], str]) -> Iterator[str]:
     """Lay out a cost by budget."""
-    groups = _groups(measured, lambda m: (m.model, m.device, m.series))
-    cells = {names: {m.budget: cost(m) for m in group} for names, group in groups}
+    cells: dict[tuple[str, ...], dict[int, str]] = {
+        names: {m.budget: cost(m) for m in group}
+        for names, group in grouped(measured, lambda m: (m.model, m.device, m.series)).items()
+    }
     return budget_table(("model", "device", "series"), cells, budgets)
 
 
@@ -188,13 +190,6 @@ def _points(value: float) -> str:
 def _named(row: Accuracy, other: Accuracy) -> str:
     place = "" if (row.model, row.device) == (other.model, other.device) else f" of {row.model} on {row.device}"
     return f"{_series_of(row)}{place}"
-
-
-def _groups(values: Iterable[Any], key: Any) -> Iterator[tuple[Any, list[Any]]]:
-    found: dict[Any, list[Any]] = {}
-    for value in values:
-        found.setdefault(key(value), []).append(value)
-    yield from found.items()
 
 
 def _counted(n: int, what: str) -> str:

@@ -161,11 +161,11 @@ def accuracy(
     """
     rows: list[Accuracy] = []
     notes: list[str] = []
-    for (model, device), group in _grouped(units, lambda u: (u.model, u.device)).items():
-        for (series, budget), part in _grouped(group, lambda u: (u.series, u.budget)).items():
+    for (model, device), group in grouped(units, lambda u: (u.model, u.device)).items():
+        for (series, budget), part in grouped(group, lambda u: (u.series, u.budget)).items():
             table = [
                 [item for unit in seeded for item in records[unit.key]["items"]]
-                for seeded in _grouped(part, lambda u: u.seed).values()
+                for seeded in grouped(part, lambda u: u.seed).values()
             ]
             if part[0].method:
                 values = np.array([[item["correct"] for item in items] for items in table], np.float64)
@@ -279,7 +279,8 @@ def _of_weights(scorer: str) -> Estimator:
     return _voted(lambda answers, s, k: stats.weighted_at_k(answers, [x["weights"][scorer] for x in s], _correct(s), k))
 
 
-def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
+def grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
+    """Return lists of the values with the same key, keys and values in their order."""
     groups: dict[K, list[V]] = defaultdict(list)
     for value in values:
         groups[key(value)].append(value)
@@ -292,7 +293,7 @@ def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
 def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Record]) -> list[Ranking]:
     """Measure how well each scorer, and shortness, tells the right ones of all samples of an item under all seeds."""
     found: list[Ranking] = []
-    for (model, device), group in _grouped((u for u in units if not u.method), lambda u: (u.model, u.device)).items():
+    for (model, device), group in grouped((u for u in units if not u.method), lambda u: (u.model, u.device)).items():
         items = [(item["id"], s) for unit in group for item in records[unit.key]["items"] for s in item["samples"]]
         problem, samples = [i for i, _ in items], [s for _, s in items]
         right = [s["correct"] >= 1 for s in samples]
@@ -338,7 +339,7 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
     named = [
         record | {"series": name} for record in records for name in alike.get(record["series"]) or [record["series"]]
     ]
-    runs = _grouped(named, lambda r: (r["model"], r["device"], r["series"], r["budget"]))
+    runs = grouped(named, lambda r: (r["model"], r["device"], r["series"], r["budget"]))
     found = []
     for names, group in sorted(runs.items()):
         seconds = [run["seconds"] for run in group]

@@ -1,1 +1,1 @@
-"""Measurements: throughput, perplexity, traces, and what the machine can do."""
+"""Measurements: throughput, traces, and what the machine can do."""

@@ -40,7 +40,6 @@ class LoadInfo:
         layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
         lora: LoRA adapters in force: files and scales.
         matrices: the weight matrices by type and place, the most bytes first.
-        cache: types of K and V and how they lie, such as "f16 f16 flash": of which kind the KV cache is.
         architecture: llama.cpp's name of the model's family.
         generates: whether the model writes texts; of embedding models only `LM.embed` or `LM.rerank` can be asked.
         pooling: how the file says that a text's hidden states become one: "mean", "cls", "last", or "rank" for a model
@@ -66,7 +65,6 @@ class LoadInfo:
     layers: tuple[int, ...] = ()
     lora: tuple[tuple[str, float], ...] = ()
     matrices: tuple[MatrixGroup, ...] = ()
-    cache: str = ""
     architecture: str = ""
     generates: bool = True
     pooling: str | None = None
@@ -106,7 +104,6 @@ class Core:
         self._templates = ChatTemplates(model.vocab, model.chat_template(), os.path.basename(info.path))
         self._lock = threading.Lock()  # of what is counted below
         self._kept_for = 0  # keep_prefixes() in force
-        self._keeps = False  # for good, since a state was loaded
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
 
 from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.observer import Observer
-from tilebeam.engine.saved_state import put_cells
 from tilebeam.engine.speculation import FEW_SAMPLES, MOST_WITH_HEAD, Speculation
-from tilebeam.engine.state_folder import STATE_LIMIT, StateFolder, worth_saving
-from tilebeam.errors import StateWarning, TilebeamError
-from tilebeam.gguf import GGUFError, open_gguf
-from tilebeam.gguf.fingerprint import fingerprint
+from tilebeam.errors import TilebeamError
 from tilebeam.model.chatting import Chatting
 from tilebeam.model.embeddings import Embeddings
 from tilebeam.model.reads import Reads
-from tilebeam.native.releases import installed
 
 
 class LM(Chatting, Reads, Embeddings):
     """A model with one context, ready to decode many sequences at a time.
 
     Use it as a context manager or call `close`. Calls of `generate` from several threads, and their streaming and
-    asynchronous forms, share batches. What only reads (`read`, `embed`, `logits`, `save_prefixes` ..) gets the context
+    asynchronous forms, share batches. What only reads (`read`, `embed`, `logits` ..) gets the context
     between two steps; what generates goes on behind it, and long readings take turns with it. In a child of fork()
     every call raises `TilebeamError`: load the model there.
 
@@ -53,81 +45,6 @@ class LM(Chatting, Reads, Embeddings):
             yield
         finally:
             self._keep(-1)
-
-    def save_prefixes(
-        self, folder: str | os.PathLike[str], *, limit: int = STATE_LIMIT, skipped: Callable[[str], None] | None = None
-    ) -> int:
-        """Write the KV cells of the texts that `keep_prefixes` has kept so far to a folder, for `load_prefixes`.
-
-        Texts that are there already are not written again. Models may share a folder.
-
-        Args:
-            folder: made if it is missing.
-            limit: bytes of all files in the folder; those used longest ago are deleted.
-            skipped: told of files that cannot be used; None: a `StateWarning` for each.
-
-        Returns:
-            How many texts are in the folder then, of those that were kept.
-
-        Raises:
-            TilebeamError: a file cannot be written; all others stay.
-        """
-        with self._alone():
-            states = self._states(folder, skipped)
-            texts = worth_saving(self._engine.kv)
-            return states.write([(t.tokens, partial(self._context.save_sequence, t.id)) for t in texts], limit)
-
-    def load_prefixes(self, folder: str | os.PathLike[str], *, skipped: Callable[[str], None] | None = None) -> int:
-        """Put the texts that `save_prefixes` wrote into the cache, those used last, as many as there is room for: a
-        prompt that begins with one of them decodes only what is new, and its `Usage.cached_tokens` tells so.
-
-        From then on finished prompts are kept while there is room, as within `keep_prefixes`. Load only files that you
-        trust: a digest tells damage, not intent. Files of other models are left alone; those that are damaged are
-        skipped.
-
-        Args:
-            folder: made if it is missing.
-            skipped: told of files that cannot be used; None: a `StateWarning` for each.
-
-        Returns:
-            How many tokens were loaded.
-
-        Raises:
-            TilebeamError: the folder cannot be made.
-        """
-        self.check_generates()
-        states, kv, loaded = self._states(folder, skipped), self._engine.kv, 0
-        with self.keep_prefixes():
-            with self._alone():
-                for state in states.read(kv.free, kv.free_ids):
-                    try:
-                        kv.retire(put_cells(self._engine, state))
-                        loaded += len(state.tokens)
-                    except TilebeamError as error:
-                        (skipped or _warn_skipped)(str(error))
-            self._keep_for_good()
-        return loaded
-
-    def _states(self, folder: str | os.PathLike[str], skipped: Callable[[str], None] | None) -> StateFolder:
-        return StateFolder(folder, self._makes_cells, skipped or _warn_skipped)
-
-    @cached_property
-    def _makes_cells(self) -> str:
-        """Name all that makes a text's cells."""
-        info = self.info
-        try:
-            with open_gguf(info.path) as file:
-                parts = [fingerprint(part) for part in file.paths]
-            parts += [f"{fingerprint(adapter)} {scale}" for adapter, scale in info.lora]
-        except (GGUFError, OSError) as error:
-            raise TilebeamError(f"The model's file cannot be read any more: {error}") from None
-        return " ".join([*parts, info.cache, installed()])
-
-    def _keep_for_good(self) -> None:
-        with self._lock:
-            first, self._keeps = not self._keeps, True
-        if first:
-            self._keep(1)
 
     def speculate(self, lookup: bool | None = None, draft: LM | None = None) -> None:
         """Guess tokens ahead from now on, by look-up or by a draft model; by neither: stop guessing. A model that was
@@ -184,7 +101,3 @@ class LM(Chatting, Reads, Embeddings):
         """Tell an observer of all phases of the engine's work from now on; None: of none any more. A model has one
         observer at a time."""
         self._engine.observe(observer)
-
-
-def _warn_skipped(reason: str) -> None:
-    warnings.warn(reason, StateWarning, stacklevel=5)

@@ -89,9 +89,8 @@ def load(
         model: a GGUF file, ordinary or written by ``gguf-repack``; of a split model any part. Or a model of Hugging
             Face's hub, "hf://owner/repo:Q4_K_M" (hub.py), which is downloaded if need be.
         device: "tilebeam" (or "npu"); "cpu" for llama.cpp's stock CPU backend (ordinary files only); or "auto":
-            tilebeam, unless the CPU backend alone is faster. Where that is in doubt, both are tried on the file's first
-            layers, once for files of these shapes (docs/architecture.md). An option that only Tilebeam has asks for it
-            too.
+            tilebeam, unless a rule says that the CPU backend alone is faster. An option that only Tilebeam has asks for
+            it too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
         threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per performance core that
@@ -296,7 +295,6 @@ class _Loader:
             layers=self._placement.counts,
             lora=tuple((a.path, a.scale) for a in self._file.adapters),
             matrices=self._matrices,
-            cache=f"{self._o.type_k} {self._o.type_v} {'flash' if self._o.flash_attn else 'plain'}",
             architecture=self._file.architecture,
             generates=self._file.generates,
             pooling=self._file.pooling,

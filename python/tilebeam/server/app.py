@@ -55,7 +55,6 @@ def create_app(models: Models) -> FastAPI:
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        models.start()
         try:
             yield
         finally:

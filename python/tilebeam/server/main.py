@@ -21,7 +21,7 @@ from tilebeam.server.settings import Settings
 
 # After the deadline of running requests, seconds until their connections are cut.
 _LAST_WORDS = 5
-# Then, seconds to free the models and to write what they keep.
+# Then, seconds to free the models.
 _CLOSING = 20
 # Connections that wait to be accepted.
 _BACKLOG = 1024

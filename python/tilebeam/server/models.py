@@ -11,7 +11,7 @@ from typing import Any
 from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import ApiError
 from tilebeam.server.metrics import Metrics
-from tilebeam.server.model_host import LoadedModel, LoadQueue, ModelHost
+from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
@@ -24,7 +24,7 @@ class Entry:
     Attributes:
         names: what it may be called in requests; the first is its name in answers.
         slots: samples that it decodes at the same time.
-        load: makes it; called again after it was unloaded or lost.
+        load: makes it; called again after it was lost.
         loaded: made already; None: it is loaded for the first request.
     """
 
@@ -56,14 +56,12 @@ class Models:
         self.rates_steps = rates_steps
         self._searches = searches
         self._started = int(time.time())
-        load_queue = LoadQueue(settings.models_max)
-        self.services = [self._service(entry, load_queue) for entry in entries]
+        self.services = [self._service(entry) for entry in entries]
         self._by_name = {name: service for service in self.services for name in service.names}
         self.metrics.watch(lambda: {service.name: service.snapshot() for service in self.services})
 
-    def _service(self, entry: Entry, load_queue: LoadQueue) -> Service:
-        idle = self.settings.idle_seconds
-        host = ModelHost(entry.load, entry.loaded, name=entry.names[0], load_queue=load_queue, idle_seconds=idle)
+    def _service(self, entry: Entry) -> Service:
+        host = ModelHost(entry.load, entry.loaded, name=entry.names[0])
         metrics = self.metrics.of(entry.names[0])
         return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics)
 
@@ -114,11 +112,6 @@ class Models:
         return status, {"status": "ok" if status == 200 else "failed", "restarts": restarts, "models": states}
 
     # --- life -------------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Count idle seconds from now on: the event loop runs."""
-        for service in self.services:
-            service.host.watch_idleness()
 
     @property
     def requests(self) -> int:

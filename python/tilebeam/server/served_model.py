@@ -1,16 +1,13 @@
-"""What is served: model files, their reward model, where their KV cells outlast them, and how all of it is loaded."""
+"""What is served: model files, their reward model, and how all of it is loaded."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.errors import TilebeamError
 from tilebeam.model.loader import load
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.server.logs import tell
@@ -20,47 +17,13 @@ from tilebeam.server.searches import SearchPool
 from tilebeam.server.settings import Settings
 
 if TYPE_CHECKING:
-    from tilebeam.model.lm import LM
     from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
-
-log = logging.getLogger("tilebeam.server")
-
-
-@dataclass(frozen=True)
-class States:
-    """Where KV cells outlast models: they are written when a model is closed, and read when it is loaded.
-
-    Attributes:
-        folder: theirs.
-        limit: bytes of its files.
-    """
-
-    folder: Path
-    limit: int
-
-    def load(self, lm: LM) -> None:
-        """Read what there is room for. What cannot be read is logged."""
-        try:
-            tokens = lm.load_prefixes(self.folder, skipped=log.warning)
-            log.info("%d tokens read from %s", tokens, self.folder)
-        except (TilebeamError, OSError) as error:
-            log.warning("no saved state: %s", error)
-
-    def save(self, lm: LM) -> None:
-        """Write what is kept, if the model is sound. What cannot be written is logged."""
-        if lm.failure is not None:
-            return
-        try:
-            count = lm.save_prefixes(self.folder, limit=self.limit, skipped=log.warning)
-            log.info("%d texts saved in %s", count, self.folder)
-        except (TilebeamError, OSError) as error:
-            log.warning("the state was not saved: %s", error)
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model and its reward model, to be loaded again and again, in any process.
+    """A model and its reward model, and how they are loaded, again if they are lost.
 
     Attributes:
         names: what it may be called in requests; the first is its name in answers.
@@ -71,7 +34,6 @@ class ServedModel:
         own: arguments for the model alone: its adapters, its draft model.
         cache_prompt: KV cells of finished requests stay while there is room, for those that begin alike: a
             conversation's next turn.
-        states: where they outlast the model, None: nowhere.
     """
 
     names: tuple[str, ...]
@@ -81,7 +43,6 @@ class ServedModel:
     step_stop: str
     own: Mapping[str, Any] = field(default_factory=dict)
     cache_prompt: bool = True
-    states: States | None = None
 
     def open(self) -> LoadedModel:
         """Load them.
@@ -96,9 +57,6 @@ class ServedModel:
             lm = stack.enter_context(load(self.path, **self.own, **self.load, hidden_layer=layer))
             if self.cache_prompt and lm.info.generates:
                 stack.enter_context(lm.keep_prefixes())
-                if self.states is not None:
-                    self.states.load(lm)
-                    stack.callback(self.states.save, lm)
             scorer: RewardModel | OwnReward | None = None
             if self.reward is not None:
                 scorer = self.reward.open(lm, step_stop=self.step_stop, **self.load)

@@ -33,8 +33,6 @@ class Settings:
         reasoning_format: of chats that do not say: "none" leaves thoughts in the text.
         cors_origins: web pages that may ask from a browser.
         shutdown_seconds: that running requests get to end.
-        models_max: models that are loaded at the same time; None: all.
-        idle_seconds: without requests, after which a model is unloaded; None: never.
     """
 
     host: str = "127.0.0.1"
@@ -52,8 +50,6 @@ class Settings:
     reasoning_format: ReasoningFormat = "auto"
     cors_origins: tuple[str, ...] = ()
     shutdown_seconds: float = 30.0
-    models_max: int | None = None
-    idle_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if not all(self.api_keys):
@@ -61,5 +57,3 @@ class Settings:
         for name, least in (("max_waiting", 0), ("max_samples", 1), ("max_searches", 1), ("max_body", 1)):
             if getattr(self, name) < least:
                 raise TilebeamError(f"{name} must be at least {least}, not {getattr(self, name)}.")
-        if self.models_max is not None and self.models_max < 1:
-            raise TilebeamError(f"models_max must be at least 1, not {self.models_max}.")

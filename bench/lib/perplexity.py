@@ -1,31 +1,33 @@
 """Perplexity of models on a text, and how far their predictions are from a base's, as llama-perplexity measures them.
 
 The text is cut into windows of n_ctx tokens without overlap, the first token of each replaced by BOS where the model
-wants one; the second half of every window is scored (llama.cpp, tools/perplexity). A base is another model, run beside
-the measured ones window by window, so that nothing of it is rounded or written.
+wants one; the second half of every window is scored (llama.cpp, tools/perplexity). The base is another model, run
+beside the measured ones window by window, so that nothing of it is rounded or written.
 
-`measure` runs any number of subjects against one base, which is decoded once. It returns what was measured per token;
-perplexity_stats.py makes figures of that, and can pair two subjects' tokens.
+Formulas, and the names of the figures, are llama-perplexity's: a mean over n tokens has the standard error
+sqrt(variance / (n - 1)); the logarithms of two perplexities of the same text are compared with their covariance, which
+makes the error of the difference much smaller than either's own.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from tilebeam.engine.reading import log_sum_exp
 from tilebeam.errors import TilebeamError
-from tilebeam.measure.perplexity_stats import TokenScores
 from tilebeam.model.lm import LM
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------
@@ -73,10 +75,6 @@ class Windows:
         targets: I32 = self.tokens[window, self.first + 1 :]
         return targets
 
-    def part(self, first: int, last: int) -> Windows:
-        """Return windows first .. last - 1."""
-        return Windows(self.tokens[first:last], self.bos)
-
 
 def cut(tokens: Sequence[int], n_ctx: int, bos: int | None, chunks: int = -1) -> Windows:
     """Return windows of a tokenized text.
@@ -97,7 +95,7 @@ def cut(tokens: Sequence[int], n_ctx: int, bos: int | None, chunks: int = -1) ->
     if len(tokens) < 2 * n_ctx:
         raise TilebeamError(
             f"The text has {len(tokens)} tokens; windows of {n_ctx} need at least {2 * n_ctx}: "
-            "take a longer text or a smaller context (-c)."
+            "take a longer text or a smaller context."
         )
     n = len(tokens) // n_ctx if chunks < 0 else min(chunks, len(tokens) // n_ctx)
     return Windows(np.asarray(tokens[: n * n_ctx], np.int32).reshape(n, n_ctx), bos)
@@ -110,6 +108,27 @@ def windows_of(lm: LM, text: str, n_ctx: int, chunks: int = -1) -> Windows:
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TokenScores:
+    """What was measured of each scored token, in text order; NaN until it is.
+
+    Attributes:
+        nll, nll_base: negative log-likelihood, nats, and the base's.
+        kld: KL divergence of this model from the base, nats.
+        same_top: whether both think the same token likeliest.
+    """
+
+    nll: F64
+    nll_base: F64
+    kld: F64
+    same_top: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def empty(n: int) -> TokenScores:
+        """Return room for n tokens."""
+        return TokenScores(*(np.full(n, np.nan) for _ in range(3)), np.zeros(n, np.bool_))
 
 
 def divergence(base: F32, base_sum: float, row: F32, row_sum: float, work: F32, weights: F32) -> float:
@@ -143,8 +162,8 @@ class LogitScorer:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def score(self, rows: F32, targets: I32, base: F32 | None, out: TokenScores, at: int) -> None:
-        """Score row i against its target, and against base[i], into out[at + i]."""
+    def score(self, rows: F32, targets: I32, base: F32, out: TokenScores, at: int) -> None:
+        """Score row i against its target and base[i], into out[at + i]."""
 
         def some(part: range) -> None:
             if not hasattr(self._local, "work"):
@@ -153,12 +172,11 @@ class LogitScorer:
             for i in part:
                 target = int(targets[i])
                 top, log_sum = log_sum_exp(rows[i], work)
+                base_top, base_sum = log_sum_exp(base[i], work)
                 out.nll[at + i] = log_sum - float(rows[i][target])
-                if base is not None:
-                    base_top, base_sum = log_sum_exp(base[i], work)
-                    out.nll_base[at + i] = base_sum - float(base[i][target])
-                    out.kld[at + i] = divergence(base[i], base_sum, rows[i], log_sum, work, weights)
-                    out.same_top[at + i] = top == base_top
+                out.nll_base[at + i] = base_sum - float(base[i][target])
+                out.kld[at + i] = divergence(base[i], base_sum, rows[i], log_sum, work, weights)
+                out.same_top[at + i] = top == base_top
 
         share = max(1, -(-len(rows) // self._threads))
         list(self._pool.map(some, (range(i, min(len(rows), i + share)) for i in range(0, len(rows), share))))
@@ -173,26 +191,21 @@ class Subject:
     prepare: Callable[[], None] = lambda: None
 
 
-Progress = Callable[[int, dict[str, TokenScores]], None]
-
-
 def measure(
     subjects: Sequence[Subject],
     windows: Windows,
-    base: Subject | None = None,
+    base: Subject,
     *,
     threads: int = 1,
-    progress: Progress | None = None,
     seconds: dict[str, float] | None = None,
 ) -> dict[str, TokenScores]:
-    """Score all windows with each subject, against the base if there is one.
+    """Score all windows with each subject, against the base.
 
     Args:
         subjects: models with distinct names; several may share one LM and differ in what `prepare` does.
         windows: of a text tokenized with these models' vocabulary.
-        base: a model to compare with; it is decoded once.
+        base: the model to compare with; it is decoded once.
         threads: for the sums over the vocabulary.
-        progress: called after every group of windows with the number of windows done and the scores so far.
         seconds: the time that each subject's decoding took is added here.
 
     Returns:
@@ -201,20 +214,19 @@ def measure(
     Raises:
         TilebeamError: vocabularies differ, windows do not fit, decoding fails, or logits are not numbers.
     """
-    everyone = [*subjects, *([base] if base else [])]
-    n_vocab = everyone[-1].lm.n_vocab
+    n_vocab = base.lm.n_vocab
     for subject in subjects:
         if subject.lm.n_vocab != n_vocab:
             raise TilebeamError(
                 f"{subject.lm.info.path} has a vocabulary of {subject.lm.n_vocab} tokens, what it is compared with has "
                 f"{n_vocab}: only models with the same tokenizer can be compared."
             )
-    group = min(_at_once(s.lm, windows) for s in everyone)
-    scores = {s.name: TokenScores.empty(len(windows) * windows.scored, base is not None) for s in subjects}
+    group = min(_at_once(s.lm, windows) for s in (*subjects, base))
+    scores = {s.name: TokenScores.empty(len(windows) * windows.scored) for s in subjects}
     with LogitScorer(n_vocab, threads) as scorer:
         for start in range(0, len(windows), group):
             wanted = range(start, min(len(windows), start + group))
-            expected = _read(base, windows, wanted) if base is not None else [None] * len(wanted)
+            expected = _read(base, windows, wanted)
             for subject in subjects:
                 started = time.monotonic()
                 rows = _read(subject, windows, wanted)
@@ -223,8 +235,6 @@ def measure(
                 for window, own, others in zip(wanted, rows, expected, strict=True):
                     at = window * windows.scored
                     scorer.score(own, windows.targets(window), others, scores[subject.name], at)
-            if progress is not None:
-                progress(wanted.stop, scores)
     return scores
 
 
@@ -242,3 +252,69 @@ def _read(subject: Subject, windows: Windows, wanted: Sequence[int]) -> list[F32
     places = range(windows.first, windows.n_ctx - 1)
     found = subject.lm.read([windows.inputs(w).tolist() for w in wanted], [places] * len(wanted))
     return [reading.logits for reading in found]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its standard error."""
+
+    value: float
+    error: float
+
+
+def mean(values: npt.NDArray[Any]) -> Estimate:
+    """Return mean and its standard error, 0 with fewer than 2 values."""
+    n = len(values)
+    return Estimate(float(np.mean(values)), math.sqrt(float(np.var(values)) / (n - 1)) if n > 1 else 0.0)
+
+
+def perplexity(nll: F64) -> Estimate:
+    """Return exp of the mean negative log-likelihood."""
+    log = mean(nll)
+    ppl = math.exp(log.value)
+    return Estimate(ppl, ppl * log.error)
+
+
+def log_ratio(nll: F64, nll_other: F64) -> Estimate:
+    """Return ln(PPL / PPL other) over the same tokens; its error is that of the mean of paired differences."""
+    return mean(nll - nll_other)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All figures of one model on one text.
+
+    Attributes:
+        n: tokens scored.
+        ppl, ppl_base: perplexity, and the base's; log_ratio: ln(ppl / ppl_base).
+        kld: mean KL divergence, nats; kld_percentiles: 99 and 50, by percentage; kld_max.
+        same_top: share of tokens where both think the same one likeliest.
+    """
+
+    n: int
+    ppl: Estimate
+    ppl_base: Estimate
+    log_ratio: Estimate
+    kld: Estimate
+    kld_percentiles: dict[float, float]
+    kld_max: float
+    same_top: Estimate
+
+
+def figures(scores: TokenScores) -> Figures:
+    """Return figures of all tokens that were measured; what is NaN was not."""
+    done = np.isfinite(scores.nll)
+    nll, base, kld, same = scores.nll[done], scores.nll_base[done], scores.kld[done], scores.same_top[done]
+    return Figures(
+        n=len(nll),
+        ppl=perplexity(nll),
+        ppl_base=perplexity(base),
+        log_ratio=log_ratio(nll, base),
+        kld=mean(kld),
+        kld_percentiles={p: float(np.percentile(kld, p)) for p in (99.0, 50.0)},
+        kld_max=float(kld.max()),
+        same_top=mean(same),
+    )
