@@ -35,7 +35,9 @@ Array = npt.NDArray[np.float32]
 
 DEPTH = 3  # predictions of a chain in training
 WIDTH = 64  # of an attention head
-_RATE, _WARM_UP, _LAST_RATE = 1e-3, 40, 0.05
+_RATE, _WARM_UP, _LAST_RATE = 1e-3, 10, 0.05
+_NORM_RATE = 10  # of norms' weights, which are much larger than others
+_UNSURE = 0.3  # of the model's last norm, to begin with: a head that is wrong should not be sure
 _BATCH, _LONGEST = 8, 384  # texts, and tokens of one
 _LESS = 0.8  # weight of a prediction against that before it
 _CHECKPOINT = 60  # seconds
@@ -120,6 +122,15 @@ def vocabulary(texts: Sequence[DraftText], n_vocab: int, size: int) -> npt.NDArr
     return np.sort(np.argsort(-count, kind="stable")[: min(size, n_vocab)])
 
 
+def feature_scale(texts: Sequence[DraftText], n_embd: int) -> Array:
+    """Return how large features of texts are, float32 [3 n_embd]: the root mean square of each, within 1/4 and 4 times
+    the median of its layer's. So those of all layers are learnt from alike, and blocks of weights stay of one size."""
+    some = np.concatenate([np.asarray(text.features[:-1], np.float32) for text in texts[:: max(1, len(texts) // 64)]])
+    size = np.sqrt((some**2).mean(0)).reshape(3, n_embd)
+    median = np.median(size, axis=1, keepdims=True).clip(min=1e-6)
+    return size.clip(median / 4, 4 * median).reshape(-1).astype(np.float32)
+
+
 class _Norm(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -130,9 +141,15 @@ class _Norm(nn.Module):  # type: ignore[misc]
 
 
 class HeadNet(nn.Module):  # type: ignore[misc]
-    """The head; parameters are called as in its file."""
+    """The head; parameters are called as in its file.
 
-    def __init__(self, weights: ModelWeights, tokens: npt.NDArray[np.int64]) -> None:
+    Args:
+        tokens: of the model, that it can guess. Their rows of the model's output are not trained: texts are too few
+            for that, and it costs time.
+        scale: of each feature, as large as they are; None: 1. In the file, it is part of `fc`.
+    """
+
+    def __init__(self, weights: ModelWeights, tokens: npt.NDArray[np.int64], scale: Array | None = None) -> None:
         super().__init__()
         self.shape = s = weights.shape
         n, heads = s.n_embd, s.n_embd // WIDTH
@@ -143,18 +160,19 @@ class HeadNet(nn.Module):  # type: ignore[misc]
             nn.init.normal_(made.weight, std=std)
             return made
 
-        self.fc = linear(3 * n, n, 0.005)
+        self.fc = linear(3 * n, n, 0.006)
         self.attn_norm, self.attn_norm_2, self.ffn_norm, self.output_norm = (_Norm(n, s.eps) for _ in range(4))
         self.attn_q = linear(2 * n, n, 0.02)
         self.attn_k, self.attn_v = (linear(2 * n, self.kv_heads * WIDTH, 0.02) for _ in range(2))
         self.attn_output = linear(n, n, 0.014)
         self.ffn_gate, self.ffn_up = (linear(n, s.n_ff, 0.02) for _ in range(2))
         self.ffn_down = linear(s.n_ff, n, 0.014)
-        self.output = nn.Linear(n, len(tokens), bias=False)
-        with torch.no_grad():  # it begins with the last of the three states, and the model's own output
-            self.fc.weight[:, 2 * n :] += torch.eye(n)
+        self.output = nn.Linear(n, len(tokens), bias=False).requires_grad_(False)
+        self.register_buffer("scale", torch.ones(3 * n) if scale is None else torch.from_numpy(scale))
+        with torch.no_grad():  # it begins with some of the last of the three states
+            self.fc.weight[:, 2 * n :] += 0.3 * torch.eye(n)
             self.output.weight.copy_(torch.from_numpy(weights.rows("output.weight", tokens)))
-            self.output_norm.weight.copy_(torch.from_numpy(weights.norm))
+            self.output_norm.weight.copy_(_UNSURE * torch.from_numpy(weights.norm))
 
     def chain(self, embedded: Any, features: Any) -> Iterator[Any]:
         """Yield the states of `DEPTH` predictions, [texts, tokens, n_embd] each: at row t that of a chain of so many
@@ -165,7 +183,7 @@ class HeadNet(nn.Module):  # type: ignore[misc]
             features: [texts, tokens, 3 n_embd].
         """
         texts, n, _ = embedded.shape
-        state, embedded = self.fc(features), self.attn_norm(embedded)
+        state, embedded = self.fc(features / self.scale), self.attn_norm(embedded)
         rows, columns = torch.arange(n)[:, None], torch.arange(n)[None]
         angles = torch.arange(n)[:, None] * self.shape.rope_base ** (-torch.arange(0, WIDTH, 2) / WIDTH)
         turn = angles.cos(), angles.sin()
@@ -207,8 +225,7 @@ class _SparseCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
             z: [rows, n_embd]; weight: [vocabulary, n_embd].
             ids, probs: [rows, tokens] each, what a row's distribution has.
         """
-        w = weight.to(z.dtype)
-        dz, dw = torch.empty_like(z), torch.zeros_like(weight)
+        w, dz = weight.to(z.dtype), torch.empty_like(z)
         loss, hits = torch.zeros(()), torch.zeros((), dtype=torch.int64)
         for first in range(0, len(z), _ROWS):
             part = slice(first, first + _ROWS)
@@ -218,15 +235,14 @@ class _SparseCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
             loss -= (probs[part] * shares.gather(-1, ids[part])).sum()
             slope = shares.exp_().scatter_add_(-1, ids[part], -probs[part]).to(z.dtype)
             dz[part] = slope @ w
-            dw += slope.T @ z[part]
-        ctx.save_for_backward(dz, dw)
+        ctx.save_for_backward(dz)
         ctx.mark_non_differentiable(hits)
         return loss, hits
 
     @staticmethod
-    def backward(ctx: Any, slope: Any, _: Any) -> tuple[Any, Any, None, None]:
-        dz, dw = ctx.saved_tensors
-        return slope.to(dz.dtype) * dz, slope * dw, None, None
+    def backward(ctx: Any, slope: Any, _: Any) -> tuple[Any, None, None, None]:
+        (dz,) = ctx.saved_tensors
+        return slope.to(dz.dtype) * dz, None, None, None
 
 
 def _number_type() -> Any:
@@ -298,8 +314,10 @@ class Fit:
         self._embeddings = weights.rows("token_embd.weight", used.astype(np.int64))
         tails = np.concatenate([text.tokens[text.start :] for text in self._held])
         self.held, self.coverage = len(tails), float((self._places[tails] >= 0).mean())
-        self.net = HeadNet(weights, self.tokens)
-        self._optimizer = torch.optim.AdamW(self.net.parameters(), _RATE, betas=(0.9, 0.95), weight_decay=0.01)
+        self.net = HeadNet(weights, self.tokens, feature_scale(self._learnt, weights.shape.n_embd))
+        matrices = [p for p in self.net.parameters() if p.ndim == 2 and p.requires_grad]
+        groups = [{"params": matrices}, {"params": [p for p in self.net.parameters() if p.ndim == 1]}]
+        self._optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.01)
         self.seconds, self.steps = 0.0, 0
         _keep_memory()
         self._type = _number_type()
@@ -342,8 +360,8 @@ class Fit:
                 rate = min(1.0, (self.steps + 1) / _WARM_UP)
                 done = min(1.0, self.seconds / seconds)
                 rate *= _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
-                for group in self._optimizer.param_groups:
-                    group["lr"] = _RATE * rate
+                for group, times in zip(self._optimizer.param_groups, (1, _NORM_RATE), strict=True):
+                    group["lr"] = _RATE * rate * times
                 loss, hits = self._loss(batch)
                 if not math.isfinite(loss.item()):
                     raise TilebeamError(
@@ -459,6 +477,7 @@ def write_head(path: Path, weights: ModelWeights, tokens: npt.NDArray[np.int64],
             q8_0 = gguf.GGMLQuantizationType.Q8_0
             for name, parameter in net.named_parameters():
                 values = np.ascontiguousarray(parameter.detach().numpy(), np.float32)
+                values = values / net.scale.numpy() if name == "fc.weight" else values
                 name = name if name.startswith(("fc.", "output")) else f"blk.0.{name}"
                 if values.ndim == 2:
                     writer.add_tensor(name, gguf.quants.quantize(values, q8_0), raw_dtype=q8_0)
