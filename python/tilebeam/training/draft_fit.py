@@ -137,7 +137,7 @@ class _Norm(nn.Module):  # type: ignore[misc]
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Any) -> Any:
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
 
 
 class HeadNet(nn.Module):  # type: ignore[misc]
