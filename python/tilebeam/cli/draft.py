@@ -100,11 +100,12 @@ def train(
 ) -> None:
     """Train a draft head: one layer that reads a model's hidden states and guesses its next tokens, several ahead.
 
-    The model first writes texts for the prompts, half of them greedily, and reads them again for the hidden states:
-    6 to 25 KB a token in the work folder. Then the head is fitted with PyTorch (pip install torch), on the CPU. Use
-    prompts like those that will be asked: a thousand are a beginning, ten thousand are better. If a run is killed or
-    interrupted, the same command goes on; with more --minutes it trains a finished head further. Every 25th text is
-    held out, and the report says how many guessed tokens of those are right.
+    The model first writes texts for the prompts, half of them greedily; its hidden states are kept, 6 to 25 KB a token
+    in the work folder. Then the head is fitted with PyTorch (pip install torch), on the CPU, which nothing else should
+    use. Give prompts like those that will be asked: a thousand are a beginning, ten thousand are better; -np 32 -c
+    16384 writes 32 texts at a time. If a run is killed or interrupted, the same command goes on; with more --minutes
+    it trains a finished head further. Every 25th text is held out, and the report says how many guessed tokens of
+    those are right.
 
     The head is for this model, whatever the types of its file: load it with -md head.gguf, or
     tilebeam.load("model.gguf", draft="head.gguf").
