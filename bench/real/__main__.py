@@ -133,8 +133,8 @@ def guessed(row: Guessing, model: Path, options: argparse.Namespace) -> str:
     head, lookup = rows["head"], rows["look-up"]
     return (
         f"{row.title}, {row.model}, {items} prompts: {head['baseline']:.1f} tokens/s plainly, {head['value']:.1f} with "
-        f"the draft head ({head['ratio']:.2f}x, {head['accepted']:.2f} right guesses a token), {lookup['value']:.1f} by "
-        f"look-up ({lookup['ratio']:.2f}x)."
+        f"the draft head ({head['ratio']:.2f}x, {head['accepted']:.2f} right guesses a token), "
+        f"{lookup['value']:.1f} by look-up ({lookup['ratio']:.2f}x)."
     )
 
 

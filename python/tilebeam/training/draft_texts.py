@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -145,8 +145,7 @@ def _params(setting: TextSetting, i: int) -> SamplingParams:
 
 def _grow(lm: LM, context: Context, texts: Sequence[_Growing], setting: TextSetting) -> None:
     """Have the model write texts, as many at a time as the context has room for, and keep what its steps computed."""
-    draws, taps, ends = BatchSampler(context), context.taps, set(context.model.vocab.ends)
-    assert taps is not None
+    draws, ends = BatchSampler(context), set(context.model.vocab.ends)
     waiting, running, free = deque(texts), dict[int, _Growing](), set(range(context.n_seq_max))
     room = lm.n_ctx
     while waiting or running:
@@ -154,28 +153,13 @@ def _grow(lm: LM, context: Context, texts: Sequence[_Growing], setting: TextSett
             text = waiting.popleft()
             running[free.pop()] = text
             room -= text.start + setting.max_tokens
-        budget, pieces, rows = context.n_batch, list[BatchPiece](), list[tuple[int, int, int]]()
-        for seq, text in running.items():
-            if part := text.tokens[text.done : text.done + budget]:
-                whole = int(text.done + len(part) == len(text.tokens))
-                pieces.append((seq, text.done, part, whole))
-                rows.append((seq, len(part), whole))
-                budget -= len(part)
-        n = context.n_batch - budget
-        context.fill(pieces)
-        taps.start(n)
-        code = context.decode(n)
-        taps.stop()
-        lm.check_decode(code)
-        states = taps.rows(setting.layers)
-        if states is None or not np.isfinite(states).all():
-            raise TilebeamError("The model computed hidden states that are not numbers: its weights are damaged.")
-        features, end = np.clip(states, -_MOST, _MOST).astype(np.float16), 0
+        pieces = _pieces(running, context.n_batch)
+        features, end = _features(lm, context, pieces, setting.layers), 0
         drawing = list[tuple[int, int]]()
-        for seq, length, whole in rows:
-            text, end = running[seq], end + length
-            text.features.append(features[end - length : end])
-            text.done += length
+        for seq, _, part, whole in pieces:
+            text, end = running[seq], end + len(part)
+            text.features.append(features[end - len(part) : end])
+            text.done += len(part)
             if whole:
                 drawing.append((seq, end - 1))
         drawn = SampleRows([(running[seq].sampler, entry, NORM) for seq, entry in drawing])
@@ -193,6 +177,31 @@ def _grow(lm: LM, context: Context, texts: Sequence[_Growing], setting: TextSett
                 free.add(seq)
                 room += text.start + setting.max_tokens
                 del running[seq]
+
+
+def _pieces(running: Mapping[int, _Growing], n_batch: int) -> list[BatchPiece]:
+    """Return what the next batch has of each text; a long prompt is read in parts."""
+    pieces = list[BatchPiece]()
+    for seq, text in running.items():
+        if part := text.tokens[text.done : text.done + n_batch]:
+            pieces.append((seq, text.done, part, int(text.done + len(part) == len(text.tokens))))
+            n_batch -= len(part)
+    return pieces
+
+
+def _features(lm: LM, context: Context, pieces: Sequence[BatchPiece], layers: Sequence[int]) -> npt.NDArray[np.float16]:
+    """Decode a batch, and return the layers' outputs, float16 [tokens, layers x n_embd]."""
+    taps, n = context.taps, sum(len(part) for _, _, part, _ in pieces)
+    assert taps is not None
+    context.fill(pieces)
+    taps.start(n)
+    code = context.decode(n)
+    taps.stop()
+    lm.check_decode(code)
+    rows = taps.rows(layers)
+    if rows is None or not np.isfinite(rows).all():
+        raise TilebeamError("The model computed hidden states that are not numbers: its weights are damaged.")
+    return np.clip(rows, -_MOST, _MOST).astype(np.float16)
 
 
 def texts_of(folder: Path) -> list[DraftText]:
