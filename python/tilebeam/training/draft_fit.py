@@ -128,7 +128,8 @@ def feature_scale(texts: Sequence[DraftText], n_embd: int) -> Array:
     some = np.concatenate([np.asarray(text.features[:-1], np.float32) for text in texts[:: max(1, len(texts) // 64)]])
     size = np.sqrt((some**2).mean(0)).reshape(3, n_embd)
     median = np.median(size, axis=1, keepdims=True).clip(min=1e-6)
-    return size.clip(median / 4, 4 * median).reshape(-1).astype(np.float32)
+    scale: Array = size.clip(median / 4, 4 * median).reshape(-1).astype(np.float32)
+    return scale
 
 
 class _Norm(nn.Module):  # type: ignore[misc]
