@@ -313,18 +313,19 @@ class _Loader:
         return lm
 
     def _follow(self, context: Any) -> DraftHead | None:
-        """Load the draft head, and see whether it gets what it reads."""
+        """Load the draft head."""
         if self._head is None:
             return None
         devices = [] if self._control is None else [self._control.device(0)]
-        head = attach(self._head, context, devices, self._o.threads, self._stack)
-        context.fill([(0, 0, [0], 1)])
-        if (code := context.decode(1)) != 0:
+        return attach(self._head, context, devices, self._o.threads, self._stack)
+
+    def _check_tap(self, context: Any) -> None:
+        code, reason = context.try_taps()
+        if code != 0:
             raise self._failure(code, "")
-        if head.failed is not None:
-            raise TilebeamError(f"{self._file.path} cannot have a draft head: {head.failed}")
-        context.clear()
-        return head
+        if reason:
+            what = "states of a layer" if self._head is None else "a draft head"
+            raise TilebeamError(f"{self._file.path} cannot have {what}: {reason}.")
 
     def _start(self) -> tuple[Any, Any, int]:
         """Load the model and make its context; return both, and how many tensors became tiles."""
@@ -348,6 +349,8 @@ class _Loader:
         self._stack.callback(context.close)
         if adapters:
             self._logged("apply the LoRA adapters to", lambda: context.adapt(adapters) or None)
+        if tap is not None:
+            self._check_tap(context)
         if self._o.deterministic:
             assert self._control is not None
             check_deterministic(self._file, context, self._control, len(self._placement.counts), self._failure)
@@ -517,8 +520,8 @@ class _Loader:
         layer, head = self._o.hidden_layer, () if self._head is None else self._head.layers
         if layer is None and not head:
             return None
-        if not self._file.generates or model.whole_forks_only:  # recurrent layers get tokens in another order
-            kind = f"a {self._file.architecture} model"
+        if not self._file.generates:
+            kind = f"an embedding model ({self._file.architecture})"
             asked = f"hidden_layer={layer}" if self._head is None else f"The draft head {self._head.path}"
             raise TilebeamError(f"{asked}: {kind} gives hidden states behind the final norm only.")
         if layer is not None and layer > model.n_layer - 2:
@@ -531,7 +534,8 @@ class _Loader:
         if self._head is not None:
             check_fits(self._head, self._file.path, model.n_embd, model.vocab.size, model.n_layer)
         layers = [n for n in dict.fromkeys((layer, *head)) if n is not None]
-        return LayerTap(layers, model.n_embd, self._o.n_batch, states=layer is not None)
+        architecture = self._file.architecture
+        return LayerTap(layers, model.n_embd, self._o.n_batch, states=layer is not None, architecture=architecture)
 
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o
