@@ -18,7 +18,7 @@ from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.engine import draft_head
 from tilebeam.engine.speculation import MOST_WITH_HEAD, StepCosts
-from tilebeam.model import hub
+from tilebeam.model import head_file, hub
 from tilebeam.model.head_file import model_mark
 from tilebeam.native import head_contexts
 from tilebeam.native.layer_tap import LayerTap
@@ -65,7 +65,7 @@ def test_texts_are_those_without_it(
     model: Path, head: Path, device: Any, n: int, kept: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_head, "_WAITING", kept[0])
-    monkeypatch.setattr(draft_head, "_LAST", kept[1])
+    monkeypatch.setattr(draft_head, "LAST", kept[1])
     params, prompts = replace(PARAMS, n=n), PROMPTS[: MOST_WITH_HEAD // n]
     with loaded(model, device, None) as lm:
         plain = lm.generate(prompts, params)
@@ -78,7 +78,12 @@ def test_texts_are_those_without_it(
     assert 0.1 < accepted / drafted < 0.9
 
 
-def test_it_guesses_as_for_the_text_read_at_once(model: Path, head: Path) -> None:
+@pytest.mark.parametrize("sequences", [16, 3])
+def test_it_guesses_as_for_the_text_read_at_once(
+    model: Path, head: Path, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the head has few sequences they give way to others, and are decoded again."""
+    monkeypatch.setattr(head_file, "_SEQUENCES", sequences)
     with loaded(model, "cpu", head) as lm:
         check_guesses(lm, [PROMPTS, [[*PROMPTS[0], 400, 9], PROMPTS[1]]], replace(PARAMS, n=2))
 

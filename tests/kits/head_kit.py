@@ -116,7 +116,7 @@ def check_guesses(lm: LM, calls: Sequence[list[list[int]]], params: SamplingPara
                 assert lm.head.failed is None
                 known = lm.head._followed[0]
                 assert (known.first, known.tokens) == (0, text[:-1])
-                lm.head._fuse([known])
+                lm.head._settle(0, known)
                 n = known.decoded
                 ((again, q, _),) = lm.head.guess([(0, n, text[n + 1 :], known.states[n:])])
                 assert (again, q) == (token, pytest.approx(p, abs=0.01))

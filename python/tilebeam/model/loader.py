@@ -249,7 +249,7 @@ class _Loader:
         self._o = options
         self._choice, self._backend = choice, choice.backend
         self._matrices = device_choice.groups_of(file, choice.backend, options.n_gpu_layers)
-        self._head = head
+        self._head, self._head_bytes = head, 0 if head is None else head.memory(options.n_ctx)
         self._stack = stack
         self._interrupts = interrupts
         self._tell = tell  # of the share that is loaded
@@ -273,7 +273,7 @@ class _Loader:
             self._placement = self._place(self._control)
         texts = self._n_ids(1 if self._file.cache.recurrent else KEPT)
         self._window_cells = cache_cells.of_windows(self._file, self._o, self._matrices, texts)
-        spare = memory_check.check(self._file, self._o, self._matrices, texts, cells=self._window_cells)
+        spare = self._check_memory(texts)
         copied = not self._limited and device_choice.copied(self._file, self._matrices, spare)
         self._mapped = self._file.aligned and not copied
         with self._session_options():
@@ -312,6 +312,10 @@ class _Loader:
         lm.head = following
         return lm
 
+    def _check_memory(self, texts: int, *, loaded: bool = False) -> int:
+        cells, head = self._window_cells, self._head_bytes
+        return memory_check.check(self._file, self._o, self._matrices, texts, loaded=loaded, cells=cells, head=head)
+
     def _follow(self, context: Any) -> DraftHead | None:
         """Load the draft head."""
         if self._head is None:
@@ -343,7 +347,7 @@ class _Loader:
             self._kept = 1
         adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
-        memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True, cells=self._window_cells)
+        self._check_memory(self._n_ids(), loaded=True)
         tap = self._tap(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
@@ -423,7 +427,7 @@ class _Loader:
         if model is not None:
             model.close()
         self._file.packed = None
-        memory_check.check(self._file, self._o, self._matrices, self._n_ids(1), cells=self._window_cells)
+        self._check_memory(self._n_ids(1))
         model = self._load_file()
         if model is not None and not died:  # else it was not the packed file
             self._stack.callback(model.close)  # warnings may be errors
