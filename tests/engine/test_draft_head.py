@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from head_kit import check_guesses, write_head
-from tilebeam import LM, SamplingParams, TilebeamError
+from head_kit import PARAMS, TOKENS, check_guesses, write_head
+from tilebeam import LM, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.engine import draft_head
 from tilebeam.engine.speculation import MOST_WITH_HEAD, StepCosts
@@ -26,11 +26,6 @@ from tilebeam.native.layer_tap import LayerTap
 from bench.lib.synth import preset, write_model
 
 CONFIG = preset("tiny", n_layer=5)
-TOKENS = (100, 101, 102)
-# Texts of three tokens, which the head guesses among: some guesses are right.
-PARAMS = SamplingParams(
-    max_tokens=40, temperature=1, top_k=0, top_p=1, seed=3, ignore_eos=True, logit_bias=dict.fromkeys(TOKENS, 1e4)
-)
 PROMPTS = [list(range(5, 25)), [*range(5, 20), 400, 401], [7]]
 OPTIONS: dict[str, Any] = {"n_ctx": 4096, "threads": 1, "n_seq_max": 16, **EXACT}
 

@@ -5,20 +5,19 @@ back by decoding again from a copy of the state. Models of llama.cpp's test-llam
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import EXACT
-from head_kit import check_guesses, write_head
-from tilebeam import LM, SamplingParams, TilebeamError
+from engine_kit import EXACT, states_behind
+from head_kit import PARAMS, TOKENS, check_guesses, write_head
+from tilebeam import TilebeamError
 from tilebeam.engine.speculation import StepCosts
 from tilebeam.native import batch_order, llama
-from tilebeam.native.llama import Context
 
 from bench.lib.synth import preset
 
@@ -27,10 +26,6 @@ import run as archs
 
 # Hybrid ones, of which Nemotron-H names its layers' outputs otherwise, and one without attention.
 NAMES = ("qwen35-dense", "lfm2-dense", "nemotron_h-dense", "mamba2-dense")
-TOKENS = (100, 101, 102)
-PARAMS = SamplingParams(
-    max_tokens=30, temperature=1, top_k=0, top_p=1, seed=3, ignore_eos=True, logit_bias=dict.fromkeys(TOKENS, 1e4)
-)
 TEXT = [5 + 7 * i % 90 for i in range(60)]
 PROMPTS = [TEXT, [*TEXT[:40], 9, 8], [7]]
 OPTIONS: dict[str, Any] = {"n_ctx": 2048, "threads": 1, "n_seq_max": 8, **EXACT}
@@ -53,33 +48,25 @@ def rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepCosts, "of", lambda *_: 1.0)
 
 
-def rows(lm: LM, context: Context, texts: Sequence[list[int]], ids: Sequence[int]) -> Any:
-    """What layer 0 puts out for texts in one batch, as sequences of these numbers."""
-    context.fill([(id, 0, text, len(text)) for id, text in zip(ids, texts, strict=True)])
-    n, tap = sum(map(len, texts)), context.taps
-    assert tap is not None
-    tap.start(n)
-    lm.check_decode(context.decode(n))
-    tap.stop()
-    context.clear()
-    return tap.rows((0,))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_layers_are_in_the_order_of_the_batch(models: dict[str, Path], name: str) -> None:
     """Of texts of several lengths, in several orders, in one graph and in many, also where all hidden states are
     wanted: each has the rows that it has alone."""
     texts = [[5, 6, 7, 8, 9, 10, 11], [7], [9, 3, 4, 1], [12, 13, 14, 15]]
+    n = sum(map(len, texts))
     for n_ubatch in (64, 5, 3):
         options = OPTIONS | {"n_batch": 64, "n_ubatch": n_ubatch}
         with tilebeam.load(models[name], "cpu", hidden_layer=0, **options) as lm, lm.raw_decode() as context:
-            alone = np.concatenate([rows(lm, context, [text], [0]) for text in texts])
-            for ids in ((0, 1, 2, 3), (3, 0, 2, 1), (2, 3, 0, 1)):
-                for whole in (False, True):
-                    context.output_hidden(whole)
-                    found = rows(lm, context, texts, ids)
-                    context.output_hidden(False)
-                    np.testing.assert_allclose(found, alone, rtol=1e-3, atol=1e-3 * np.abs(alone).max())
+            alone, tap = np.concatenate([states_behind(lm, text) for text in texts]), context.taps
+            assert tap is not None
+            for ids, whole in product(((0, 1, 2, 3), (3, 0, 2, 1), (2, 3, 0, 1)), (False, True)):
+                context.output_hidden(whole)
+                context.fill([(id, 0, text, len(text)) for id, text in zip(ids, texts, strict=True)])
+                tap.start(n)
+                lm.check_decode(context.decode(n))
+                tap.stop()
+                context.clear()
+                np.testing.assert_allclose(tap.rows((0,)), alone, rtol=1e-3, atol=1e-3 * np.abs(alone).max())
 
 
 @pytest.mark.parametrize(("name", "device", "n"), [(name, "npu", 1) for name in NAMES] + [(NAMES[0], "cpu", 4)])
@@ -100,9 +87,22 @@ def test_texts_are_those_without_it(models: dict[str, Path], head: Path, name: s
 def test_it_guesses_as_for_the_text_read_at_once(models: dict[str, Path], head: Path, name: str) -> None:
     """Prompts that fork at snapshots of the state, and samples that go on from texts in the cache."""
     with tilebeam.load(models[name], "cpu", draft=head, **OPTIONS) as lm:
-        calls = [PROMPTS, [[*TEXT, 3, 9], PROMPTS[1]], PROMPTS]
-        outputs = check_guesses(lm, calls, replace(PARAMS, n=2))
+        outputs = check_guesses(lm, [PROMPTS, [[*TEXT, 3, 9], PROMPTS[1]], PROMPTS], replace(PARAMS, n=2))
         assert outputs[0].usage.cached_tokens > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_have_the_states_behind_a_layer(models: dict[str, Path], head: Path, name: str) -> None:
+    """While a head guesses, prompts are read beside them, and right guesses are decoded twice."""
+    with tilebeam.load(models[name], "cpu", hidden_layer=0, draft=head, **OPTIONS) as lm:
+        outputs = lm.generate(PROMPTS, [replace(PARAMS, n=2, max_tokens=n, hidden=True) for n in (5, 12, 9)])
+        assert sum(o.usage.accepted_tokens for o in outputs) > 0
+        for prompt, sample in ((o.prompt_token_ids, s) for o in outputs for s in o.outputs):
+            tokens = sample.token_ids[:-1]  # nothing is known behind the last one
+            wanted = states_behind(lm, [*prompt, *tokens])[len(prompt) :].sum(0)
+            assert sample.hidden is not None
+            assert sample.hidden.count == len(tokens)
+            np.testing.assert_allclose(sample.hidden.total, wanted, atol=2e-3 * np.abs(wanted).max())
 
 
 def test_an_order_that_is_not_known(models: dict[str, Path], head: Path, monkeypatch: pytest.MonkeyPatch) -> None:

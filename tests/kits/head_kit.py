@@ -17,6 +17,12 @@ from tilebeam.model.head_file import K_MODEL
 
 from bench.lib.synth import SynthConfig
 
+TOKENS = (100, 101, 102)
+# Texts of three tokens, which the head guesses among: some guesses are right.
+PARAMS = SamplingParams(
+    max_tokens=40, temperature=1, top_k=0, top_p=1, seed=3, ignore_eos=True, logit_bias=dict.fromkeys(TOKENS, 1e4)
+)
+
 
 def write_head(
     path: Path,

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
 
-
-def places(seq: Sequence[int], n_ubatch: int, *, rising: bool, alone: bool) -> I64:
+def places(seq: Sequence[int], n_ubatch: int, *, rising: bool, alone: bool) -> npt.NDArray[np.int64]:
     """Return for each entry of a batch how many are computed before it, int64 [entries].
 
     Args:
@@ -39,10 +37,8 @@ def places(seq: Sequence[int], n_ubatch: int, *, rising: bool, alone: bool) -> I
         count = min(max(1, n_ubatch // len(chosen)), *(len(left[id]) for id in chosen))
         for id in chosen:
             order += left[id][:count]
-            if count < len(left[id]):
-                del left[id][:count]
-            else:
-                del left[id]
+            del left[id][:count]
+        left = {id: entries for id, entries in left.items() if entries}
     found = np.empty(len(seq), np.int64)
     found[order] = np.arange(len(seq))
     return found
