@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from head_kit import write_head
-from tilebeam import LM, SamplingParams, TilebeamError
+from head_kit import PARAMS, TOKENS, check_guesses, write_head
+from tilebeam import LM, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.engine import draft_head
-from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.speculation import MOST_WITH_HEAD, StepCosts
-from tilebeam.model import hub
+from tilebeam.model import head_file, hub
 from tilebeam.model.head_file import model_mark
 from tilebeam.native import head_contexts
 from tilebeam.native.layer_tap import LayerTap
@@ -27,11 +26,6 @@ from tilebeam.native.layer_tap import LayerTap
 from bench.lib.synth import preset, write_model
 
 CONFIG = preset("tiny", n_layer=5)
-TOKENS = (100, 101, 102)
-# Texts of three tokens, which the head guesses among: some guesses are right.
-PARAMS = SamplingParams(
-    max_tokens=40, temperature=1, top_k=0, top_p=1, seed=3, ignore_eos=True, logit_bias=dict.fromkeys(TOKENS, 1e4)
-)
 PROMPTS = [list(range(5, 25)), [*range(5, 20), 400, 401], [7]]
 OPTIONS: dict[str, Any] = {"n_ctx": 4096, "threads": 1, "n_seq_max": 16, **EXACT}
 
@@ -66,7 +60,7 @@ def test_texts_are_those_without_it(
     model: Path, head: Path, device: Any, n: int, kept: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_head, "_WAITING", kept[0])
-    monkeypatch.setattr(draft_head, "_LAST", kept[1])
+    monkeypatch.setattr(draft_head, "LAST", kept[1])
     params, prompts = replace(PARAMS, n=n), PROMPTS[: MOST_WITH_HEAD // n]
     with loaded(model, device, None) as lm:
         plain = lm.generate(prompts, params)
@@ -79,44 +73,14 @@ def test_texts_are_those_without_it(
     assert 0.1 < accepted / drafted < 0.9
 
 
-def test_it_guesses_as_for_the_text_read_at_once(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever forks, cuts and pieces came before, and with what earlier calls left in the cache."""
-    seen = list[tuple[list[int], int, float]]()
-    asked = dict[int, list[int]]()  # texts by their sequences
-    waiting, guess = DraftHead.waiting, DraftHead.guess
-
-    def note_texts(self: DraftHead, samples: Any) -> Any:
-        spans = waiting(self, samples)
-        asked.update({span[0]: samples[i].target() for i, span in spans.items()})
-        return spans
-
-    def note_guess(self: DraftHead, spans: Any) -> Any:
-        result = guess(self, spans)
-        for (id, *_), (token, p, _) in zip(spans, result, strict=True):
-            if id in asked:  # its first guess; others come of the head's own states
-                seen.append((asked.pop(id), token, p))
-        return result
-
-    with loaded(model, "cpu", head) as lm, lm.keep_prefixes():
-        monkeypatch.setattr(DraftHead, "waiting", note_texts)
-        monkeypatch.setattr(DraftHead, "guess", note_guess)
-        for prompts in (PROMPTS, [[*PROMPTS[0], 400, 9], PROMPTS[1]]):
-            lm.generate(prompts, replace(PARAMS, n=2))
-        monkeypatch.undo()
-        assert len(seen) > 60
-        with lm.raw_decode() as context:
-            assert lm.head is not None
-            for text, token, p in seen[:: len(seen) // 40]:
-                context.fill([(0, 0, text[:-1], 1)])
-                lm.check_decode(context.decode(len(text) - 1))
-                assert lm.head.failed is None
-                known = lm.head._followed[0]
-                assert (known.first, known.tokens) == (0, text[:-1])
-                lm.head._fuse([known])
-                n = known.decoded
-                ((again, q, _),) = lm.head.guess([(0, n, text[n + 1 :], known.states[n:])])
-                assert (again, q) == (token, pytest.approx(p, abs=0.01))
-                context.clear()
+@pytest.mark.parametrize("sequences", [16, 3])
+def test_it_guesses_as_for_the_text_read_at_once(
+    model: Path, head: Path, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the head has few sequences they give way to others, and are decoded again."""
+    monkeypatch.setattr(head_file, "_SEQUENCES", sequences)
+    with loaded(model, "cpu", head) as lm:
+        check_guesses(lm, [PROMPTS, [[*PROMPTS[0], 400, 9], PROMPTS[1]]], replace(PARAMS, n=2))
 
 
 def test_a_head_of_another_model(model: Path, tmp_path: Path) -> None:
@@ -145,7 +109,7 @@ def test_a_damaged_head(model: Path, head: Path, tmp_path: Path) -> None:
 def test_models_and_libraries_that_cannot_have_a_head(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(LayerTap, "rows", lambda *_: None)
-        with pytest.warns(RuntimeWarning), pytest.raises(TilebeamError, match="no outputs of the model's layers"):
+        with pytest.raises(TilebeamError, match="no outputs of the model's layers"):
             loaded(model, "cpu", head).__enter__()
     monkeypatch.setattr(head_contexts, "available", lambda: False)
     with pytest.raises(TilebeamError, match="no functions to run"):

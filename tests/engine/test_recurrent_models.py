@@ -119,13 +119,6 @@ def test_what_would_be_wrong_is_refused(models: dict[str, Path], name: str, devi
         tilebeam.load(models[name], device, n_ctx=256)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", HYBRID)
-def test_hidden_states_behind_a_layer_are_refused(models: dict[str, Path], name: str) -> None:
-    """llama.cpp sorts such a model's batches by sequence, so a row would be another token's."""
-    with pytest.raises(TilebeamError, match="behind the final norm only"):
-        tilebeam.load(models[name], "cpu", n_ctx=256, hidden_layer=0)
-
-
 def test_hidden_states_of_a_text_that_grows(pair: tuple[LM, LM]) -> None:
     """State that cannot go back is forked at a text's end, and its hidden states add up call by call."""
     lm, stock = pair

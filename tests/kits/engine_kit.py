@@ -115,9 +115,9 @@ class Count:
 class _Layer(Watch):
     """Takes what a layer puts out."""
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.name = f"l_out-{layer}"
+        self.name = name
         self.rows = np.zeros((0, 0), np.float32)
 
     def wants(self, t: Any) -> bool:
@@ -130,9 +130,9 @@ class _Layer(Watch):
 def states_behind(lm: LM, tokens: list[int]) -> npt.NDArray[np.float32]:
     """The hidden states of a text's tokens, [tokens, n_embd], read at once: behind the layer that the model was
     loaded for, or behind the final norm."""
-    if (layer := lm.info.hidden_layer) is None:
+    if (tap := lm.engine.context.tap) is None:
         return lm.hidden([tokens], [range(len(tokens))])[0].hidden
-    watch, n = _Layer(layer), len(tokens)
+    watch, n = _Layer(tap.names[0]), len(tokens)
     p = C.llama_context_default_params()
     p.n_ctx = p.n_batch = p.n_ubatch = max(n, 32)
     p.cb_eval, p.type_k, p.type_v, p.flash_attn_type = watch.callback, 0, 0, C.LLAMA_FLASH_ATTN_TYPE_DISABLED

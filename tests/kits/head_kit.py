@@ -1,4 +1,4 @@
-"""Draft heads with random weights, for models of bench/lib/synth.py."""
+"""Draft heads with random weights, and what their guesses must be."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+import pytest
+from tilebeam import LM, RequestOutput, SamplingParams
+from tilebeam.engine.draft_head import DraftHead
 from tilebeam.model.head_file import K_MODEL
 
 from bench.lib.synth import SynthConfig
+
+TOKENS = (100, 101, 102)
+# Texts of three tokens, which the head guesses among: some guesses are right.
+PARAMS = SamplingParams(
+    max_tokens=40, temperature=1, top_k=0, top_p=1, seed=3, ignore_eos=True, logit_bias=dict.fromkeys(TOKENS, 1e4)
+)
 
 
 def write_head(
@@ -76,3 +85,46 @@ def write_head(
     file.write_tensors_to_file()
     file.close()
     return path
+
+
+def check_guesses(lm: LM, calls: Sequence[list[list[int]]], params: SamplingParams) -> list[RequestOutput]:
+    """Have a model with a head write texts, call by call, and compare the head's guesses with those for the texts read
+    at once: whatever forks, cuts and pieces came before, and with what earlier calls left in the cache; return the last
+    call's outputs."""
+    seen = list[tuple[list[int], int, float]]()
+    asked = dict[int, list[int]]()  # texts by their sequences
+    waiting, guess = DraftHead.waiting, DraftHead.guess
+
+    def note_texts(self: DraftHead, samples: Any) -> Any:
+        spans = waiting(self, samples)
+        asked.update({span[0]: samples[i].target() for i, span in spans.items()})
+        return spans
+
+    def note_guess(self: DraftHead, spans: Any) -> Any:
+        result = guess(self, spans)
+        for (id, *_), (token, p, _) in zip(spans, result, strict=True):
+            if id in asked:  # its first guess; others come of the head's own states
+                seen.append((asked.pop(id), token, p))
+        return result
+
+    with lm.keep_prefixes():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DraftHead, "waiting", note_texts)
+            patch.setattr(DraftHead, "guess", note_guess)
+            for prompts in calls:
+                outputs = lm.generate(prompts, params)
+        assert len(seen) > 60
+        with lm.raw_decode() as context:
+            assert lm.head is not None
+            for text, token, p in seen[:: len(seen) // 40]:
+                context.fill([(0, 0, text[:-1], 1)])
+                lm.check_decode(context.decode(len(text) - 1))
+                assert lm.head.failed is None
+                known = lm.head._followed[0]
+                assert (known.first, known.tokens) == (0, text[:-1])
+                lm.head._settle(0, known)
+                n = known.decoded
+                ((again, q, _),) = lm.head.guess([(0, n, text[n + 1 :], known.states[n:])])
+                assert (again, q) == (token, pytest.approx(p, abs=0.01))
+                context.clear()
+    return outputs

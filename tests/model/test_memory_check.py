@@ -9,7 +9,8 @@ import limits_kit
 import process_kit
 import pytest
 import tilebeam
-from tilebeam.model import device_choice, file_check, memory_check
+from head_kit import write_head
+from tilebeam.model import cache_cells, device_choice, file_check, head_file, memory_check
 from tilebeam.model.cache_size import Cache, cache_of
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import control
@@ -94,6 +95,26 @@ def test_memory_that_became_less_meanwhile(model: Path, monkeypatch: pytest.Monk
     with pytest.raises(tilebeam.TilebeamError, match="more, and this process can have 6 MiB: 8 MiB for a KV"):
         tilebeam.load(model, **OPTIONS)
     assert control.control().status()["buffers"] == 0
+
+
+def test_a_draft_head_that_does_not_fit(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits are those of the whole vocabulary, whatever it guesses among."""
+    shape = synth.preset("tiny", **SHAPE)
+    path = write_head(tmp_path / "head.gguf", shape, (5, 6))
+    head = head_file.head_file(path)
+    assert head is not None
+    size = head.memory(OPTIONS["n_ctx"])
+    assert size > 0.99 * path.stat().st_size + 90 * 4 * shape.n_vocab
+    file, options = file_check.inspect(model, False), LoadOptions(**OPTIONS).checked()
+    groups, texts = device_choice.groups_of(file, "cpu", -1), (1 + cache_cells.KEPT) * 2 + 1
+    give(monkeypatch, 1 << 40)
+    plain, left = (memory_check.check(file, options, groups, texts, head=n) for n in (0, size))
+    assert plain - left == size
+    give(monkeypatch, (1 << 40) - left)
+    tilebeam.load(model, "cpu", draft=path, **OPTIONS).close()
+    give(monkeypatch, (1 << 40) - left - 1)
+    with pytest.raises(tilebeam.TilebeamError, match=r"its draft head\. .*; or load it without the draft head\.$"):
+        tilebeam.load(model, "cpu", draft=path, **OPTIONS)
 
 
 ATTENTION = {"block_count": 4, "embedding_length": 512, "attention.head_count": 8, "attention.head_count_kv": 2}

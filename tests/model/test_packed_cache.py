@@ -202,7 +202,7 @@ def test_a_full_disk_and_another_process_that_packs(
         with pytest.warns(CacheWarning, match="another process is packing"):
             assert not said(ordinary)[1]
         with monkeypatch.context() as patch:
-            patch.setattr(packed_cache.fcntl, "flock", no_locks)
+            patch.setattr("tilebeam.folder_lock.fcntl.flock", no_locks)
             with pytest.warns(CacheWarning, match="No locks available"):
                 assert not said(ordinary)[1]
     finally:

@@ -18,6 +18,7 @@ from cli_kit import Ran, record
 from head_kit import write_head
 from tilebeam import LM, Prompt, SamplingParams, TilebeamError
 from tilebeam.engine.speculation import StepCosts
+from tilebeam.folder_lock import alone_in
 from tilebeam.training import draft_texts
 from tilebeam.training.draft_texts import TOP, DraftText, TextSetting, collect, texts_of
 
@@ -261,3 +262,11 @@ def test_what_cannot_be_trained(
     monkeypatch.chdir(tmp_path)
     model = () if "-m" in arguments else ("-m", TINY)
     Ran("draft", "train", *model, *arguments).fails_with(message)
+
+
+def test_a_work_folder_that_another_run_has(torch: Any, tmp_path: Path) -> None:
+    assert torch
+    arguments = ("draft", "train", "-m", TINY, "-o", tmp_path / "head.gguf", "--work", tmp_path)
+    with alone_in(tmp_path, ValueError()):
+        Ran(*arguments).fails_with(f"Another tilebeam draft train works in {tmp_path}: ")
+    assert "Give prompts" in Ran(*arguments).err  # the lock is free again

@@ -18,6 +18,7 @@ from tilebeam.cli.options import CtxSize, Json, Model, RunOptions, Sequences, gr
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.extras import how_to_install
+from tilebeam.folder_lock import alone_in
 from tilebeam.gguf.help_text import App
 from tilebeam.model.load_options import LoadOptions, default_threads
 
@@ -129,10 +130,13 @@ def train(
     check_target(out)
     folder = work or out.with_suffix(".work")
     weights = ModelWeights(model, n_ff)
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = TilebeamError(f"Another tilebeam draft train works in {folder}: wait for it, or use another --work.")
     try:
-        _collect(model, run, ctx_size, parallel, texts, weights, folder)
-        torch.set_num_threads(run.threads or default_threads())
-        fit = _fit(weights, folder, vocab, minutes, texts.seed)
+        with alone_in(folder, taken):
+            _collect(model, run, ctx_size, parallel, texts, weights, folder)
+            torch.set_num_threads(run.threads or default_threads())
+            fit = _fit(weights, folder, vocab, minutes, texts.seed)
     except KeyboardInterrupt:
         console.err().print(f"Interrupted. What is done is in {folder}; run the command again.")
         raise typer.Exit(130) from None
@@ -159,7 +163,6 @@ def _collect(
     from tilebeam.training.draft_fit import write_untrained
     from tilebeam.training.draft_texts import TextSetting, collect
 
-    folder.mkdir(parents=True, exist_ok=True)
     untrained = folder / "untrained.gguf"
     write_untrained(untrained, weights)
     with load(model, n_ctx=n_ctx, n_seq_max=parallel, draft=untrained, **run.arguments()) as lm:

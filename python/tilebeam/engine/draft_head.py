@@ -8,6 +8,9 @@ guesses the head's own state takes the place of the model's; their cells are cut
 The states of a sequence are kept, some KB each, since a fork goes on from one with another token. They are fused and
 decoded when somebody asks for guesses, or forks the sequence: what the model refuses of a draft never is. Where nobody
 asks for long, and of long prompts, only the last ones are: a head that is asked late, or not at all, costs little.
+
+The head has fewer sequences than the model, since each takes memory for logits of the whole vocabulary: the one used
+longest ago gives way, and is decoded again when it is asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from tilebeam.native.llama import Context
 from tilebeam.sampling_params import SamplingParams
 
 F32 = npt.NDArray[np.float32]
-_WAITING, _LAST = 256, 128  # states that wait at most; of more, so many stay, as if the text began there
+# States that wait at most; of more, and where a sequence gives way to others, so many stay, as if the text began there.
+_WAITING, LAST = 256, 128
 
 
 class _Followed:
@@ -72,6 +76,8 @@ class DraftHead:
         self._target = target
         self._layers = tuple(layers)
         self._followed: dict[int, _Followed] = {}
+        self._ids: dict[int, int] = {}  # the head's sequences by the model's; the one used longest ago first
+        self._free = list(range(contexts.decoder.n_seq_max))
         self._draws = BatchSampler(contexts.decoder)
         self._likeliest = Sampler(SamplingParams(temperature=0), 0, contexts.decoder.model.vocab)
         self.times = PassTimes()
@@ -102,15 +108,15 @@ class DraftHead:
     def _append(self, id: int, pos: int, features: F32, tokens: list[int]) -> None:
         known = self._followed.get(id)
         if known is None or known.first + len(known.tokens) != pos:  # what lies between was never seen
-            self._decoder.drop(id)
+            self._drop(id)
             known = self._followed[id] = _Followed(pos, [], [], [])
         keep = len(known.tokens)
         self._cut(id, known, keep if known.behind == tokens[0] else keep - 1)
         known.features += list(features)
         known.tokens += tokens
         if len(known.tokens) - known.decoded > _WAITING:
-            self._decoder.drop(id)
-            kept = [row.copy() for row in known.features[-_LAST:]]
+            self._drop(id)
+            kept = [row.copy() for row in known.features[-LAST:]]
             self._followed[id] = _Followed(pos + len(tokens) - len(kept), [], kept, known.tokens[-len(kept) :])
 
     def forked(self, source: int, target: int, length: int) -> None:
@@ -126,7 +132,7 @@ class DraftHead:
         n = length - known.first
         decoded = min(known.decoded, n - 1)
         if decoded:
-            self._decoder.fork(source, target, decoded)
+            self._decoder.fork(self._id(source), self._id(target), decoded)
         self._followed[target] = _Followed(known.first, known.states[:n], [], known.tokens[:n], decoded)
 
     def truncated(self, seq: int, length: int) -> None:
@@ -136,7 +142,7 @@ class DraftHead:
             return
         n = length - known.first
         if n <= 0:
-            self._decoder.drop(seq)
+            self._drop(seq)
             del self._followed[seq]
         elif n < len(known.tokens):
             self._cut(seq, known, n - 1)  # the cell of its last token was made with a token that is gone
@@ -145,13 +151,35 @@ class DraftHead:
     def cleared(self) -> None:
         """See `Follower`."""
         self._followed.clear()
+        self._free += self._ids.values()
+        self._ids.clear()
         self._decoder.clear()
 
     def _cut(self, id: int, known: _Followed, decoded: int) -> None:
         """Remove the cells of guesses, and those of all states but the first so many."""
-        if known.guessed or decoded < known.decoded:
+        if known.guessed or max(0, decoded) < known.decoded:
             known.decoded, known.guessed = min(known.decoded, max(0, decoded)), False
-            self._decoder.truncate(id, known.decoded)
+            self._decoder.truncate(self._id(id), known.decoded)
+
+    def _id(self, id: int) -> int:
+        """Return the head's sequence for one of the model's, which gives way to others last from now on."""
+        if id not in self._ids:
+            if not self._free:
+                other = next(iter(self._ids))
+                self._drop(other)
+                known = self._followed[other]
+                gone = min(len(known.states), max(0, len(known.tokens) - LAST))
+                known.first, known.decoded, known.behind, known.guessed = known.first + gone, 0, -1, False
+                del known.states[:gone], known.tokens[:gone]
+            self._ids[id] = self._free.pop()
+        self._ids[id] = found = self._ids.pop(id)
+        return found
+
+    def _drop(self, id: int) -> None:
+        """Remove all cells of a sequence."""
+        if (own := self._ids.pop(id, None)) is not None:
+            self._decoder.drop(own)
+            self._free.append(own)
 
     def _fuse(self, followed: Sequence[_Followed]) -> None:
         """Fuse what waits for it in some sequences."""
@@ -170,7 +198,7 @@ class DraftHead:
         while (first := known.decoded) < len(known.states) - 1:
             end = min(len(known.states) - 1, first + self._contexts.n_batch)
             self._contexts.states[: end - first] = known.states[first:end]
-            self._decoder.fill([(id, first, known.tokens[first + 1 : end + 1], 1)])
+            self._decoder.fill([(self._id(id), first, known.tokens[first + 1 : end + 1], 1)])
             self._contexts.decode(end - first, 1)
             known.decoded = end
 
@@ -193,8 +221,11 @@ class DraftHead:
         for i, sample in enumerate(samples):
             known = None if sample.kv is None else self._followed.get(sample.kv.id)
             length = len(sample.target()) - 1
-            if known is not None and known.first + len(known.tokens) == length == len(sample.kv or ()):
+            if known is None or sample.kv is None or len(found) == self._decoder.n_seq_max:
+                continue
+            if known.first + len(known.tokens) == length == len(sample.kv):
                 found[i] = sample, known
+                self._id(sample.kv.id)  # none of these gives way to another of them
         spans = dict[int, _Span]()
         try:
             self._fuse([known for _, known in found.values()])
@@ -220,7 +251,7 @@ class DraftHead:
         n = sum(len(tokens) for _, _, tokens, _ in spans)
         if self.failed is not None:
             return []
-        self._decoder.fill([(id, start, tokens, len(tokens)) for id, start, tokens, _ in spans])
+        self._decoder.fill([(self._id(id), start, tokens, len(tokens)) for id, start, tokens, _ in spans])
         self._contexts.states[:n] = np.concatenate([np.asarray(states) for _, _, _, states in spans])
         try:
             states = self._contexts.decode(n)

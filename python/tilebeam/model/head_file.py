@@ -19,6 +19,7 @@ import numpy as np
 
 from tilebeam.engine.drafter import MOST
 from tilebeam.errors import TilebeamError
+from tilebeam.model.cache_size import cache_of
 
 if TYPE_CHECKING:
     from tilebeam.engine.draft_head import DraftHead
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from tilebeam.native.llama import Context
 
 ARCHITECTURE = "eagle3"
-# Tokens of a batch: llama.cpp computes logits of all of them, of the whole vocabulary.
-_BATCH = 128
+# Tokens of a batch, and sequences: llama.cpp computes logits of all of them, of the whole vocabulary.
+_BATCH, _SEQUENCES = 48, 16
 K_MODEL = "tilebeam.draft.model"  # `model_mark` of the model that a head of ours was trained for
 
 
@@ -41,6 +42,8 @@ class HeadFile:
         n_embd: of its model.
         n_vocab: of its model.
         model: `model_mark` of its model; None: it does not say.
+        n_bytes: of its weights.
+        kv: elements of a token in its KV cache.
     """
 
     path: str
@@ -48,6 +51,22 @@ class HeadFile:
     n_embd: int
     n_vocab: int
     model: str | None
+    n_bytes: int
+    kv: int
+
+    def memory(self, n_ctx: int) -> int:
+        """Return the bytes that it takes beside a model with so many KV cells: weights, logits, and cells."""
+        from tilebeam.native.head_contexts import FUSED
+
+        rows = _BATCH + _SEQUENCES + FUSED  # that are computed, given out, and given out where features are fused
+        return self.n_bytes + 4 * self.n_vocab * rows + 2 * self.kv * _cells(n_ctx)
+
+
+def _cells(n_ctx: int) -> int:
+    """Return the cells of a head's cache: as many as its model has, and what was shared once, but is decoded again."""
+    from tilebeam.engine.draft_head import LAST
+
+    return n_ctx + _SEQUENCES * (LAST + MOST)
 
 
 def head_file(path: str | os.PathLike[str]) -> HeadFile | None:
@@ -108,13 +127,15 @@ def _read(path: str, file: Source) -> HeadFile:
         need("tokens of its vocabulary in d2t", holds=bool(((tokens >= 0) & (tokens < n_vocab)).all()))
     else:
         need("an output for each token", holds=shapes["output.weight"][1:] == (n_vocab,))
-    model = file.kv.get(K_MODEL)
+    model, cache = file.kv.get(K_MODEL), cache_of(file, ARCHITECTURE)
     return HeadFile(
         path,
         tuple(layer - 1 for layer in inputs),
         width,
         n_vocab,
         model.value if model is not None and isinstance(model.value, str) else None,
+        sum(tensor.nbytes for tensor in file.tensors.values()),
+        cache.k + cache.v,
     )
 
 
@@ -196,9 +217,9 @@ def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threa
     params.devices = ctypes.cast(array, ctypes.c_void_p)
     params.n_gpu_layers = -1 if devices else 0
     wanted = capi.llama_context_default_params()
-    wanted.n_ctx = target.n_ctx + target.n_seq_max * MOST
-    wanted.n_seq_max, wanted.kv_unified = target.n_seq_max, True
-    wanted.n_batch = wanted.n_ubatch = n_batch = max(_BATCH, target.n_seq_max)
+    wanted.n_ctx = _cells(target.n_ctx)
+    wanted.n_seq_max, wanted.kv_unified = _SEQUENCES, True
+    wanted.n_batch = wanted.n_ubatch = _BATCH
     # Beside the device the CPU backend only looks up embeddings.
     wanted.n_threads = wanted.n_threads_batch = 1 if devices else threads
     wanted.no_perf = True
@@ -211,7 +232,7 @@ def attach(head: HeadFile, target: Context, devices: Sequence[int | None], threa
         stack.callback(model.close)
         if model.vocab.size != head.n_vocab:  # llama.cpp counts tokens by vocab_size where there is no tokenizer
             raise TilebeamError(f"{head.path} has a vocabulary of {head.n_vocab} tokens, but a vocab_size of another.")
-        contexts = HeadContexts(model, wanted, n_batch)
+        contexts = HeadContexts(model, wanted)
         stack.callback(contexts.close)
     following = DraftHead(contexts, target, head.layers)
     stack.callback(following.close)

@@ -248,7 +248,7 @@ class _Loader:
         self._o = options
         self._choice, self._backend = choice, choice.backend
         self._matrices = device_choice.groups_of(file, choice.backend, options.n_gpu_layers)
-        self._head = head
+        self._head, self._head_bytes = head, 0 if head is None else head.memory(options.n_ctx)
         self._stack = stack
         self._interrupts = interrupts
         self._tell = tell  # of the share that is loaded
@@ -272,7 +272,7 @@ class _Loader:
             self._placement = self._place(self._control)
         texts = self._n_ids(1 if self._file.cache.recurrent else KEPT)
         self._window_cells = cache_cells.of_windows(self._file, self._o, self._matrices, texts)
-        spare = memory_check.check(self._file, self._o, self._matrices, texts, cells=self._window_cells)
+        spare = self._check_memory(texts)
         copied = not self._limited and device_choice.copied(self._file, self._matrices, spare)
         self._mapped = self._file.aligned and not copied
         with self._session_options():
@@ -310,19 +310,24 @@ class _Loader:
         lm.head = following
         return lm
 
+    def _check_memory(self, texts: int, *, loaded: bool = False) -> int:
+        cells, head = self._window_cells, self._head_bytes
+        return memory_check.check(self._file, self._o, self._matrices, texts, loaded=loaded, cells=cells, head=head)
+
     def _follow(self, context: Any) -> DraftHead | None:
-        """Load the draft head, and see whether it gets what it reads."""
+        """Load the draft head."""
         if self._head is None:
             return None
         devices = [] if self._control is None else [self._control.device(0)]
-        head = attach(self._head, context, devices, self._o.threads, self._stack)
-        context.fill([(0, 0, [0], 1)])
-        if (code := context.decode(1)) != 0:
+        return attach(self._head, context, devices, self._o.threads, self._stack)
+
+    def _check_tap(self, context: Any) -> None:
+        code, reason = context.try_taps()
+        if code != 0:
             raise self._failure(code, "")
-        if head.failed is not None:
-            raise TilebeamError(f"{self._file.path} cannot have a draft head: {head.failed}")
-        context.clear()
-        return head
+        if reason:
+            what = "states of a layer" if self._head is None else "a draft head"
+            raise TilebeamError(f"{self._file.path} cannot have {what}: {reason}.")
 
     def _start(self) -> tuple[Any, Any, int]:
         """Load the model and make its context; return both, and how many tensors became tiles."""
@@ -340,12 +345,14 @@ class _Loader:
             self._kept = 1
         adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
-        memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True, cells=self._window_cells)
+        self._check_memory(self._n_ids(), loaded=True)
         tap = self._tap(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
         if adapters:
             self._logged("apply the LoRA adapters to", lambda: context.adapt(adapters) or None)
+        if tap is not None:
+            self._check_tap(context)
         if self._o.deterministic:
             assert self._control is not None
             check_deterministic(self._file, context, self._control, len(self._placement.counts), self._failure)
@@ -418,7 +425,7 @@ class _Loader:
         if model is not None:
             model.close()
         self._file.packed = None
-        memory_check.check(self._file, self._o, self._matrices, self._n_ids(1), cells=self._window_cells)
+        self._check_memory(self._n_ids(1))
         model = self._load_file()
         if model is not None and not died:  # else it was not the packed file
             self._stack.callback(model.close)  # warnings may be errors
@@ -515,8 +522,8 @@ class _Loader:
         layer, head = self._o.hidden_layer, () if self._head is None else self._head.layers
         if layer is None and not head:
             return None
-        if not self._file.generates or model.whole_forks_only:  # recurrent layers get tokens in another order
-            kind = f"a {self._file.architecture} model"
+        if not self._file.generates:
+            kind = f"an embedding model ({self._file.architecture})"
             asked = f"hidden_layer={layer}" if self._head is None else f"The draft head {self._head.path}"
             raise TilebeamError(f"{asked}: {kind} gives hidden states behind the final norm only.")
         if layer is not None and layer > model.n_layer - 2:
@@ -529,7 +536,8 @@ class _Loader:
         if self._head is not None:
             check_fits(self._head, self._file.path, model.n_embd, model.vocab.size, model.n_layer)
         layers = [n for n in dict.fromkeys((layer, *head)) if n is not None]
-        return LayerTap(layers, model.n_embd, self._o.n_batch, states=layer is not None)
+        architecture = self._file.architecture
+        return LayerTap(layers, model.n_embd, self._o.n_batch, states=layer is not None, architecture=architecture)
 
     def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o

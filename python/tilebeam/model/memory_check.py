@@ -33,6 +33,7 @@ def check(
     *,
     loaded: bool = False,
     cells: int | None = None,
+    head: int = 0,
 ) -> int:
     """Refuse what the memory cannot hold; return the bytes that are left without swap, whatever layers have windows.
 
@@ -40,6 +41,7 @@ def check(
         groups: the file's matrices as they will run.
         texts: rows of logits that a context has room for at least.
         cells: of the KV cache, in all layers at least; None: for all tokens.
+        head: bytes of a draft head.
         loaded: weights and vocabulary are in the memory already.
 
     Raises:
@@ -55,15 +57,16 @@ def check(
         # Of a layer's feed-forward network, for a prompt as long as most batches are.
         rows = min(options.n_ubatch, options.n_ctx, LoadOptions.n_batch)
         rest += 4 * rows * (file.weights.n_ff + 2 * file.weights.n_embd)
-    needed, memory = weights + cached + rest, usable_memory()
+    needed, memory = weights + cached + rest + head, usable_memory()
     left = memory.with_swap
     if needed <= left:
-        return min(left, memory.available) - (weights + full + rest)
+        return min(left, memory.available) - (weights + full + rest + head)
     samples = "1 sample" if options.n_seq_max == 1 else f"{options.n_seq_max} samples"
     parts = [
         (weights, "its weights"),
         (cached, f"a KV cache of {options.n_ctx} tokens"),
         (rest, f"{'' if loaded else 'the vocabulary, '}logits and intermediate results of {samples}"),
+        (head, "its draft head"),
     ]
     advice = ["choose a smaller n_ctx or n_seq_max"] if file.generates and weights < left else []
     if weights and file.repacked is None:
@@ -71,6 +74,8 @@ def check(
             "take a smaller quantization, or write the file anew with `gguf-repack pack`: packed weights are mapped "
             "from the file, and take no memory of their own"
         )
+    if head and needed - head <= left:
+        advice.append("load it without the draft head")
     said = "; or ".join(advice) or "use a machine with more memory"
     raise TilebeamError(
         f"{file.path} needs at least {_size(needed)} of memory{' more' if loaded else ''}, and this process can have "

@@ -13,19 +13,19 @@ was used last. Only what belongs to this user, and nobody else may write to, is 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import stat
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam._ext import LAYOUT_VERSION
 from tilebeam.errors import CacheWarning, TilebeamError
+from tilebeam.folder_lock import alone_in
 from tilebeam.native.repacked import RepackedFile
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[floa
         with open_gguf(file.path) as source:
             if not any(target.tiled is not None for target in plan(source, Policy())):
                 return None
-    with _alone(here):
+    with alone_in(here, _UnusableError("another process is packing a file")):
         if os.path.lexists(path):
             try:  # another process may have made it just now
                 return _opened(path, key, verify)
@@ -225,25 +225,6 @@ def _check_owner(path: Path, state: os.stat_result) -> None:
         raise _UnusableError(f"{path} belongs to another user")
     if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _UnusableError(f"other users can write to {path}")
-
-
-@contextlib.contextmanager
-def _alone(here: Path) -> Iterator[None]:
-    """Pack while no other process does; nobody waits for one that may have stopped.
-
-    Raises:
-        _UnusableError: another one packs.
-        OSError: the file system has no locks.
-    """
-    fd = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _UnusableError("another process is packing a file") from None
-        yield
-    finally:
-        os.close(fd)
 
 
 def _make_room(size: int, limit: int) -> None:

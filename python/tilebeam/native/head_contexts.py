@@ -20,6 +20,7 @@ from tilebeam.native.llama import Context, Model, log_router
 
 F32 = npt.NDArray[np.float32]
 _FLOATS = ctypes.POINTER(ctypes.c_float)
+FUSED = 32  # tokens of a batch of features, at most
 
 
 # llama_set_embeddings_nextn(llama_context *, bool, bool) and llama_get_embeddings_nextn(llama_context *), as compilers
@@ -35,38 +36,42 @@ def available() -> bool:
 class HeadContexts:
     """Owns the two contexts of a head: one fuses features, one decodes.
 
-    Two, since llama.cpp keeps a context's graph from one batch to the next as long as they are of one kind.
+    Two, since llama.cpp keeps a context's graph from one batch to the next as long as they are of one kind. Both have
+    room for logits of the whole vocabulary: of as many sequences as they may have, and of as many tokens as a batch
+    ever had. So batches are short.
 
     Args:
         model: the head.
-        params: of both contexts.
-        n_batch: tokens of a batch, at most.
+        params: of the context that decodes; its sequences are few.
 
     Attributes:
         decoder: the context with the head's KV cache; its batches have both tokens and states, see `decode`.
+        n_batch: tokens of a batch, at most.
         states: float32 [n_batch, n_embd], what goes in beside the tokens of a batch.
 
     Raises:
         TilebeamError: llama.cpp makes no context of it.
     """
 
-    def __init__(self, model: Model, params: Any, n_batch: int) -> None:
+    def __init__(self, model: Model, params: Any) -> None:
         lib = C._lib
         switch = _function(lib, _SET, None, ctypes.c_bool, ctypes.c_bool)
         self._get = _function(lib, _GET, _FLOATS)
         self._pointers = list[Any]()
-        for _ in range(2):
-            pointer = C.llama_init_from_model(model.pointer, params)
+        fusing = type(params).from_buffer_copy(params)
+        fusing.n_ctx, fusing.n_seq_max, fusing.n_batch, fusing.n_ubatch = 256, 1, FUSED, FUSED
+        for wanted in (fusing, params):
+            pointer = C.llama_init_from_model(model.pointer, wanted)
             if not pointer:
                 self.close()
                 raise TilebeamError("llama.cpp makes no context of the draft head.")
             switch(pointer, True, True)
             self._pointers.append(pointer)
-        self.n_embd, self.n_batch = model.n_embd, n_batch
-        self.decoder = Context(self._pointers[1], model, n_batch, n_batch)
-        self.states: F32 = np.zeros((n_batch, model.n_embd), np.float32)
+        self.n_embd, self.n_batch = model.n_embd, int(params.n_batch)
+        self.decoder = Context(self._pointers[1], model, self.n_batch, self.n_batch)
+        self.states: F32 = np.zeros((self.n_batch, model.n_embd), np.float32)
         self.decoder.batch.embd = self.states.ctypes.data_as(_FLOATS)
-        self._all = np.ones(n_batch, np.int8)
+        self._all = np.ones(FUSED, np.int8)
 
     def fuse(self, features: F32) -> F32:
         """Fuse features of tokens, float32 [tokens, layers x n_embd of the head's model], to float32 [tokens, n_embd].
@@ -76,8 +81,8 @@ class HeadContexts:
         """
         batch, parts = C.llama_batch(), list[F32]()
         batch.logits = self._all.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
-        for start in range(0, len(features), self.n_batch):
-            part = np.ascontiguousarray(features[start : start + self.n_batch])
+        for start in range(0, len(features), FUSED):
+            part = np.ascontiguousarray(features[start : start + FUSED])
             batch.n_tokens, batch.embd = len(part), part.ctypes.data_as(_FLOATS)
             if C.llama_encode(self._pointers[0], batch) != 0:
                 raise TilebeamError("llama.cpp failed to fuse features for the draft head.")

@@ -16,6 +16,8 @@ from tilebeam.native.ggml_base import ggml_base
 from tilebeam.native.sampling import address_of, ffi, lib
 
 MOST_LAYERS: int = lib.TB_TAP_LAYERS
+# Names of layers' outputs by architecture, where they are not l_out: so Nemotron-H calls what some layers add.
+_OUTPUTS = dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "nemotron_h_block_out")
 
 
 class LayerTap:
@@ -26,6 +28,7 @@ class LayerTap:
         n_embd: elements of a row.
         n_batch: tokens of a batch, at most.
         states: whether samples' hidden states are those of the first layer.
+        architecture: of the model.
 
     Attributes:
         layers, states: as given.
@@ -35,9 +38,12 @@ class LayerTap:
         callback: for llama_context_params.cb_eval.
     """
 
-    def __init__(self, layers: Sequence[int], n_embd: int, n_batch: int, *, states: bool = True) -> None:
+    def __init__(
+        self, layers: Sequence[int], n_embd: int, n_batch: int, *, states: bool = True, architecture: str = ""
+    ) -> None:
         self.layers, self.states = tuple(layers), states
-        self.names = [f"l_out-{layer}" for layer in layers]
+        output = _OUTPUTS.get(architecture, "l_out")
+        self.names = [f"{output}-{layer}" for layer in layers]
         self._names = [ffi.new("char[]", name.encode()) for name in self.names]
         self._rows = np.empty((len(layers), n_batch, n_embd), np.float32)
         self._tap = tap = ffi.new("struct tb_tap *")
@@ -65,6 +71,21 @@ class LayerTap:
     def stop(self) -> None:
         """Copy nothing any more; what there is stays."""
         self._tap.on = False
+
+    @property
+    def on(self) -> bool:
+        """Whether it copies."""
+        return bool(self._tap.on)
+
+    def arrange(self, places: npt.NDArray[np.int64]) -> None:
+        """Put the rows into the order of the batch, which llama.cpp computed in another.
+
+        Args:
+            places: of the rows of its entries among those that were copied.
+        """
+        n = len(places)
+        if all(self._tap.n_rows[i] == n for i in range(len(self.layers))) and (places != np.arange(n)).any():
+            self._rows[:, :n] = self._rows[:, places]
 
     def rows(self, layers: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Return the rows of some of its layers side by side, float32 [tokens, layers x n_embd]; None: some are

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
+from tilebeam.native.batch_order import places
 from tilebeam.native.fork_locks import free_in_children
 
 if TYPE_CHECKING:
@@ -219,8 +220,9 @@ class Model:
         self.n_layer: int = C.llama_model_n_layer(pointer)
         self.n_params: int = C.llama_model_n_params(pointer)
         self.n_bytes: int = C.llama_model_size(pointer)
+        self.recurrent: bool = C.llama_model_is_recurrent(pointer)  # in all layers
         # State that cannot be cut at a position: only whole sequences can be forked.
-        self.whole_forks_only: bool = C.llama_model_is_recurrent(pointer) or C.llama_model_is_hybrid(pointer)
+        self.whole_forks_only: bool = self.recurrent or C.llama_model_is_hybrid(pointer)
         # Why it does not write one token after the other; "" if it does.
         self.kind_refused = (
             "an encoder model"
@@ -368,6 +370,7 @@ class Context:
         self.n_seq_max: int = C.llama_n_seq_max(pointer)
         self.n_batch = n_batch
         self.on_decode: Callable[[int, int], None] | None = None
+        self._all_hidden = False  # see `output_hidden`
         self._memory = C.llama_get_memory(pointer)
         self.token: I32 = np.zeros(n_batch, np.int32)
         self.pos: I32 = np.zeros(n_batch, np.int32)
@@ -407,19 +410,45 @@ class Context:
     def decode(self, n: int) -> int:
         """Decode the first n entries of the batch arrays; llama_decode's own return code."""
         self.batch.n_tokens = n
-        taps = self.taps if self.follower is not None else None
-        if taps is not None:
+        taps, following = self.taps, self.follower is not None
+        if taps is not None and following:
             taps.start(n)
         on_decode = self.on_decode
         begin = 0 if on_decode is None else time.monotonic_ns()
         code = int(C.llama_decode(self.pointer, self.batch))
         if on_decode is not None:
             on_decode(begin, time.monotonic_ns())
-        if taps is not None:
-            taps.stop()
+        if taps is not None and taps.on:
+            if self.model.whole_forks_only:
+                taps.arrange(self._places(n))
+            if following:
+                taps.stop()
         if self.follower is not None and code == 0:
             self.follower.decoded(n)
         return code
+
+    def _places(self, n: int) -> npt.NDArray[np.int64]:
+        seq = self.seq[:n].tolist()
+        return places(seq, self.n_ubatch, rising=self.model.recurrent, alone=self._all_hidden)
+
+    def try_taps(self) -> tuple[int, str]:
+        """Decode two texts that begin alike, and see whether `taps` has like rows for their first tokens, which
+        llama.cpp may compute elsewhere than where they are in the batch. Return llama_decode's code, and why taps are
+        of no use with this model; "": they are."""
+        assert self.taps is not None
+        texts = [(1, 0, [0, 1], 1), (0, 0, [0], 1)] if self.n_batch > 2 else [(0, 0, [0], 1)]
+        self.fill(texts)
+        n = sum(len(tokens) for _, _, tokens, _ in texts)
+        self.taps.start(n)
+        code = self.decode(n)
+        self.taps.stop()
+        self.clear()
+        rows = self.taps.rows(self.taps.layers)
+        if rows is None:
+            return code, f"llama.cpp gives no outputs of the model's layers {self.taps.layers}"
+        if n > 1 and np.abs(rows[0] - rows[2]).sum() > np.abs(rows[0] - rows[1]).sum():
+            return code, "llama.cpp computes the tokens of a batch in an order that is not known"
+        return code, ""
 
     def logits(self, i: int) -> F32:
         """Return a view (no copy) of the logits of batch entry i, shape [n_vocab]; valid until the next decode."""
@@ -439,6 +468,7 @@ class Context:
     def output_hidden(self, on: bool) -> None:
         """Have the next batches give hidden states too, or no longer. llama.cpp then wants `output` set for every
         entry."""
+        self._all_hidden = on
         C.llama_set_embeddings(self.pointer, on)
 
     def hidden(self, i: int) -> F32:
