@@ -449,7 +449,7 @@ class Fit:
         return (right / np.maximum(tried, 1)).tolist(), float(right.sum() / max(1.0, tried[0]))
 
     def write(self, path: Path) -> None:
-        """Write the head's GGUF file, Q8_0, with the mark of its model; it appears when it is complete."""
+        """Write the head's GGUF file, Q4_0, with the mark of its model; it appears when it is complete."""
         write_head(path, self._weights, self.tokens, self.net)
 
 
@@ -475,13 +475,15 @@ def write_head(path: Path, weights: ModelWeights, tokens: npt.NDArray[np.int64],
             writer.add_tokenizer_model("none")
             writer.add_string(K_MODEL, model_mark(weights.path))
             writer.add_tensor("d2t", tokens.astype(np.int64))
-            q8_0 = gguf.GGMLQuantizationType.Q8_0
+            # Of 0.912 tokens that a head of a 0.5B has accepted a step, it has 0.907 in Q4_0 (Q8_0 0.912), and a guess
+            # waits for its weights.
+            q4_0 = gguf.GGMLQuantizationType.Q4_0
             for name, parameter in net.named_parameters():
                 values = np.ascontiguousarray(parameter.detach().numpy(), np.float32)
                 values = values / net.scale.numpy() if name == "fc.weight" else values
                 name = name if name.startswith(("fc.", "output")) else f"blk.0.{name}"
                 if values.ndim == 2:
-                    writer.add_tensor(name, gguf.quants.quantize(values, q8_0), raw_dtype=q8_0)
+                    writer.add_tensor(name, gguf.quants.quantize(values, q4_0), raw_dtype=q4_0)
                 else:
                     writer.add_tensor(name, values)
             writer.write_header_to_file()
