@@ -1,6 +1,6 @@
 """Prompts for training a draft head, one a line: questions as people ask them in a chat, in an order that mixes kinds.
 
-    python -m bench.real.head_prompts > prompts.txt
+    python -m bench.real.head_prompts [-n N] > prompts.txt
     python -m bench.real.head_prompts --summaries wiki.test.raw > summaries.txt     # to summarize its paragraphs
     tilebeam draft train --text prompts.txt --text summaries.txt --task gsm8k:gsm8k_train.jsonl ..
 
@@ -32,5 +32,6 @@ def prompts(seed: int = 1) -> list[str]:
 if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--summaries", type=Path, metavar="FILE", help="WikiText's raw text")
+    p.add_argument("-n", type=int, help="so many prompts (default: all)")
     o = p.parse_args()
-    print("\n".join(prompts() if o.summaries is None else summaries(o.summaries)[:LEARNT]))
+    print("\n".join((prompts() if o.summaries is None else summaries(o.summaries)[:LEARNT])[: o.n]))
