@@ -19,6 +19,8 @@ from head_kit import write_head
 from tilebeam import LM, Prompt, SamplingParams, TilebeamError
 from tilebeam.engine.speculation import StepCosts
 from tilebeam.folder_lock import alone_in
+from tilebeam.gguf import open_gguf
+from tilebeam.gguf.weights import tensor_values
 from tilebeam.training import draft_texts
 from tilebeam.training.draft_texts import TOP, DraftText, TextSetting, collect, texts_of
 
@@ -154,6 +156,11 @@ def test_the_net_is_what_llama_cpp_runs(torch: Any, trained: tuple[Path, list[di
 
     out, folder = trained[0], trained[0].with_suffix(".work")
     fit = _fit_of(trained, folder / "checkpoint.pt")
+    with torch.no_grad(), open_gguf(out) as file:  # the net as it was written, in Q4_0
+        for name, parameter in fit.net.named_parameters():
+            tensor = file.tensors[name if name.startswith(("fc.", "output")) else f"blk.0.{name}"]
+            parameter.copy_(torch.from_numpy(tensor_values(file, tensor)).reshape(parameter.shape))
+        fit.net.fc.weight.mul_(fit.net.scale)
     text = next(text for text in texts_of(folder) if len(text.tokens) > 24)
     embedded, features = (torch.from_numpy(x) for x in _inputs(fit, text))
     with torch.no_grad():
@@ -184,6 +191,26 @@ def _fit_of(trained: tuple[Path, list[dict[str, Any]]], checkpoint: Path, vocab:
     from tilebeam.training.draft_fit import Fit, ModelWeights
 
     return Fit(ModelWeights(TINY, 64), texts_of(trained[0].with_suffix(".work")), vocab, checkpoint)
+
+
+def test_the_loss_is_cross_entropy(torch: Any) -> None:
+    """With its gradient, in parts of rows and over the last part."""
+    from tilebeam.training.draft_fit import _ROWS, _SparseCrossEntropy
+
+    torch.manual_seed(1)
+    z = torch.randn(_ROWS + 9, 16, requires_grad=True)
+    weight, ids = torch.randn(50, 16), torch.stack([torch.randperm(50)[:5] for _ in range(_ROWS + 9)])
+    probs = torch.softmax(torch.randn(_ROWS + 9, 5), -1)
+    loss, hits = _SparseCrossEntropy.apply(z, weight, ids, probs)
+    (2 * loss).backward()
+    same = z.detach().requires_grad_()
+    logits = same @ weight.T
+    wanted = -(probs * torch.log_softmax(logits, -1).gather(-1, ids)).sum()
+    (2 * wanted).backward()
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    np.testing.assert_allclose(z.grad, same.grad, rtol=1e-4, atol=1e-5)
+    likeliest = ids.gather(-1, probs.argmax(-1, keepdim=True))[:, 0]
+    assert int(hits) == int((logits.argmax(-1) == likeliest).sum())
 
 
 def test_batches_without_any_token_of_the_head(trained: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
