@@ -175,6 +175,7 @@ def main() -> None:
         print(json.dumps({row.name: report["accuracy"] for row, report in done}, indent=1))
     elif done or lines:
         text = "\n".join([*(table(done) if done else ()), *(f"\n{line}" for line in lines)])
+        options.out.mkdir(parents=True, exist_ok=True)  # rows that are no evaluation made none
         (options.out / "report.md").write_text(text + "\n", encoding="utf-8")
         print(text)
 
