@@ -133,7 +133,7 @@ def test_windows_limit_where_a_sequence_forks() -> None:
     assert (kv.will_fork(seq, 40, 35), kv.will_fork(seq, 8, 5)) == (30, 5)
     kv.extend(seq, list(range(10)))
     kv.reached(seq)  # a fork holds the cells there
-    [held] = kv.cached
+    [held] = kv._cached.values()
     assert (held.tokens, held.snapshots, seq.marks) == (seq.tokens, {}, [])
 
 

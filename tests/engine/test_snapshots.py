@@ -128,9 +128,9 @@ def test_windows_that_others_reached_into_fork_at_marks(
     with load(models["gemma3-dense"], n_ctx=1024) as lm, lm.keep_prefixes():
         kv, prompt = lm.engine.kv, TEXT[:400]
         lm.generate([[50] * 100], drawn())
-        before = kv.cached
+        before = list(kv._cached.values())
         lm.generate([prompt], drawn(1, 80))
-        fork, text = kv.cached[len(before) :]
+        fork, text = list(kv._cached.values())[len(before) :]
         assert (len(fork), len(text)) == (399, 479)
         for seq in before if held else [*before, fork]:
             kv.close(seq)

@@ -159,7 +159,7 @@ def check_cells(kv: KvCache) -> None:
     assert len(held) == len(kv.snapshots)
     assert sum(s.state.nbytes for s in held) == kv.snapshots.bytes <= kv.limits.snapshot_bytes
     if isinstance(kv, PrefixCache):
-        assert all(kv._live.get(seq.id) is seq for seq in kv.cached)
+        assert all(kv._live.get(seq.id) is seq for seq in kv._cached.values())
 
 
 def check_engine(engine: Engine, *, reading: bool = False) -> None:
@@ -174,7 +174,7 @@ def check_engine(engine: Engine, *, reading: bool = False) -> None:
     held = [seq for seq in (*(s.kv for s in samples), *pinned) if seq is not None]
     owned = {seq.id for seq in held}
     assert all(seq in live for seq in held)
-    assert reading or all(seq.id in owned or seq in engine.kv.cached for seq in live)
+    assert reading or all(seq.id in owned or seq in engine.kv._cached.values() for seq in live)
     assert len(scheduler.running) <= scheduler.n_slots
     for s in samples:
         assert s.finish is None

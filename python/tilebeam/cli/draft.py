@@ -118,7 +118,7 @@ def train(
     try:
         import torch
 
-        from tilebeam.training.draft_fit import ModelWeights
+        from tilebeam.training.draft_fit import ModelWeights, keep_memory
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -136,6 +136,7 @@ def train(
         with alone_in(folder, taken):
             _collect(model, run, ctx_size, parallel, texts, weights, folder)
             torch.set_num_threads(run.threads or default_threads())
+            keep_memory()
             fit = _fit(weights, folder, vocab, minutes, texts.seed)
     except KeyboardInterrupt:
         console.err().print(f"Interrupted. What is done is in {folder}; run the command again.")

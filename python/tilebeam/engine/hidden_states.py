@@ -104,16 +104,14 @@ class HiddenStates:
     def taken(self, n_tokens: int) -> Iterator[None]:
         """Take hidden states of a batch of so many tokens that is decoded in here."""
         if (tap := self._context.tap) is not None:
-            tap.start(n_tokens)
-        else:
-            self._context.output_hidden(True)
+            with tap.copying(n_tokens):
+                yield
+            return
+        self._context.output_hidden(True)
         try:
             yield
         finally:
-            if tap is not None:
-                tap.stop()
-            else:
-                self._context.output_hidden(False)
+            self._context.output_hidden(False)
 
     def rows(self, sampling: Sequence[tuple[Sample, int]]) -> StateRows | None:
         """Return where hidden states of batch entries go; None: nobody wants any."""

@@ -297,11 +297,6 @@ class PrefixCache(KvCache):
         else:
             self.close(seq)
 
-    @property
-    def cached(self) -> list[Sequence]:
-        """The sequences that stay; the least recently used first."""
-        return list(self._cached.values())
-
     def evict(self, spare: Sequence | None = None) -> bool:
         """Close the least recently used of the cached sequences other than `spare`. False: nothing to evict."""
         for seq in self._cached.values():

@@ -5,7 +5,8 @@ llama.cpp itself gives hidden states behind the final norm only, and those of al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -71,6 +72,15 @@ class LayerTap:
     def stop(self) -> None:
         """Copy nothing any more; what there is stays."""
         self._tap.on = False
+
+    @contextmanager
+    def copying(self, n_tokens: int) -> Iterator[None]:
+        """Copy what a batch of so many tokens computes that is decoded in here; what there is stays."""
+        self.start(n_tokens)
+        try:
+            yield
+        finally:
+            self.stop()
 
     @property
     def on(self) -> bool:

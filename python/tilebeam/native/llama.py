@@ -439,9 +439,8 @@ class Context:
         texts = [(1, 0, [0, 1], 1), (0, 0, [0], 1)] if self.n_batch > 2 else [(0, 0, [0], 1)]
         self.fill(texts)
         n = sum(len(tokens) for _, _, tokens, _ in texts)
-        self.taps.start(n)
-        code = self.decode(n)
-        self.taps.stop()
+        with self.taps.copying(n):
+            code = self.decode(n)
         self.clear()
         rows = self.taps.rows(self.taps.layers)
         if rows is None:

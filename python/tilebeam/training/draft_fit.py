@@ -258,9 +258,9 @@ def _number_type() -> Any:
     return min(seconds, key=seconds.__getitem__)
 
 
-def _keep_memory() -> None:
-    """Have malloc keep what PyTorch frees: pages that are given back and taken anew for every tensor take as long as
-    the arithmetic."""
+def keep_memory() -> None:
+    """Have malloc keep what PyTorch frees, in all of this process and for good: pages that are given back and taken
+    anew for every tensor take as long as the arithmetic."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc
     if mallopt is not None:
         for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 1 << 28)):
@@ -320,7 +320,6 @@ class Fit:
         groups = [{"params": matrices}, {"params": [p for p in self.net.parameters() if p.ndim == 1]}]
         self._optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.01)
         self.seconds, self.steps = 0.0, 0
-        _keep_memory()
         self._type = _number_type()
         if checkpoint.exists():
             self._restore()

@@ -95,10 +95,12 @@ def collect(
 
 @dataclass
 class _Growing:
-    """A text that is being written; `done`: tokens that were decoded. Its rows are those of a `DraftText`."""
+    """A text that is being written; `most`: tokens that it may have; `done`: those that were decoded. Its rows are
+    those of a `DraftText`."""
 
     tokens: list[int]
     start: int
+    most: int
     sampler: Sampler
     done: int = 0
     features: list[npt.NDArray[np.float16]] = field(default_factory=list)
@@ -108,12 +110,12 @@ class _Growing:
 
 def _write(lm: LM, prompts: Sequence[list[int]], stem: Path, setting: TextSetting, first: int) -> None:
     with lm.raw_decode() as context:
-        texts = [
-            _Growing(list(prompt), len(prompt), Sampler(_params(setting, i), setting.seed + i, context.model.vocab))
-            for i, prompt in enumerate(prompts, first)
-        ]
+        texts = []
+        for i, prompt in enumerate(prompts, first):
+            sampler = Sampler(_params(setting, i), setting.seed + i, context.model.vocab)
+            texts.append(_Growing(list(prompt), len(prompt), len(prompt) + setting.max_tokens, sampler))
         try:
-            _grow(lm, context, texts, setting)
+            _grow(lm, context, texts, setting.layers)
         finally:
             for text in texts:
                 text.sampler.close()
@@ -143,18 +145,18 @@ def _params(setting: TextSetting, i: int) -> SamplingParams:
     return SamplingParams(temperature=0.0 if i % 2 else setting.temperature, top_p=0.95)
 
 
-def _grow(lm: LM, context: Context, texts: Sequence[_Growing], setting: TextSetting) -> None:
+def _grow(lm: LM, context: Context, texts: Sequence[_Growing], layers: Sequence[int]) -> None:
     """Have the model write texts, as many at a time as the context has room for, and keep what its steps computed."""
     draws, ends = BatchSampler(context), set(context.model.vocab.ends)
     waiting, running, free = deque(texts), dict[int, _Growing](), set(range(context.n_seq_max))
     room = lm.n_ctx
     while waiting or running:
-        while waiting and free and room >= waiting[0].start + setting.max_tokens:
+        while waiting and free and room >= waiting[0].most:
             text = waiting.popleft()
             running[free.pop()] = text
-            room -= text.start + setting.max_tokens
+            room -= text.most
         pieces = _pieces(running, context.n_batch)
-        features, end = _features(lm, context, pieces, setting.layers), 0
+        features, end = _features(lm, context, pieces, layers), 0
         drawing = list[tuple[int, int]]()
         for seq, _, part, whole in pieces:
             text, end = running[seq], end + len(part)
@@ -172,10 +174,10 @@ def _grow(lm: LM, context: Context, texts: Sequence[_Growing], setting: TextSett
             text.ids.append(best)
             text.logs.append(np.array(logits) - norm)
             text.tokens.append(token)
-            if token in ends or len(text.tokens) == text.start + setting.max_tokens:
+            if token in ends or len(text.tokens) == text.most:
                 context.drop(seq)
                 free.add(seq)
-                room += text.start + setting.max_tokens
+                room += text.most
                 del running[seq]
 
 
@@ -194,9 +196,8 @@ def _features(lm: LM, context: Context, pieces: Sequence[BatchPiece], layers: Se
     taps, n = context.taps, sum(len(part) for _, _, part, _ in pieces)
     assert taps is not None
     context.fill(pieces)
-    taps.start(n)
-    code = context.decode(n)
-    taps.stop()
+    with taps.copying(n):
+        code = context.decode(n)
     lm.check_decode(code)
     rows = taps.rows(layers)
     if rows is None or not np.isfinite(rows).all():
