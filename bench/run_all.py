@@ -77,6 +77,7 @@ BENCHES = (
     Bench("hvx_packets", "Instruction packets on Hexagon"),
     Bench("accuracy", "Accuracy: perplexity and divergence", arguments=("--fresh",), usual=("--chunks", "8")),
     Bench("tiny_world", "The tiny world: what search finds", arguments=("--fresh",), usual=("--items", "50")),
+    Bench("step_searches", "Searches by steps over the quality of their scorer", usual=("--items", "20")),
     Bench("dequant_layouts", "Dequantizing 4-bit weights from several layouts", room="papers"),
     Bench("softmax_exp", "The exponent alone of attention's softmax", room="papers"),
     Bench("attention_stages", "Attention by its steps (the paper's figures 8 and 14)", room="papers"),

@@ -52,12 +52,13 @@ KEPT = ("log.jsonl", "latency.jsonl")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One `tilebeam eval` of both models.
+    """One `tilebeam eval`.
 
     Attributes:
         name: of its folder and logs; title: for people.
         kind: of the task; files: names that the data file may have, () for HumanEval, which is fetched.
         items: how many; options: of `tilebeam eval` besides.
+        models: which of `MODELS`.
     """
 
     name: str
@@ -66,17 +67,16 @@ class Evaluation:
     files: tuple[str, ...]
     items: int
     options: tuple[str, ...]
+    models: tuple[str, ...] = tuple(MODELS)
 
 
 _CHOSEN = ("--method", "greedy,best-of-n,self-consistency", "--scorer", "logprob,head")
 _SIXTEEN, _EIGHT = ("--budget", "1,2,4,8,16"), ("--budget", "1,2,4,8")
 _CALLS = ("--method", "greedy,best-of-n,self-consistency", "--scorer", "logprob", *_EIGHT, "-n", "256")
-_SEARCHES = ("--method", "greedy,best-of-n,self-consistency,beam,dvts", "--scorer", "head")
-_STEPS = (*_SEARCHES, "--budget", "4,16", "--step-stop", r"\n\n")
+_PROGRAMS = ("-n", "640", "--tir")  # programs take more tokens than words
 EVALUATIONS = (
     Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
-    Evaluation("gsm8k-tir", "GSM8K, programs run", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448", "--tir")),
-    Evaluation("gsm8k-steps", "GSM8K, searches by steps", "gsm8k", GSM8K, 100, (*_STEPS, "-n", "448")),
+    Evaluation("gsm8k-tir", "GSM8K, programs run", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, *_PROGRAMS), ("1.5B",)),
     Evaluation("bfcl-simple", "BFCL, one function", "bfcl", ("*BFCL_v4_simple_python.json",), 200, _CALLS),
     Evaluation("bfcl-multiple", "BFCL, several functions", "bfcl", ("*BFCL_v4_multiple.json",), 200, _CALLS),
     Evaluation("math", "MATH, heads from GSM8K", "math", MATH, 100, (*_CHOSEN, *_EIGHT, "-n", "600")),
@@ -134,7 +134,8 @@ def learnt(name: str, model: Path, options: argparse.Namespace, until: float) ->
 
 def command(row: Evaluation, models: dict[str, Path], data: Path, options: argparse.Namespace) -> list[str]:
     words = ["eval", "--task", f"{row.kind}:{data}", "--items", str(row.items), "--unit-items", "10", "--seeds", "1"]
-    for name, model in models.items():
+    for name in row.models:
+        model = models[name]
         words += ["-m", f"{name}={model}"]
         if any("head" in option.split(",") for option in row.options):
             words += ["--reward-head", str(HEADS / f"{name}.gguf")]
@@ -203,8 +204,6 @@ _SERIES = {
     "best-of-n[head]": "best by the head",
     "best-of-n[examples]": "best by the examples of the docstring",
     "best-of-n[behavior]": "best by examples and behavior",
-    "beam[head]": "beam search, the head",
-    "dvts[head]": "DVTS, the head",
 }
 
 

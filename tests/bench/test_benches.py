@@ -62,6 +62,7 @@ SHORTER: dict[str, list[str]] = {
     "devices": [*TINY, "-npl", "2", "-n", "2"],
     "accuracy": ["-m", "MODEL", "-t", "1", "-c", "64", "--chunks", "1", "--out", "FOLDER"],
     "tiny_world": ["-t", "1", "--out", "FOLDER"],
+    "step_searches": ["-t", "1", "--model", "0.1m"],
 }
 _COMPILER = None if os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") else "no C++ compiler: g++"
 NEEDS = {  # why a bench cannot run here

@@ -70,6 +70,10 @@ def test_search_by_steps(command: str, model: Path) -> None:
     for i, score in enumerate(found["scores"]):
         assert sum(f"{i}: {score:.3f}, " in line for line in lines) == 1
     assert text.err.count("pruned") == len(found["pruned"])
+    voted = record(*flags, "--extract", "text")
+    assert voted["candidates"] == found["candidates"]
+    assert voted["answer"] == max(voted["votes"], key=voted["votes"].__getitem__)
+    assert 0 < sum(voted["votes"].values()) <= sum(found["scores"]) + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ class Oracle:
     st.integers(1, 4),
     st.sampled_from(["beam", "dvts"]),
     st.sampled_from(["last", "min", "prod", "mean"]),
+    st.booleans(),
     st.integers(0, 99),
 )
 @settings(max_examples=150, deadline=None)
@@ -273,10 +274,12 @@ def test_beam_search_and_dvts(
     trees: int,
     name: str,
     aggregate: Any,
+    votes: bool,
     world: int,
 ) -> None:
     prm = ScriptedPRM(world, aggregate=aggregate)
     budget = options.width * trees
+    extract: dict[str, Any] = {"extract": "last-number"} if votes else {}
     method = methods.create(
         name,
         scorer=prm,
@@ -284,6 +287,7 @@ def test_beam_search_and_dvts(
         max_steps=options.max_steps,
         step_stop=options.step_stop,
         max_step_tokens=options.max_step_tokens,
+        **extract,
     )
     results = method.run(lm, PROMPTS, budget, sampling=sampling)
     check_calls(lm, PROMPTS, budget, results)
@@ -297,6 +301,13 @@ def test_beam_search_and_dvts(
         assert [list(t.steps) for t in result.trajectories] == [n.steps() for n in nodes]
         assert [t.finished for t in result.trajectories] == [n.ended for n in nodes]
         assert result.scores == worth
+        assert isinstance(result, VoteResult) == votes
+        if isinstance(result, VoteResult):
+            assert result.answers == [last_number(n.text) for n in nodes]
+            voting = ballots(result.answers, [n.ended for n in nodes])
+            assert result.answer == first_with_most(voting, worth)
+            mates = [i for i, a in enumerate(voting) if result.answer in (None, a)]
+            best = max(mates, key=lambda i: (nodes[i].ended, worth[i], -i))
         assert result.best_index == best
         assert all(len(t.scores) == len(t.steps) for t in [*result.trajectories, *result.pruned])
         check_pruned(result, prm, options, one_tree=name == "beam")

@@ -113,9 +113,16 @@ class BeamOptions:
         help="Most tokens of a step; a longer one is rated as it is and continued in the next round.",
     )
 
+    extract: str | None = _steps(
+        None,
+        show_default="the best text is chosen",
+        help="Let the answers of all texts that ended vote, weighted by their scores: see tilebeam vote.",
+    )
+
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of the algorithms."""
         return {
+            "extract": None if self.extract is None else _extractor(self.extract),
             "beam_width": self.beam_width,
             "max_steps": self.max_steps,
             "step_stop": unescaped(self.step_stop),
@@ -232,7 +239,7 @@ def beam(options: SearchOptions, beams: BeamOptions) -> None:
 
     A fork shares the KV cells of its beginning, in both models. The result is printed as a tree of steps with scores.
 
-    Example: tilebeam beam -m model.gguf --prm prm.gguf -f questions.jsonl -N 16 --beam-width 4
+    Example: tilebeam beam -m model.gguf --prm prm.gguf -f questions.jsonl -N 16 --extract boxed
     """
     _by_steps("beam", options, beams)
 
@@ -243,7 +250,7 @@ def dvts(options: SearchOptions, beams: BeamOptions) -> None:
 
     More diverse than beam search, where one good beginning can crowd out the others; better at large budgets.
 
-    Example: tilebeam dvts -m model.gguf --prm prm.gguf -f questions.jsonl -N 32 --beam-width 4
+    Example: tilebeam dvts -m model.gguf --prm prm.gguf -f questions.jsonl -N 32 --extract boxed
     """
     _by_steps("dvts", options, beams)
 

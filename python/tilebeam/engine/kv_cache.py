@@ -307,12 +307,15 @@ class PrefixCache(KvCache):
 
     def longest_prefix(self, target: list[int], limit: int) -> tuple[Sequence | None, int]:
         """Find the sequence, cached or in use, that shares most of `target`, and how many tokens: at most `limit`."""
-        best: tuple[Sequence | None, int] = (None, 0)
+        best, most = None, 0
+        limit = min(limit, len(target))
         for seq in self._live.values():
-            shared = self.forkable(seq, min(limit, common_prefix(seq.tokens, target)))
-            if best[1] < shared <= limit:
-                best = (seq, shared)
-        return best
+            # There may be thousands, and one that shares more has this token.
+            if most < limit and len(seq.tokens) > most and seq.tokens[most] == target[most]:
+                shared = self.forkable(seq, min(limit, common_prefix(seq.tokens, target)))
+                if most < shared <= limit:
+                    best, most = seq, shared
+        return best, most
 
     def open_from(self, source: Sequence | None, length: int) -> Sequence:
         """Open a sequence that shares the first `length` tokens of `source`, which counts as just used; an empty one

@@ -12,13 +12,24 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from tilebeam.answers.extract import Extractor, equality_of, weight_of
+from tilebeam.answers.extractors import as_extractor
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
-from tilebeam.search.contract import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
+from tilebeam.search.contract import (
+    Algorithm,
+    Pruned,
+    SearchCall,
+    SearchProgress,
+    SearchResult,
+    StepGenerator,
+    VoteResult,
+)
 from tilebeam.search.events import EventHook, Fate, candidate_event
 from tilebeam.search.limits import standings
+from tilebeam.search.sampled import vote_weights, voted
 from tilebeam.search.search_defaults import BEAM_WIDTH, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
@@ -38,6 +49,11 @@ class StepResult(SearchResult):
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it; see `SearchResult.as_dict`."""
         return super().as_dict() | {"rounds": self.rounds, "duplicates": self.duplicates}
+
+
+@dataclass(repr=False)
+class StepVote(StepResult, VoteResult):
+    """What a search by steps found whose candidates voted; a vote weighs its candidate's score."""
 
 
 def width_for(beam_width: int, budget: int) -> int:
@@ -74,6 +90,8 @@ class _StepSearch(Algorithm[StepResult]):
         max_steps: rounds at most; what has not ended then is a candidate as it is.
         step_stop: what ends a step.
         max_step_tokens: a step that grows longer is rated as it is and goes on in the next round.
+        extract: from a text to its answer, or the name of such a function: the candidates' answers vote, weighted by
+            their scores, which must not be negative. None: the best candidate is chosen.
     """
 
     def __init__(
@@ -84,7 +102,9 @@ class _StepSearch(Algorithm[StepResult]):
         step_stop: str = STEP_STOP,
         *,
         max_step_tokens: int = MAX_STEP_TOKENS,
+        extract: Extractor | str | None = None,
     ) -> None:
+        self.extract = None if extract is None else as_extractor(extract)
         self.beam_width = checked_integer("beam_width", beam_width)
         self.max_steps = checked_integer("max_steps", max_steps)
         self._expander = StepExpander(scorer, step_stop, max_step_tokens)
@@ -189,21 +209,25 @@ class _StepSearch(Algorithm[StepResult]):
     def _result(self, search: _Search, budget: int) -> StepResult:
         beams = search.pool + [b for b in search.beams if not b.done]
         totals = [self._expander.total(b) for b in beams]
-        candidates = [b.candidate(i) for i, b in enumerate(beams)]
-        ends = standings(candidates)
-        return StepResult(
-            prompt=search.task.prompt.text,
-            candidates=candidates,
-            scores=totals,
-            best_index=max(range(len(beams)), key=lambda i: (ends[i], totals[i], -i)),
-            usage=search.task.usage,
-            seed=search.task.params.seed or 0,
-            budget=budget,
-            trajectories=[b.trajectory() for b in beams],
-            pruned=search.pruned,
-            rounds=search.rounds,
-            duplicates=search.duplicates,
-        )
+        found: dict[str, Any] = {
+            "prompt": search.task.prompt.text,
+            "candidates": (candidates := [b.candidate(i) for i, b in enumerate(beams)]),
+            "usage": search.task.usage,
+            "seed": search.task.params.seed or 0,
+            "budget": budget,
+            "trajectories": [b.trajectory() for b in beams],
+            "pruned": search.pruned,
+            "rounds": search.rounds,
+            "duplicates": search.duplicates,
+        }
+        if self.extract is None:
+            ends = standings(candidates)
+            best = max(range(len(beams)), key=lambda i: (ends[i], totals[i], -i))
+            return StepResult(scores=totals, best_index=best, **found)
+        weights = vote_weights("reward", totals)
+        weights = [w * weight_of(self.extract, c.text) for w, c in zip(weights, candidates, strict=True)]
+        answers, votes, winner, best = voted(candidates, weights, self.extract, equality_of(self.extract))
+        return StepVote(scores=weights, best_index=best, answers=answers, votes=votes, answer=winner, **found)
 
 
 class BeamSearch(_StepSearch):

@@ -206,8 +206,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         weights = scores
         if weights is None:
             weights = [w for c in candidates if (w := self._weight(c)) is not None]
-        answers = merged([self.extract(c.text) for c in candidates], self.equal)
-        votes, winner, best = elected(candidates, answers, weights, elect=getattr(self.extract, "elect", None))
+        answers, votes, winner, best = voted(candidates, weights, self.extract, self.equal)
         paths = whole_trajectories(candidates)
         drawn = output.usage, output.seed, len(candidates)
         return VoteResult(output.prompt, candidates, weights, best, *drawn, paths, answers, votes, winner)
@@ -236,6 +235,14 @@ def vote_weights(weighting: Weighting, scores: Sequence[float], sharpness: float
     shares = [math.exp(sharp * (s - best) / spread) for s in scores]
     total = sum(shares)
     return [share / total for share in shares]
+
+
+def voted(
+    candidates: Sequence[CompletionOutput], weights: Sequence[float], extract: Extractor, equal: Equal
+) -> tuple[list[str | None], dict[str, float], VotedAnswer | None, int]:
+    """Let candidates vote: the answer of each, and what `elected` makes of them."""
+    answers = merged([extract(c.text) for c in candidates], equal)
+    return answers, *elected(candidates, answers, weights, elect=getattr(extract, "elect", None))
 
 
 def elected(
