@@ -126,32 +126,6 @@ def added_error(makers: Sequence[Maker]) -> str:
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
 
 
-def report_of(
-    path: Path,
-    size: int,
-    makers: Sequence[Maker],
-    notes: Sequence[str],
-    lossless: bool,
-    same_contents: bool,
-    written: bool = True,
-) -> Report:
-    """Report a file that was made of targets."""
-    targets = [x.target for x in makers]
-    return Report(
-        path=path,
-        size=size,
-        n_tensors=len(targets),
-        n_tiled=sum(t.tiled is not None for t in targets),
-        n_requantized=sum(t.type != t.source.type for t in targets),
-        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
-        lossless=lossless,
-        same_contents=same_contents,
-        notes=tuple(notes),
-        tensors=tuple(x.report for x in makers),
-        written=written,
-    )
-
-
 def _notes(makers: Sequence[Maker], difference: str | None) -> list[str]:
     notes = []
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
@@ -234,8 +208,19 @@ def pack(
                 digests = run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
                 out.seek(0)
                 out.write(write.head(digests)[0])
-    notes = _notes(makers, write.difference)
-    return report_of(dst, size, makers, notes, write.lossless, write.same_contents, written=not dry_run)
+    return Report(
+        path=dst,
+        size=size,
+        n_tensors=len(targets),
+        n_tiled=sum(t.tiled is not None for t in targets),
+        n_requantized=sum(t.type != t.source.type for t in targets),
+        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
+        lossless=write.lossless,
+        same_contents=write.same_contents,
+        notes=tuple(_notes(makers, write.difference)),
+        tensors=tuple(x.report for x in makers),
+        written=not dry_run,
+    )
 
 
 class _Writer:
