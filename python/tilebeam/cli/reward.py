@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markdown import Markdown
 
 from tilebeam.cli import console
 from tilebeam.cli.commands import Command, prepared
@@ -201,9 +200,5 @@ def _finish(facts: dict[str, Any], head: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
-        screen, text = console.out(), "\n".join(markdown(facts))
-        if screen.is_terminal:
-            screen.print(Markdown(text))
-        else:
-            print(text)
+        console.print_markdown(markdown(facts))
     console.err().print(", ".join(map(str, files)), style="dim", soft_wrap=True)

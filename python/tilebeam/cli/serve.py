@@ -156,10 +156,6 @@ class LimitOptions:
         Settings.shutdown_seconds, "--shutdown-timeout", min=0, help="Seconds that running requests have to finish."
     )
 
-    def settings(self) -> dict[str, Any]:
-        """Give their fields of `Settings`."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
@@ -266,10 +262,7 @@ def serve(
 
         need_confinement()
     spec, shared = reward_model.read(), models.shared()
-    groups = (chat, limits, access, defaults)
-    settings = Settings(
-        **vars(address), **{name: value for group in groups for name, value in group.settings().items()}
-    )
+    settings = Settings(**vars(address), **vars(limits), **chat.settings(), **access.settings(), **defaults.settings())
     named, own, stop = models.named(), models.own(), unescaped(step_stop)
     served = [ServedModel(names, path, shared, spec, stop, own, cache_prompt) for names, path in named]
     log_to_stderr(logs.log_format, logs.level)

@@ -11,10 +11,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.config import differences
+from tilebeam.gguf.closing import Closing
 from tilebeam.gguf.whole_file import naming
 
 FORMAT = 1
@@ -34,7 +35,7 @@ class Named(Protocol):
         ...
 
 
-class GrowingFile:
+class GrowingFile(Closing):
     """A file of records, open for one process.
 
     Args:
@@ -101,12 +102,6 @@ class GrowingFile:
         """Close the file, which another process may take then."""
         with naming(self.path):  # what found no room before is tried once more
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Log(GrowingFile):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tilebeam.checks import without_infinities
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation import ranking
@@ -59,7 +60,7 @@ class Accuracy:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
-        plain: dict[str, Any] = ranking.without_nan(asdict(self.share))
+        plain: dict[str, Any] = without_infinities(asdict(self.share))
         return {name: getattr(self, name) for name in names} | plain
 
 

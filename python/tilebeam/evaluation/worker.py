@@ -17,6 +17,7 @@ from tilebeam.evaluation.config import GREEDY, Method, ModelFile, Setting, Unit,
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Item, Task
+from tilebeam.gguf.closing import Closing
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.measure.machine import Stopwatch
 from tilebeam.model.loader import load
@@ -70,7 +71,7 @@ class Timed:
     alike: tuple[str, ...]
 
 
-class Workbench:
+class Workbench(Closing):
     """Does units.
 
     Models are opened when they are first needed. As many stay open as `keep` allows, the latest used.
@@ -335,12 +336,6 @@ class Workbench:
                 stack.callback(reward.close)
         self._lms.clear()
         self._rewards.clear()
-
-    def __enter__(self) -> Workbench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _weight(name: str, candidate: CompletionOutput, score: float) -> float:

@@ -131,10 +131,9 @@ class Service:
 
         def prepare(lm: LM, params: SamplingParams) -> Ready:
             if body.search is not None and not body.calls:  # candidates are texts as they are
-                template, variables = settings.chat_template, settings.chat_template_kwargs
-                marks = None if template is None else marks_of(template)
+                marks = None if settings.chat_template is None else marks_of(settings.chat_template)
                 params = replace(params, thinking_marks=marks)
-                return Ready([chat_completions.prompt_of(lm, body, template, variables)], params)
+                return Ready([chat_completions.prompt_of(lm, body, settings)], params)
             made = chat_completions.prepared(lm, body, settings, params)
             return Ready([made.prompt], made.params, made.reader, made if body.search is not None else None)
 

@@ -16,8 +16,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from tilebeam.evaluation.config import item_seed
 from tilebeam.evaluation.log import Log, Record
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.task import Item, Task
+from tilebeam.gguf.closing import Closing
 from tilebeam.gguf.whole_file import naming
 from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.sampling_params import SamplingParams
@@ -91,7 +91,7 @@ class CollectionSetting:
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
-class Collection:
+class Collection(Closing):
     """The two files, open for one process.
 
     Args:
@@ -162,14 +162,6 @@ class Collection:
         """Give the files free."""
         self._file.close()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[int], None] = lambda _: None) -> None:

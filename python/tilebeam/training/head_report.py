@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.checks import without_infinities
 from tilebeam.evaluation import ranking
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.training.fitting import FOLDS, Fitted, Samples
@@ -58,7 +59,7 @@ def report(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> d
     }
     early, owner = rated[~ends], held.owner[~ends]
     table = reliability(scores, right)
-    facts: dict[str, Any] = ranking.without_nan(
+    facts: dict[str, Any] = without_infinities(
         about
         | {
             "rated": f"Each problem is rated by heads that learnt from {FOLDS - 1} of {FOLDS} folds of the problems, "
