@@ -52,11 +52,7 @@ def extractor(name: str) -> Extractor:
 
 
 def as_extractor(given: Extractor | str) -> Extractor:
-    """Return an extractor as it is, or the one of a name; see `extractor`.
-
-    Raises:
-        TilebeamError: it is neither.
-    """
+    """Return an extractor as it is, or the `extractor` of a name; TilebeamError: it is neither."""
     if isinstance(given, str):
         return extractor(given)
     if callable(given):

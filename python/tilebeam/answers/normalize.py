@@ -59,11 +59,7 @@ def _spaced(text: str) -> str:
 
 
 def checked_answer(answer: object) -> str | None:
-    """Check that an extractor returned a string or None.
-
-    Raises:
-        TilebeamError: it is neither a string nor None.
-    """
+    """Check that an extractor returned a string or None; TilebeamError: it is neither a string nor None."""
     if answer is None or isinstance(answer, str):
         return answer
     kind = type(answer).__name__

@@ -153,11 +153,7 @@ class BenchPlan:
 
 
 def _planned(o: BenchOptions) -> BenchPlan:
-    """Turn the command's flags into a plan.
-
-    Raises:
-        TilebeamError: a flag makes no sense; a sentence that names it.
-    """
+    """Turn the command's flags into a plan; TilebeamError: one of them makes no sense, and is named."""
     from tilebeam.measure.throughput import Case
 
     devices = backends(o.device)

@@ -273,11 +273,7 @@ class PromptOptions:
         return lm.chat_template is not None if self.chat is None else self.chat
 
     def read(self) -> list[UserQuestion]:
-        """Read the prompts, without the chat template.
-
-        Raises:
-            TilebeamError: as `tilebeam.cli.read_prompts.prompts`.
-        """
+        """Read the prompts, without the chat template; TilebeamError: as `tilebeam.cli.read_prompts.prompts`."""
         return prompts(self.prompt, self.file, self.escape, self.field)
 
 

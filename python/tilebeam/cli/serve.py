@@ -29,7 +29,7 @@ from tilebeam.cli.options import (
     tell_thoughtless,
 )
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.logs import LogFormat
@@ -70,11 +70,7 @@ class ModelsOptions:
     )
 
     def named(self) -> list[tuple[tuple[str, ...], str]]:
-        """Give names and file of each model.
-
-        Raises:
-            TilebeamError: one alias for several models.
-        """
+        """Give names and file of each model; TilebeamError: one alias for several models."""
         models: list[tuple[tuple[str, ...], str]] = [((name,), path) for name, path in map(named_file, self.model)]
         if self.alias is None:
             return models
@@ -283,16 +279,13 @@ def _variables(text: str) -> dict[str, Any]:
 
 def _check_several(paths: Sequence[str], own: Mapping[str, Any]) -> None:
     """Raise `TilebeamError` for what several models cannot have, or a file that is no model: they are loaded later."""
-    from tilebeam.gguf import GGUFError, open_gguf
+    from tilebeam.gguf import open_gguf
 
     if own["lora"] or own["draft"]:
         raise TilebeamError("--lora, --lora-scaled and --draft are made for one model: serve one, without a second -m.")
     for path in paths:
-        try:
-            with open_gguf(path):
-                pass
-        except (GGUFError, OSError) as error:
-            raise TilebeamError(f"{path} cannot be served: {error}") from None
+        with gguf_errors(f"{path} cannot be served"), open_gguf(path):
+            pass
 
 
 def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:

@@ -92,11 +92,7 @@ class Call:
         return found
 
     def outputs(self) -> list[RequestOutput]:
-        """Return the results of a call that is done.
-
-        Raises:
-            TilebeamError: why the call failed.
-        """
+        """Return the results of a call that is done; TilebeamError: why the call failed."""
         if self.error is not None:
             raise self.error
         return [r.output() for r in self.requests]

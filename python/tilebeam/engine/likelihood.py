@@ -57,11 +57,7 @@ def continued_text(vocab: Vocab, prompt: str, continuations: Sequence[str], pars
 
 
 def continued_ids(vocab: Vocab, prompt: Sequence[int], continuations: Sequence[Sequence[int]]) -> Continued:
-    """Take token ids as they are, without a BOS token being added.
-
-    Raises:
-        TilebeamError: prompt or continuation is empty.
-    """
+    """Take token ids as they are, without a BOS token being added; TilebeamError: prompt or continuation is empty."""
     own = [int(t) for t in prompt]
     if not own:
         raise TilebeamError("The prompt has no tokens.")

@@ -76,11 +76,7 @@ class _Grammars:
         self.pieces, self._kept = _pieces(vocab)
 
     def tables(self, grammar: str, vocab: Vocab, behind_space: bool) -> list[Any]:
-        """Return a struct tb_grammar_rules, and what has to live as long.
-
-        Raises:
-            TilebeamError: the grammar is invalid.
-        """
+        """Return a struct tb_grammar_rules, and what has to live as long; TilebeamError: the grammar is invalid."""
         key = grammar, behind_space
         with self._lock:
             if key in self._tables:

@@ -132,11 +132,7 @@ class Setting:
         return self.budgets[-1]
 
     def parsed_methods(self) -> list[Method]:
-        """Parse the methods.
-
-        Raises:
-            TilebeamError: there is no such method; options are checked when it is made.
-        """
+        """Parse the methods; TilebeamError: there is no such method; options are checked when it is made."""
         parsed = [methods.parse(spec) for spec in self.methods]
         names = [methods.canonical(name, GREEDY) for name, _ in parsed]
         if ToolReasoning.name in names:

@@ -309,7 +309,7 @@ def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Reco
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 
-def comparisons(rows: Sequence[Accuracy], *, seed: int = 0) -> list[Comparison]:
+def comparisons(rows: Sequence[Accuracy]) -> list[Comparison]:
     """Compare methods of the same model at the same budget; one sample, and every method at every budget,
     against the model's greedy answer, at its greatest budget against that of every model on the same device. Where
     nothing is greedy, one sample is in its place. Who knows the answer is left out."""
@@ -324,7 +324,7 @@ def comparisons(rows: Sequence[Accuracy], *, seed: int = 0) -> list[Comparison]:
         if a.budget > 1 or a.series == PASS:
             rivals = [y for y in yardsticks if y.device == a.device and y.series != a.series]
             found += [(a, y) for y in rivals if y.model == a.model or a.budget == greatest]
-    return [Comparison(a, b, stats.paired_bootstrap(a.values, b.values, seed=seed)) for a, b in found]
+    return [Comparison(a, b, stats.paired_bootstrap(a.values, b.values)) for a, b in found]
 
 
 # --- latency ----------------------------------------------------------------------------------------------------------

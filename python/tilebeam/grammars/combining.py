@@ -73,11 +73,7 @@ class Combiner:
         self._comparing = False  # two options of a oneOf
 
     def resolve(self, reference: object) -> Any:
-        """Follow a $ref.
-
-        Raises:
-            SchemaError: another document, or nothing.
-        """
+        """Follow a $ref; SchemaError: another document, or nothing."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise unsupported("$ref", f"with {reference!r}: only to other parts of the same schema (#/..)")
         found = self._root
@@ -237,11 +233,7 @@ def _strictest(keyword: str, a: Any, b: Any) -> Any:
 
 
 def type_names(given: Any) -> list[str]:
-    """Return the types of "type".
-
-    Raises:
-        SchemaError: there is no such type.
-    """
+    """Return the types of "type"; SchemaError: there is no such type."""
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list) or not names or any(name not in TYPES for name in names):
         raise SchemaError(f"type: {given!r} is none of {', '.join(TYPES)}", "type")

@@ -90,22 +90,14 @@ def of_regex(pattern: str) -> str:
 
 
 def of_choices(texts: Sequence[str]) -> str:
-    """Make a grammar of the given texts.
-
-    Raises:
-        GrammarError: there are none, or they are beyond the limits.
-    """
+    """Make a grammar of the given texts; GrammarError: there are none, or they are beyond the limits."""
     if not texts or not all(texts):
         raise GrammarError("there must be choices, none of them empty")
     return checked(f"root ::= {either(*map(literal, texts))}\n")
 
 
 def checked(grammar: str) -> str:
-    """Check that a grammar is within the limits, and return it.
-
-    Raises:
-        GrammarError: why it is not.
-    """
+    """Check that a grammar is within the limits, and return it; GrammarError: why it is not."""
     if len(grammar) > MAX_LENGTH:
         raise GrammarError(f"it is longer than {MAX_LENGTH} characters")
     if not grammar.strip():

@@ -120,11 +120,7 @@ class _Converter:
     # --- schemas --------------------------------------------------------------------------------------------------
 
     def rule_of(self, schema: Any, path: str) -> str:
-        """Make the rule of a schema.
-
-        Raises:
-            SchemaError: see `grammar_of_schema`.
-        """
+        """Make the rule of a schema; SchemaError: see `grammar_of_schema`."""
         found = self._optional_rule(schema, path)
         if found is None:
             raise SchemaError(f"{path}: nothing is valid under this schema")

@@ -79,11 +79,7 @@ _RARE: list[Range] = [(1, 8), (0xB, 0xC), (0xE, 0x1F), (0x7F, 0x7F)]
 
 
 def _as_json(ranges: Sequence[Range]) -> str:
-    """Return one character of a set as it stands in JSON text.
-
-    Raises:
-        PatternError: the set has none.
-    """
+    """Return one character of a set as it stands in JSON text; PatternError: the set has none."""
     plain = _without(ranges, _NOT_PLAIN)
     parts = [_one_of(plain)] if plain else []
     escaped = [c for low, high in union(ranges) for c in range(low, min(high, 0x7F) + 1) if _is_escaped(c)]

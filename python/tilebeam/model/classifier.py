@@ -15,11 +15,7 @@ CLASSIFIER = "cls.output.weight"  # ggml's name (LLM_TENSOR_CLS_OUT)
 
 
 def read_classifier(path: str | os.PathLike[str]) -> tuple[Floats, Floats | None]:
-    """Return weight [labels, n_embd] and bias [labels], if it has one.
-
-    Raises:
-        TilebeamError: the file holds none.
-    """
+    """Return weight [labels, n_embd] and bias [labels], if it has one; TilebeamError: the file holds none."""
     from tilebeam import gguf as gguf_tools
     from tilebeam.gguf.weights import tensor_values
 

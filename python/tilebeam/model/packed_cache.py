@@ -228,11 +228,7 @@ def _check_owner(path: Path, state: os.stat_result) -> None:
 
 
 def _make_room(size: int, limit: int) -> None:
-    """Delete the files used longest ago until one of this size fits.
-
-    Raises:
-        _UnusableError: it never does.
-    """
+    """Delete the files used longest ago until one of this size fits; _UnusableError: it never does."""
     from tilebeam.gguf.whole_file import remove_leftovers
 
     if size > limit:

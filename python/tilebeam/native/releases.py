@@ -19,11 +19,7 @@ _LIST = "plugins.txt"
 
 
 def installed() -> str:
-    """Return the version of llama-cpp-python that is installed, as it names itself.
-
-    Raises:
-        TilebeamError: none is.
-    """
+    """Return the version of llama-cpp-python that is installed, as it names itself; TilebeamError: none is."""
     try:
         return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
@@ -48,11 +44,7 @@ def built() -> dict[str, Path]:
 
 
 def plugin_file() -> Path:
-    """Return the plugin for the installed llama-cpp-python.
-
-    Raises:
-        TilebeamError: there is none.
-    """
+    """Return the plugin for the installed llama-cpp-python; TilebeamError: there is none."""
     release, there = release_of(installed()), built()
     if release not in there:
         known = sorted(there, key=order)

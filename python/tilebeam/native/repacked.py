@@ -35,11 +35,7 @@ class RepackedFile:
 
     @classmethod
     def of(cls, manifest: Manifest) -> RepackedFile:
-        """Read what a file says of itself.
-
-        Raises:
-            TilebeamError: its architecture has an impossible name.
-        """
+        """Read what a file says of itself; TilebeamError: its architecture has an impossible name."""
         from tilebeam.gguf import layers_key
 
         overrides: dict[str, str | int] = {"general.architecture": manifest.architecture}

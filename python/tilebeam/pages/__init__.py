@@ -5,6 +5,5 @@ markup        HTML out of values, escaped
 document      a whole page: the template, the style, a script, data, and what its content may do
 search_page   what searches found
 fields        controls of forms
-ask           the page of a server on which searches are asked for
-chat          the page of a server to chat on
+chat_page     the page of a server to chat on
 """

@@ -107,8 +107,8 @@ def _settings(options: PageOptions) -> Html:
         field("system", "System prompt", tag("textarea", id="system", rows=2)),
         tag(
             "div",
-            field("temperature", "Temperature", number_input("temperature", "", 0, 100, "any", "default")),
-            field("max_tokens", "Tokens at most", number_input("max_tokens", "", 1, 1 << 20, 1, "default")),
+            field("temperature", "Temperature", number_input("temperature", 0, 100, "any")),
+            field("max_tokens", "Tokens at most", number_input("max_tokens", 1, 1 << 20, 1)),
             field("judge", "Of several answers", select("judge", judges)),
             class_="fields",
         ),

@@ -23,9 +23,9 @@ def select(name: str, choices: dict[str, str]) -> Html:
     return tag("select", [tag("option", label, value=value) for value, label in choices.items()], id=name)
 
 
-def number_input(name: str, value: object, least: int, most: int, step: object = 1, hint: str | None = None) -> Html:
-    """Make a field for a number."""
-    return tag("input", id=name, type="number", value=value, min=least, max=most, step=step, placeholder=hint)
+def number_input(name: str, least: int, most: int, step: object) -> Html:
+    """Make a field for a number; empty it stands for the default."""
+    return tag("input", id=name, type="number", value="", min=least, max=most, step=step, placeholder="default")
 
 
 def key_field() -> Html:

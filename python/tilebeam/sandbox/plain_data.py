@@ -116,11 +116,7 @@ def as_json(message: Any) -> bytes:
 
 
 def write(pipe: int, raw: bytes) -> None:
-    """Write all of some bytes.
-
-    Raises:
-        OSError: nobody reads.
-    """
+    """Write all of some bytes; OSError: nobody reads."""
     left = memoryview(raw)
     while left:
         left = left[os.write(pipe, left) :]

@@ -92,11 +92,7 @@ class WorkerProcess:
             raise TilebeamError(f"The process for {self._purpose} ends as soon as it is started.")
 
     def greeting(self) -> dict[str, Any]:
-        """Return what the process said first.
-
-        Raises:
-            TilebeamError: it does not start.
-        """
+        """Return what the process said first; TilebeamError: it does not start."""
         with self._lock:
             self._running()
             return self._greeting

@@ -14,11 +14,7 @@ from tilebeam.scoring.scorers import Scorer
 
 
 def question_in(prompt: str | Prompt, scorer: str) -> Question:
-    """Find the function that a prompt asks for.
-
-    Raises:
-        TilebeamError: there is none.
-    """
+    """Find the function that a prompt asks for; TilebeamError: there is none."""
     if (question := question_of(Prompt.of(prompt).text)) is None:
         raise TilebeamError(f"The scorer {scorer} is for Python functions, but no line of the prompt begins with def.")
     return question

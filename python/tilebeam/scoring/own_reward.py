@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.gguf.closing import Closing
 from tilebeam.outputs import CompletionOutput
 from tilebeam.prompt import Prompt
@@ -158,21 +158,14 @@ def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None
 
     if all(head.layer is None for head in heads):
         return None
-    try:
-        with gguf_tools.open_gguf(path) as gguf:
-            entry = gguf_tools.model_kv(gguf).get("general.name")
-    except (gguf_tools.GGUFError, OSError) as error:
-        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    with gguf_errors(f"{path} cannot be loaded"), gguf_tools.open_gguf(path) as gguf:
+        entry = gguf_tools.model_kv(gguf).get("general.name")
     found = {"name": str(entry.value) if entry else "", "shape": ""}
     return next((h.layer for h in heads if _same_maker({"name": h.maker.get("name", "")}, found)), None)
 
 
 def made_for(lm: LM, heads: Sequence[Head]) -> Head:
-    """Choose the head that was made for a model.
-
-    Raises:
-        TilebeamError: none of them was.
-    """
+    """Choose the head that was made for a model; TilebeamError: none of them was."""
     for head in heads[:-1]:
         try:
             check_maker(head, lm)

@@ -153,11 +153,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """Look up a preset.
-
-    Raises:
-        TilebeamError: there is none.
-    """
+    """Look up a preset; TilebeamError: there is none."""
     if name not in PRESETS:
         raise TilebeamError(f"Unknown reward preset {name!r}: choose from {', '.join(PRESETS)}.")
     return PRESETS[name]

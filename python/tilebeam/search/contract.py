@@ -417,11 +417,7 @@ def _several(prompts: Iterable[Askable]) -> Iterable[Askable]:
 def sampling_for(
     prompts: Sequence[Askable], sampling: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:
-    """Make one per prompt, each with a seed.
-
-    Raises:
-        TilebeamError: there are more or fewer than prompts.
-    """
+    """Make one per prompt, each with a seed; TilebeamError: there are more or fewer than prompts."""
     if sampling is None or isinstance(sampling, SamplingParams):
         return [(sampling or SamplingParams()).resolved() for _ in prompts]
     if len(sampling) != len(prompts):

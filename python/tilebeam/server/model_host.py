@@ -102,11 +102,7 @@ class ModelHost:
 
     @contextmanager
     def use(self) -> Iterator[LoadedModel]:
-        """Give the model if it is ready. It is not freed before this ends.
-
-        Raises:
-            ApiError: 503, it is not.
-        """
+        """Give the model, which is not freed before this ends; ApiError: 503, it is not ready."""
         self.look()
         if self.state == "restarting":
             raise unavailable(f"The model is being loaded again: {self.reason}", code="model_restarting", retry_after=2)

@@ -88,11 +88,7 @@ class Models:
         return {"object": "list", "data": [self.entry(name) for name in self._by_name]}
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Return what /v1/models tells of one.
-
-        Raises:
-            ApiError: 404, there is no such model.
-        """
+        """Return what /v1/models tells of one; ApiError: 404, there is no such model."""
         service = self.of(name)
         told = {"id": name, "object": "model", "created": self._started, "owned_by": "tilebeam"}
         told |= {"status": service.host.status()}

@@ -45,11 +45,7 @@ class ServedModel:
     cache_prompt: bool = True
 
     def open(self) -> LoadedModel:
-        """Load them.
-
-        Raises:
-            TilebeamError: one of them cannot be loaded.
-        """
+        """Load them; TilebeamError: one of them cannot be loaded."""
         began = time.monotonic()
         tell("loading", model=self.names[0])
         with ExitStack() as stack:

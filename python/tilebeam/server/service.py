@@ -94,9 +94,7 @@ class Service:
         return Snapshot(host.health()[0] == 200, host.state == "ready", host.restarts, self.gate.load, now)
 
     async def close(self) -> None:
-        """End all requests and free the model."""
-        self.gate.close()
-        await self.gate.drain(0)
+        """Free the model, once no request runs and none is let in."""
         for pool in (self._readers, self._chats):
             pool.shutdown(wait=True, cancel_futures=True)
         await self.host.close()

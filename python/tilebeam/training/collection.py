@@ -127,11 +127,7 @@ class Collection(Closing):
         return list(self._log.records.values())
 
     def has(self, task: Task, item: Item, prompt: str) -> bool:
-        """Tell whether a problem is there.
-
-        Raises:
-            TilebeamError: it is, with another prompt or answer.
-        """
+        """Tell whether a problem is there; TilebeamError: it is, with another prompt or answer."""
         record = self._log.records.get(item.id)
         if record is not None and record["problem"] != _digest(task, item, prompt):
             raise TilebeamError(

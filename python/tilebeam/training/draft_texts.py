@@ -206,11 +206,7 @@ def _features(lm: LM, context: Context, pieces: Sequence[BatchPiece], layers: Se
 
 
 def texts_of(folder: Path) -> list[DraftText]:
-    """Return all texts of a folder, the features mapped from their files.
-
-    Raises:
-        TilebeamError: a shard is damaged.
-    """
+    """Return all texts of a folder, the features mapped from their files; TilebeamError: a shard is damaged."""
     found = []
     for path in sorted(folder.glob("[0-9]*.npz")):
         try:

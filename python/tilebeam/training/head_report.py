@@ -15,6 +15,8 @@ from tilebeam.evaluation import ranking
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.training.fitting import FOLDS, Fitted, Samples
 
+_BINS = 10  # of scores, in the table of how many are right
+
 
 def markdown(facts: dict[str, Any]) -> Iterator[str]:
     """Write the lines of the report on these facts."""
@@ -86,14 +88,12 @@ def report(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> d
     return facts
 
 
-def reliability(
-    scores: npt.NDArray[np.float64], right: npt.NDArray[np.float64], bins: int = 10
-) -> list[dict[str, float]]:
+def reliability(scores: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> list[dict[str, float]]:
     """Sort samples by their score into bins of equal width: how many, their mean score, and the share that is right."""
-    place = np.minimum((scores * bins).astype(int), bins - 1)
+    place = np.minimum((scores * _BINS).astype(int), _BINS - 1)
     return [
         {"count": int(n), "score": float(scores[place == b].mean()), "right": float(right[place == b].mean())}
-        for b in range(bins)
+        for b in range(_BINS)
         if (n := (place == b).sum())
     ]
 

@@ -44,11 +44,7 @@ def title_of(spec: str) -> str:
 
 
 def open_task(options: TaskOptions) -> Task:
-    """Open the task that options name.
-
-    Raises:
-        TilebeamError: there is no such task, or it cannot be made; says why.
-    """
+    """Open the task that options name; TilebeamError: there is no such task, or it cannot be made; says why."""
     name, _, rest = options.spec.partition(":")
     for option, value, least in (("items", options.items, 1), ("shots", options.shots, 0)):
         if value is not None and value < least:

@@ -275,11 +275,7 @@ class Task(ABC):
 
 
 def text_of(line: Mapping[str, Any], name: str, where: str) -> str:
-    """Read a field that must be a text and not empty.
-
-    Raises:
-        TilebeamError: it is not.
-    """
+    """Read a field that must be a text and not empty; TilebeamError: it is not."""
     value = line.get(name)
     if not isinstance(value, str) or not value:
         raise TilebeamError(f'{where} has no text under "{name}".')
