@@ -11,28 +11,15 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.config import differences
+from tilebeam.evaluation.config import Named, differences
 from tilebeam.gguf.closing import Closing
 from tilebeam.gguf.whole_file import naming
 
 FORMAT = 1
 Record = dict[str, Any]
-
-
-class Named(Protocol):
-    """What all records of a log depend on."""
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of all of it."""
-        ...
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON, which also shows what differs."""
-        ...
 
 
 class GrowingFile(Closing):

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from tilebeam.answers.normalize import merged
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.config import item_seed
+from tilebeam.evaluation.config import Named, item_seed
 from tilebeam.evaluation.log import Log, Record
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.task import Item, Task
@@ -44,7 +44,7 @@ _MOST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
-class CollectionSetting:
+class CollectionSetting(Named):
     """All that samples depend on, but for which problems: more of them may follow.
 
     Attributes:
@@ -84,11 +84,6 @@ class CollectionSetting:
             del result["layer"]
         plain: dict[str, Any] = json.loads(json.dumps(result))
         return plain
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all this."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
 class Collection(Closing):
