@@ -21,7 +21,6 @@ from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .model_check import require_model
 from .policy import KEEP, Policy, Target, plan
 from .quantize import ErrorSum
-from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Progress, RowBlock, TensorJob, run, write_at
 from .weights import FLOAT_TYPES, Rounding, fits_tiles, has_values, is_weight, make_rows, unpack_rows
@@ -229,7 +228,7 @@ class _Writer:
     def __init__(self, f: Source, targets: list[Target], scales: str) -> None:
         self._f, self._targets = f, targets
         self.same_contents = all(t.exact for t in targets)
-        self.difference = difference(f) if self.same_contents else None
+        self.difference = _difference(f) if self.same_contents else None
         self.lossless = self.same_contents and self.difference is None
         self._alignment = max(m.MIN_ALIGNMENT, f.alignment)
         tiled = [t for t in targets if t.tiled is not None]
@@ -268,6 +267,29 @@ class _Writer:
         infos = [replace(t.source, type=t.type, offset=o) for t, o in zip(targets, blank[1], strict=True)]
         records.append(w.kv_text(m.K_META, m.meta_digest(records, infos)))
         return w.header(f.version, records, names, self._alignment)
+
+
+def _difference(f: Source) -> str | None:
+    """Say why unpacking what is packed from this source gives another file with the same contents: it writes one GGUF
+    with zeros as padding and nothing behind its last tensor, and other bytes of a source are in no digest.
+
+    Returns:
+        The end of a sentence ("the source has .."), None if unpacking gives the very same bytes.
+    """
+    if not isinstance(f, GGUFFile):
+        return "the source is split, and unpacking gives one file"
+    names = [(t.name, t.type, t.ne) for t in f.tensors.values()]
+    head, _, size = w.header(f.version, (kv.raw for kv in f.kv.values()), names, f.alignment)
+    if f.size > size:
+        return f"the source has {f.size - size} bytes after its last tensor"
+    if f.size < size:
+        return "the source ends without the padding of its last tensor"
+    for at, n in f.padding():
+        if f.read(at, n).any():
+            return f"the source has nonzero bytes in its padding (at byte {at})"
+    if f.read(0, len(head)).tobytes() != head:
+        return "the source's header is encoded differently"
+    return None
 
 
 def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType | None) -> list[bytes]:
