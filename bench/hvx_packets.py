@@ -27,9 +27,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tilebeam.native import paths
-
 from bench.lib import report
+from bench.lib.built import built
 from bench.lib.options import Parser
 
 STORE_LIMIT = 1 / 64  # packets per number
@@ -84,7 +83,7 @@ def library_v73() -> Path:
     Raises:
         FileNotFoundError: the build has none.
     """
-    return paths.built("hexagon/libhvx_v73.a")
+    return built("hexagon/libhvx_v73.a")
 
 
 @cache

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from .byte_bar import Shown, byte_bars
+from .byte_bar import byte_bar
 from .contents import fidelity
 from .errors import GGUFError
 from .help_text import App
@@ -25,7 +24,6 @@ from .policy import GROUPINGS, KEEP, TYPES, Policy, Preset
 from .repack import Report
 from .repack import pack as pack_file
 from .repack import unpack as unpack_file
-from .stream import Progress
 from .verification import verify as verify_file
 from .whole_file import end_output, os_error
 
@@ -131,18 +129,6 @@ class ResultOptions:
             )
 
 
-def _part(what: str, show: Shown | None) -> Progress | None:
-    """Return the progress hook of one part, on a bar of its own."""
-    return None if show is None else lambda done, total: show(what, done, total)
-
-
-@contextlib.contextmanager
-def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
-    """Show a progress bar of one part."""
-    with byte_bars(quiet) as show:
-        yield _part(what, show)
-
-
 @app.command()
 @grouped
 def pack(
@@ -164,14 +150,14 @@ def pack(
     Example: gguf-repack pack model-f16.gguf model.tb.gguf --type q4_0 --search
     """
     path, chosen = out.path(), policy.policy()
-    with byte_bars(result.quiet or dry_run) as show:
+    with byte_bar("pack", result.quiet or dry_run) as progress:
         report = pack_file(
             source,
             path,
             policy=chosen,
             search=search,
             threads=threads,
-            progress=_part("pack", show),
+            progress=progress,
             dry_run=dry_run,
             overwrite=result.force,
         )
@@ -186,7 +172,7 @@ def unpack(source: Source, out: OutputOptions, threads: Threads = None, *, resul
     Example: gguf-repack unpack model.tb.gguf model.gguf
     """
     path = out.path()
-    with _bar("unpack", result.quiet) as progress:
+    with byte_bar("unpack", result.quiet) as progress:
         report = unpack_file(source, path, threads=threads, progress=progress, overwrite=result.force)
     result.say(report)
 
@@ -203,7 +189,7 @@ def verify(
 
     Example: gguf-repack verify model.tb.gguf --against model.gguf
     """
-    with _bar("verify", quiet) as progress:
+    with byte_bar("verify", quiet) as progress:
         found = verify_file(source, against=against, threads=threads, progress=progress)
     if as_json:
         typer.echo(json.dumps({"path": str(source), **asdict(found)}, indent=1))

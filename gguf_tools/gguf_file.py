@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 
+from .closing import Closing
 from .errors import GGUFError
 
 Bytes = npt.NDArray[np.uint8]
@@ -191,7 +191,7 @@ def tensor_bytes(type: gguf.GGMLQuantizationType, ne: tuple[int, ...]) -> int:
     return math.prod(ne) // int(block) * int(size)
 
 
-class GGUFFile:
+class GGUFFile(Closing):
     """An open GGUF file, header parsed and checked.
 
     Raises:
@@ -220,12 +220,6 @@ class GGUFFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, a: type[BaseException] | None, b: BaseException | None, c: TracebackType | None) -> None:
-        self.close()
 
     def _parse(self, c: _Cursor) -> None:
         c.fill(min(9, c.end))

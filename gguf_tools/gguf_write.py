@@ -17,7 +17,7 @@ import gguf
 
 from .errors import GGUFError
 from .gguf_file import ARRAY, BOOL, MAGIC, STRING, UINT32, pad, tensor_bytes
-from .whole_file import NO_ROOM, beside, create_locked, followed, inherit, lock, naming, state_of
+from .whole_file import NO_ROOM, beside, create_locked, followed, inherit, lock, naming, state_of, whole_file
 
 
 def _string(s: str) -> bytes:
@@ -77,6 +77,25 @@ def header(
     head = MAGIC + struct.pack("<IQQ", version, len(infos), len(records)) + b"".join(records) + b"".join(parts)
     start = pad(len(head), alignment)
     return head.ljust(start, b"\0"), [start + o for o in offsets], start + offset
+
+
+@contextlib.contextmanager
+def small_gguf(path: str | os.PathLike[str], architecture: str) -> Iterator[gguf.GGUFWriter]:
+    """Yield a writer of the gguf package for a file whose tensors fit into memory; it writes all that was added when
+    the block ends, and the file appears when it is complete.
+
+    Raises:
+        OSError: as :func:`whole_file`.
+    """
+    with whole_file(path) as partial:
+        writer = gguf.GGUFWriter(partial, architecture)
+        try:
+            yield writer
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
 
 
 SYNC_FILE_RANGE_WRITE = 2

@@ -1,26 +1,23 @@
-"""Float weights to tiles: round to nearest or a search for better scales, on all cores, and the error that it costs.
+"""Float weights to tiles: round to nearest or a search for better scales, and the error that it costs.
 
-A matrix may come in chunks of rows, each a multiple of 32 long but for the last one: the tiles of the chunks, one after
-the other, are those of the whole. So memory stays bounded whatever the tensor's size.
+A matrix comes in chunks of rows, each a multiple of 32 long but for the last one: the tiles of the chunks, one after
+the other, are those of the whole. So memory stays bounded whatever the tensor's size, and threads share the work.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 from tilebeam import _ext as ggml_ext
-from tilebeam._ext import TILE, Type, cpus
+from tilebeam._ext import Type
 
 from .gguf_file import Bytes
 
 Floats = npt.NDArray[np.float32]
-
-PIECE = 1 << 18  # weights that one thread quantizes at a time, about
 
 
 @dataclass
@@ -50,14 +47,7 @@ class ErrorSum:
         return math.sqrt(self.squared / self.energy) if self.energy else 0.0
 
 
-def quantize_rows(
-    type: Type,
-    rows: Floats,
-    *,
-    search: bool = False,
-    threads: int | None = None,
-    error: ErrorSum | None = None,
-) -> Bytes:
+def quantize_rows(type: Type, rows: Floats, *, search: bool = False, error: ErrorSum | None = None) -> Bytes:
     """Quantize float32 rows to tiles of any tiled type.
 
     Args:
@@ -65,7 +55,6 @@ def quantize_rows(
         rows: float32 (N, K), K a multiple of 32; a part of a matrix has N % 32 == 0, but the last one.
         search: choose every FP16 scale, its sign too, for the smallest sum of squared errors; never worse than round to
             nearest on any group of 32 weights. Without it, ggml's round to nearest.
-        threads: worker threads; one per performance core if None. The C code runs without the GIL.
         error: the error is added to it.
 
     Returns:
@@ -76,27 +65,9 @@ def quantize_rows(
     """
     if rows.ndim != 2:
         raise ValueError(f"rows of a matrix needed, got an array of shape {list(rows.shape)}")
-    n, k = rows.shape
-    out = np.empty(ggml_ext.tiled_bytes(type, k, n), np.uint8)
-    x = np.ascontiguousarray(rows, np.float32)
-    panel = ggml_ext.tiled_bytes(type, k, TILE)
-    step = max(1, PIECE // (k * TILE)) * TILE
-
-    def piece(at: int) -> None:
-        part = x[at : at + step]
-        tiles = out[at // TILE * panel : -(-(at + len(part)) // TILE) * panel]
-        sums = np.zeros(2)
-        ggml_ext.quantize(type, part, tiles, search=search, sums=sums)
-        if error is not None:
-            squared, energy = sums.tolist()
-            error.add(squared, energy, part.size)
-
-    starts = range(0, n, step)
-    workers = min(threads or cpus.default_threads(), len(starts))
-    if workers == 1:
-        for at in starts:
-            piece(at)
-    else:
-        with ThreadPoolExecutor(workers, "quantize") as pool:
-            list(pool.map(piece, starts))
-    return out
+    sums = np.zeros(2)
+    tiles = ggml_ext.quantize(type, np.ascontiguousarray(rows, np.float32), search=search, sums=sums)
+    if error is not None:
+        squared, energy = sums.tolist()
+        error.add(squared, energy, rows.size)
+    return tiles

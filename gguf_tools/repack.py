@@ -21,7 +21,6 @@ from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .model_check import require_model
 from .policy import KEEP, Policy, Target, plan
 from .quantize import ErrorSum
-from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Progress, RowBlock, TensorJob, run, write_at
 from .weights import FLOAT_TYPES, Rounding, fits_tiles, has_values, is_weight, make_rows, unpack_rows
@@ -126,32 +125,6 @@ def added_error(makers: Sequence[Maker]) -> str:
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
 
 
-def report_of(
-    path: Path,
-    size: int,
-    makers: Sequence[Maker],
-    notes: Sequence[str],
-    lossless: bool,
-    same_contents: bool,
-    written: bool = True,
-) -> Report:
-    """Report a file that was made of targets."""
-    targets = [x.target for x in makers]
-    return Report(
-        path=path,
-        size=size,
-        n_tensors=len(targets),
-        n_tiled=sum(t.tiled is not None for t in targets),
-        n_requantized=sum(t.type != t.source.type for t in targets),
-        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
-        lossless=lossless,
-        same_contents=same_contents,
-        notes=tuple(notes),
-        tensors=tuple(x.report for x in makers),
-        written=written,
-    )
-
-
 def _notes(makers: Sequence[Maker], difference: str | None) -> list[str]:
     notes = []
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
@@ -234,8 +207,19 @@ def pack(
                 digests = run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
                 out.seek(0)
                 out.write(write.head(digests)[0])
-    notes = _notes(makers, write.difference)
-    return report_of(dst, size, makers, notes, write.lossless, write.same_contents, written=not dry_run)
+    return Report(
+        path=dst,
+        size=size,
+        n_tensors=len(targets),
+        n_tiled=sum(t.tiled is not None for t in targets),
+        n_requantized=sum(t.type != t.source.type for t in targets),
+        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
+        lossless=write.lossless,
+        same_contents=write.same_contents,
+        notes=tuple(_notes(makers, write.difference)),
+        tensors=tuple(x.report for x in makers),
+        written=not dry_run,
+    )
 
 
 class _Writer:
@@ -244,7 +228,7 @@ class _Writer:
     def __init__(self, f: Source, targets: list[Target], scales: str) -> None:
         self._f, self._targets = f, targets
         self.same_contents = all(t.exact for t in targets)
-        self.difference = difference(f) if self.same_contents else None
+        self.difference = _difference(f) if self.same_contents else None
         self.lossless = self.same_contents and self.difference is None
         self._alignment = max(m.MIN_ALIGNMENT, f.alignment)
         tiled = [t for t in targets if t.tiled is not None]
@@ -283,6 +267,29 @@ class _Writer:
         infos = [replace(t.source, type=t.type, offset=o) for t, o in zip(targets, blank[1], strict=True)]
         records.append(w.kv_text(m.K_META, m.meta_digest(records, infos)))
         return w.header(f.version, records, names, self._alignment)
+
+
+def _difference(f: Source) -> str | None:
+    """Say why unpacking what is packed from this source gives another file with the same contents: it writes one GGUF
+    with zeros as padding and nothing behind its last tensor, and other bytes of a source are in no digest.
+
+    Returns:
+        The end of a sentence ("the source has .."), None if unpacking gives the very same bytes.
+    """
+    if not isinstance(f, GGUFFile):
+        return "the source is split, and unpacking gives one file"
+    names = [(t.name, t.type, t.ne) for t in f.tensors.values()]
+    head, _, size = w.header(f.version, (kv.raw for kv in f.kv.values()), names, f.alignment)
+    if f.size > size:
+        return f"the source has {f.size - size} bytes after its last tensor"
+    if f.size < size:
+        return "the source ends without the padding of its last tensor"
+    for at, n in f.padding():
+        if f.read(at, n).any():
+            return f"the source has nonzero bytes in its padding (at byte {at})"
+    if f.read(0, len(head)).tobytes() != head:
+        return "the source's header is encoded differently"
+    return None
 
 
 def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType | None) -> list[bytes]:

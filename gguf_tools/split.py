@@ -10,9 +10,8 @@ import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from .closing import Closing
 from .errors import GGUFError
 from .gguf_file import Bytes, GGUFFile, KeyValue, TensorInfo
 
@@ -32,7 +31,7 @@ def part_count(f: GGUFFile) -> int:
     return kv.value
 
 
-class SplitFile:
+class SplitFile(Closing):
     """All parts of a split model as one file: the interface of :class:`GGUFFile`, as far as packing needs it.
 
     Attributes:
@@ -83,12 +82,6 @@ class SplitFile:
         """Close all parts. Idempotent."""
         self._stack.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, a: type[BaseException] | None, b: BaseException | None, c: TracebackType | None) -> None:
-        self.close()
-
     def read_tensor(self, t: TensorInfo, at: int, out: Bytes) -> None:
         """Fill ``out`` with a tensor's bytes from its byte ``at`` on."""
         self.parts[t.part].read_tensor(t, at, out)
@@ -97,11 +90,6 @@ class SplitFile:
         """Raise GGUFError if a part was written to since it was opened."""
         for part in self.parts:
             part.require_unchanged()
-
-    @property
-    def fd(self) -> int:
-        """The descriptor of the first part, the one with the metadata."""
-        return self.parts[0].fd
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -39,14 +39,12 @@ class RowBlock:
         data: their bytes, uint8.
         k: elements of a row.
         rows: how many.
-        first: number of the first.
         out: as many bytes as ``data`` for what is made of it, if it has that size.
     """
 
     data: Bytes
     k: int
     rows: int
-    first: int
     out: Bytes
 
 
@@ -143,7 +141,7 @@ def pieces(file: Source, jobs: Sequence[TensorJob], threads: int) -> Iterator[tu
             return i, data, data, (room,)
         result = buffers.take()
         try:
-            made = make(RowBlock(data, t.k, n // t.row_bytes, at // t.row_bytes, result[:n]))
+            made = make(RowBlock(data, t.k, n // t.row_bytes, result[:n]))
         except ValueError as e:
             raise refuse(t, e) from e
         return i, data, made, (room, result)

@@ -132,7 +132,7 @@ class Rounding:
 
     def quantize(self, tiled: Type, x: Floats) -> Bytes:
         """Quantize float32 (rows, k) to tiles. Raises ValueError if a value does not fit."""
-        return quantize_rows(tiled, x, search=self.search, threads=1, error=self.error)
+        return quantize_rows(tiled, x, search=self.search, error=self.error)
 
 
 NEAREST = Rounding()

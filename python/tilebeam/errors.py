@@ -3,6 +3,9 @@ what to do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TilebeamError(RuntimeError):
     """Something Tilebeam was asked for cannot be done: a bad file, a bad option, no room, a failed decode."""
@@ -26,3 +29,14 @@ class CacheWarning(UserWarning):
 
 class SearchCancelled(TilebeamError):
     """A progress hook returned False, or something else aborted the search's requests."""
+
+
+@contextmanager
+def gguf_errors(what: str) -> Iterator[None]:
+    """Raise what is wrong with a GGUF file that the block reads as `TilebeamError`: `what`, a colon, and why."""
+    from tilebeam.gguf import GGUFError
+
+    try:
+        yield
+    except (GGUFError, OSError) as error:
+        raise TilebeamError(f"{what}: {error}") from None

@@ -280,10 +280,10 @@ class Likelihood:
         return self.logprob / self.bytes if self.bytes else -math.inf
 
 
-def short(text: str, most: int = 60) -> str:
+def short(text: str) -> str:
     """Quote the beginning of a text, on one line."""
-    line = " ".join(text[: 4 * most].split())
-    return repr(line if len(line) <= most and len(text) <= 4 * most else line[: most - 3] + "...")
+    line = " ".join(text[:240].split())
+    return repr(line if len(line) <= 60 and len(text) <= 240 else line[:57] + "...")
 
 
 def check_complete(outputs: Sequence[RequestOutput]) -> None:

@@ -285,6 +285,19 @@ def updated(
     return [replace(params, **changes) for params in sampling] if changes else sampling
 
 
+def one_each(sampling: SamplingParams | Sequence[SamplingParams], prompts: int) -> list[SamplingParams]:
+    """Return parameters for each of so many prompts.
+
+    Raises:
+        TilebeamError: there are more or fewer.
+    """
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * prompts
+    if len(sampling) != prompts:
+        raise TilebeamError(f"{prompts} prompts but {len(sampling)} SamplingParams.")
+    return list(sampling)
+
+
 def _is_schema(value: object) -> bool:
     if isinstance(value, str):
         try:

@@ -35,7 +35,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def text(template: str, messages: Any = HI, **variables: Any) -> str:
-    return ChatTemplates(VOCAB, None, "m.gguf").apply(messages, True, template, (), variables)
+    return ChatTemplates(VOCAB, None, "m.gguf").apply(messages, template, (), variables)
 
 
 SUM = "{{% set n = namespace(s={}) %}}{{% for i in range(5000) %}}"
@@ -69,7 +69,7 @@ def test_a_harmful_template_is_a_sentence_and_the_next_one_is_run(name: str) -> 
     template, why = HARM[name]
     own = ChatTemplates(VOCAB, template, "harm.gguf")
     with pytest.raises(TilebeamError, match=rf"^The chat template of harm\.gguf .*({why}).* chatml"):
-        own.apply(HI, True, None)
+        own.apply(HI, None)
     assert text(SOUND) == "hi;"
 
 

@@ -139,7 +139,7 @@ def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
         forwards = {u.key: timeless(bench.run(u)) for u in todo}
         shuffled = {todo[i].key: timeless(bench.run(todo[i])) for i in rng.permutation(len(todo))}
     assert shuffled == forwards
-    with Workbench(job) as bench:
+    with Workbench(job, open_task(job.setting.task)) as bench:
         alone = timeless(bench.run(todo[-1]))
     assert alone == forwards[todo[-1].key]
     texts = [s["text"] for r in forwards.values() for i in r["items"] for s in i.get("samples", [])]

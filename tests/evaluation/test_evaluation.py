@@ -204,7 +204,7 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path, monkeyp
     assert max(p.row.share.value for p in later.front) == best
     with pytest.raises(TilebeamError, match="not a GGUF file"):  # found before anything runs
         runner.evaluate(job, tmp_path / "out", task=task, workbench=bench, latency_devices=["cpu"])
-    monkeypatch.setattr(runner, "_check_ordinary", lambda _: None)
+    monkeypatch.setattr(runner.gguf_tools, "is_repacked", lambda _: False)
     elsewhere = runner.evaluate(
         job, tmp_path / "out", task=task, workbench=bench, latency_items=1, latency_devices=["cpu", "npu"]
     )

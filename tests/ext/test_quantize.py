@@ -132,28 +132,16 @@ def test_reported_error_is_the_error_of_what_is_stored(
 
 @settings(max_examples=40, deadline=None)
 @given(tiled_types, st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 31), seeds, st.booleans())
-def test_chunks_of_rows_and_threads_change_nothing(
-    type: Type, panels: list[int], rest: int, seed: int, search: bool
-) -> None:
+def test_chunks_of_rows_change_nothing(type: Type, panels: list[int], rest: int, seed: int, search: bool) -> None:
     k = 64
     x = matrix(32 * sum(panels) + rest, k, seed)
-    whole = quantize_rows(type, x, search=search, threads=3)
+    whole = quantize_rows(type, x, search=search)
     parts, at = [], 0
     for p in [32 * p for p in panels] + [rest]:
         if p:
-            parts.append(quantize_rows(type, x[at : at + p], search=search, threads=1))
+            parts.append(quantize_rows(type, x[at : at + p], search=search))
         at += p
     assert np.array_equal(np.concatenate(parts), whole)
-
-
-def test_large_matrices_are_cut_into_pieces_for_threads() -> None:
-    x = matrix(32 * 67 + 5, 512, 4)
-    one, many = ErrorSum(), ErrorSum()
-    a = quantize_rows(Type.Q4_0_TILE, x, search=True, threads=1, error=one)
-    b = quantize_rows(Type.Q4_0_TILE, x, search=True, threads=4, error=many)
-    assert np.array_equal(a, b)
-    assert one.count == many.count == x.size
-    assert one.squared == pytest.approx(many.squared, rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -190,7 +178,7 @@ def test_weights_without_an_fp16_scale_are_refused(type: Type, bad: float) -> No
     x = matrix(32 * 300, 64, 7)
     x[-1, -1] = bad
     with pytest.raises(ValueError, match="not finite, or too large"):
-        quantize_rows(type, x, search=True, threads=3)
+        quantize_rows(type, x, search=True)
 
 
 def test_vector_lengths_that_no_cpu_has_are_refused() -> None:

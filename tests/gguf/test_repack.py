@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, pack, unpack
 from tilebeam.gguf import GGUFError, cli, repack, stream
-from tilebeam.gguf.byte_bar import byte_bars
+from tilebeam.gguf.byte_bar import byte_bar
 from tilebeam.gguf.gguf_write import kv_u32
 
 from bench.lib.synth import preset, write_model
@@ -407,14 +407,14 @@ def test_no_partial_output_after_an_exception(
 
 
 def test_bars_are_lines_in_a_file_and_none_before_there_is_something(capsys: pytest.CaptureFixture[str]) -> None:
-    with byte_bars() as show:
+    with byte_bar("pack") as show:
         assert show is not None
         assert capsys.readouterr().err == ""
         for done in (1 << 20, 2 << 20, 4 << 20):
-            show("pack", done, 4 << 20)
+            show(done, 4 << 20)
     # The first and the last at once; what is between comes every ten seconds.
     assert capsys.readouterr().err == "pack: 1.0 of 4.0 MiB\npack: 4.0 of 4.0 MiB\n"
-    with byte_bars(quiet=True) as show:
+    with byte_bar("pack", quiet=True) as show:
         assert show is None
 
 

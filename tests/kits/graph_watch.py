@@ -10,7 +10,6 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 from tilebeam.errors import TilebeamError
-from tilebeam.native.ggml_base import ggml_base
 
 
 class Tensor(ctypes.Structure):
@@ -35,7 +34,7 @@ Tensor._fields_ = [
 
 def operation(name: str) -> int:
     """Return the number of an op of the ggml in use."""
-    lib = ggml_base()
+    lib = ctypes.CDLL("libggml-base.so.0")
     lib.ggml_op_name.restype = ctypes.c_char_p
     lib.ggml_op_name.argtypes = [ctypes.c_int]
     for i in range(128):

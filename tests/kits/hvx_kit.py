@@ -13,7 +13,8 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from tilebeam.native import paths as _paths
+
+from bench.lib.built import built
 
 Array = npt.NDArray[np.generic]
 
@@ -76,7 +77,7 @@ def ask(command: Sequence[str], requests: Sequence[Request], timeout: float = 30
 def missing() -> str | None:
     """Why the program cannot be run here; None if it can."""
     try:
-        _paths.built("hexagon/hvx_cases")
+        built("hexagon/hvx_cases")
     except FileNotFoundError:
         return "this build has no hexagon/hvx_cases: it needs clang-19, lld-19 and libc++-19-dev"
     return None if emulator() else "qemu-hexagon is not installed (package qemu-user)"
@@ -87,7 +88,7 @@ def emulator() -> str | None:
 
 
 def command() -> list[str]:
-    return [emulator() or "qemu-hexagon", str(_paths.built("hexagon/hvx_cases"))]
+    return [emulator() or "qemu-hexagon", str(built("hexagon/hvx_cases"))]
 
 
 @cache
@@ -95,7 +96,7 @@ def command_v73() -> list[str] | None:
     """How to start the program with the integer kernels compiled for v73; None where QEMU knows no such CPU, or did not
     when the program would have been built."""
     try:
-        program = _paths.built("hexagon/hvx_cases_v73")
+        program = built("hexagon/hvx_cases_v73")
     except FileNotFoundError:
         return None
     qemu = emulator()

@@ -25,8 +25,8 @@ from accuracy import Job
 from hexagon_kit import hexagon_session, missing
 from npu_kit import SharedArray, Vec, add
 from tilebeam.measure import doctor
-from tilebeam.native import paths as _paths
 
+from bench.lib.built import built
 from bench.lib.synth import preset, write_model
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -36,7 +36,7 @@ Array = npt.NDArray[Any]
 
 def guest(name: str) -> list[str]:
     """The command that runs a program of tests/hexagon."""
-    return ["qemu-hexagon", str(_paths.built(f"hexagon/{name}"))]
+    return ["qemu-hexagon", str(built(f"hexagon/{name}"))]
 
 
 # --- the C library ---------------------------------------------------------------------------------------------------

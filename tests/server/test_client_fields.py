@@ -16,6 +16,7 @@ from tilebeam.server.openai.chat_completions import prompt_of
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.reading_routes import EmbeddingRequest
 from tilebeam.server.requests import ChatRequest, CompletionRequest
+from tilebeam.server.settings import Settings
 
 NEUTRAL: dict[str, Any] = {
     "user": "u",
@@ -152,7 +153,9 @@ def test_structured_outputs_that_are_none(server: Running) -> None:
 
 def test_the_effort_is_a_variable_of_the_template(server: Running, lm: LM) -> None:
     def prompt(**fields: Any) -> str:
-        return prompt_of(lm, ChatRequest.model_validate({"messages": HI} | fields), TEMPLATE, {}).text
+        return prompt_of(
+            lm, ChatRequest.model_validate({"messages": HI} | fields), Settings(chat_template=TEMPLATE)
+        ).text
 
     assert prompt(reasoning_effort="high").startswith("high|True|")
     assert prompt(reasoning_effort="none").startswith("|False|")

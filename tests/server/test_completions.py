@@ -180,11 +180,12 @@ def test_an_assistants_message_is_continued(client: Any, lm: LM) -> None:
 def test_control_tokens_in_a_continued_message_are_text(lm: LM) -> None:
     from tilebeam.server.openai.chat_completions import prompt_of
     from tilebeam.server.requests import ChatRequest
+    from tilebeam.server.settings import Settings
 
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the </s> number"}]
     body = ChatRequest.model_validate({"messages": turns, "continue_final_message": True})
-    prompt = prompt_of(lm, body, "chatml")
-    before = prompt_of(lm, ChatRequest.model_validate({"messages": turns[:1]}), "chatml")
+    prompt = prompt_of(lm, body, Settings(chat_template="chatml"))
+    before = prompt_of(lm, ChatRequest.model_validate({"messages": turns[:1]}), Settings(chat_template="chatml"))
     assert prompt.text == before.text + "the </s> number"
     assert prompt.ids[: len(before.ids)] == before.ids
     assert not any(lm.is_control(t) for t in prompt.ids[len(before.ids) :])

@@ -32,6 +32,7 @@ from tilebeam.server.other.message_requests import CountRequest
 from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
+from tilebeam.server.settings import Settings
 from tilebeam.server.writing import dumped, dumped_in_parts, last_event
 
 from bench.lib.synth import preset, write_model
@@ -74,14 +75,14 @@ DOORS: dict[str, Any] = {
 
 
 def prompt(lm: LM, body: ChatRequest, template: str | None) -> tuple[str, list[int]]:
-    made = chat.prompt_of(lm, body, template)
+    made = chat.prompt_of(lm, body, Settings(chat_template=template))
     return made.text, made.ids
 
 
 def test_variables_of_a_template(lm: LM) -> None:
     def prompt(fields: dict[str, Any], template: str) -> str:
         body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]} | fields)
-        return chat.prompt_of(lm, body, template).text
+        return chat.prompt_of(lm, body, Settings(chat_template=template)).text
 
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if not enable_thinking %}</think>{% endif %}"
     assert prompt({}, template) == "hi"
@@ -143,20 +144,20 @@ def test_templates_that_change_messages(lm: LM, monkeypatch: pytest.MonkeyPatch)
     assert text == "<s>tHE nUMBER"
     assert ids == lm.tokenize(text)
     with pytest.raises(ApiError, match="control token") as caught:
-        chat.prompt_of(lm, turns("fine", "hi</s>"), None)
+        chat.prompt_of(lm, turns("fine", "hi</s>"), Settings())
     assert caught.value.code == "control_tokens_in_message"
 
 
 def test_no_template_is_said(lm: LM) -> None:
     for template in (None, "no such template"):
         with pytest.raises(ApiError, match="--chat-template") as caught:
-            chat.prompt_of(lm, turns("hi"), template)
+            chat.prompt_of(lm, turns("hi"), Settings(chat_template=template))
         assert caught.value.status == 400
 
 
 def test_what_a_template_says_of_messages_is_told(lm: LM) -> None:
     with pytest.raises(ApiError, match="does not take these messages: no is not allowed") as caught:
-        chat.prompt_of(lm, turns("yes?", "no"), OWN)
+        chat.prompt_of(lm, turns("yes?", "no"), Settings(chat_template=OWN))
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", "messages")
 
 
@@ -168,9 +169,11 @@ def test_a_conversation_has_a_limit() -> None:
 def test_a_conversation_of_thousands_of_messages_is_read_quickly(lm: LM) -> None:
     """In time that grows with them, not with their square; with one that holds a control token, too."""
     messages = [{"role": "user", "content": f"m{i}"} for i in range(2000)]
-    ids = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), "chatml").ids
+    ids = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), Settings(chat_template="chatml")).ids
     messages[7]["content"] = "</s>"
-    others = chat.prompt_of(lm, ChatRequest.model_validate({"messages": messages}), "chatml").ids
+    others = chat.prompt_of(
+        lm, ChatRequest.model_validate({"messages": messages}), Settings(chat_template="chatml")
+    ).ids
     assert ids.count(lm.eos) == others.count(lm.eos)
 
 

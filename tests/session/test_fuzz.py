@@ -21,7 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from npu_kit import FFI, LIB, NO_BUFFER, OK, REQUEST, Session, SharedArray
-from tilebeam.native import paths as _paths
+
+from bench.lib.built import built
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus.zip"
@@ -46,7 +47,7 @@ def test_corpus_is_small_and_replays(tmp_path: Path) -> None:
         archive.extractall(tmp_path)
     inputs = sorted(tmp_path.iterdir())
     assert len(inputs) > 100
-    seen = json.loads(run([_paths.built("tilebeam-fuzz-replay"), *inputs]).stdout)
+    seen = json.loads(run([built("tilebeam-fuzz-replay"), *inputs]).stdout)
     assert seen["inputs"] == len(inputs)
     assert seen["seeds_refused"] == 0
     assert seen["seeds"] >= 240
@@ -75,7 +76,7 @@ def test_libfuzzer_finds_nothing(tmp_path: Path) -> None:
 def valid_ops(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The ops that the fuzz target starts from, taken out of its inputs."""
     folder = tmp_path_factory.mktemp("seeds")
-    run([_paths.built("tilebeam-fuzz-replay"), "--seeds", folder])
+    run([built("tilebeam-fuzz-replay"), "--seeds", folder])
     ops = set()
     for path in folder.iterdir():
         data, at = path.read_bytes(), 8

@@ -52,7 +52,7 @@ def extractor(name: str) -> Extractor:
 
 
 def as_extractor(given: Extractor | str) -> Extractor:
-    """Return an extractor as it is, or the one of a name; see `extractor`.
+    """Return an extractor as it is, or the `extractor` of a name.
 
     Raises:
         TilebeamError: it is neither.

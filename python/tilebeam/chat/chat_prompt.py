@@ -77,7 +77,7 @@ def _prompt(
 
     def render(contents: Sequence[str]) -> str:
         turns = [{**m, "content": content} for m, content in zip(messages, contents, strict=True)]
-        return templates.apply(turns, True, template, tools, variables)
+        return templates.apply(turns, template, tools, variables)
 
     others = [{key: value for key, value in m.items() if key != "content"} for m in messages]
     _check_others(vocab, [*tools, *others, variables])

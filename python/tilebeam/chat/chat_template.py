@@ -76,16 +76,14 @@ class ChatTemplates:
     def apply(
         self,
         messages: Sequence[Mapping[str, Any]],
-        add_assistant: bool,
         template: str | None,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render the text of a conversation.
+        """Render the text of a conversation, up to where the assistant speaks.
 
         Args:
             messages: with "role" and "content".
-            add_assistant: end where the assistant speaks.
             template: Jinja, or the name of one of llama.cpp's; None: the model's own.
             tools: functions that the template tells the model of.
             variables: of the template, beside those of every chat.
@@ -102,10 +100,10 @@ class ChatTemplates:
         if template in builtin_template_names():
             if tools:
                 raise NoTemplate(f"llama.cpp's template {template!r} knows no tools: give a Jinja template.")
-            return apply_builtin_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
+            return apply_builtin_template(template, [(m["role"], m["content"]) for m in messages])
         name = _given(template) if template != self.own else f"The chat template of {self._file}"
         told = _defaults() | dict(variables or {})
-        told |= {"messages": [*messages], "tools": [*tools] or None, "add_generation_prompt": add_assistant}
+        told |= {"messages": [*messages], "tools": [*tools] or None, "add_generation_prompt": True}
         told |= {"bos_token": self._bos, "eos_token": self._eos}
         text = _run(name, template, told | _UNUSED)
         return text.removeprefix(self._bos) if self._adds_bos and self._bos else text

@@ -156,7 +156,7 @@ def _planned(o: BenchOptions) -> BenchPlan:
     """Turn the command's flags into a plan.
 
     Raises:
-        TilebeamError: a flag makes no sense; a sentence that names it.
+        TilebeamError: one of them makes no sense, and is named.
     """
     from tilebeam.measure.throughput import Case
 

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
@@ -76,6 +76,17 @@ def out() -> Console:
 def err() -> Console:
     """Return the console for everything else."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def print_markdown(lines: Iterable[str]) -> None:
+    """Show Markdown on a terminal; write it as it is into a pipe."""
+    from rich.markdown import Markdown
+
+    screen, text = out(), "\n".join(lines)
+    if screen.is_terminal:
+        screen.print(Markdown(text))
+    else:
+        print(text)
 
 
 def fail(sentence: str) -> NoReturn:

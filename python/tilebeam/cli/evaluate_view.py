@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markdown import Markdown
-
 from tilebeam.cli import console
 from tilebeam.evaluation.eval_report import EvalReport, markdown
 from tilebeam.evaluation.runner import Watcher
@@ -59,11 +57,6 @@ class Bars(Watcher):
 
 
 def show(report: EvalReport, out: Path) -> None:
-    """Show tables on a terminal; write Markdown as it is into a pipe."""
-    screen = console.out()
-    text = "\n".join(markdown(report))
-    if screen.is_terminal:
-        screen.print(Markdown(text))
-    else:
-        print(text)
+    """Show the report, and say where it is."""
+    console.print_markdown(markdown(report))
     console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")

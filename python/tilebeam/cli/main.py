@@ -68,11 +68,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "tir": search.tir,
     },
     "Serve": {"serve": serve.serve},
-    "Measure": {
-        "eval": evaluate.evaluate,
-        "bench": bench.bench,
-        "trace": trace.trace,
-    },
+    "Measure": {"eval": evaluate.evaluate, "bench": bench.bench, "trace": trace.trace},
     "Models and files": {
         "doctor": doctor.doctor,
         "cache": cache.cache,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markdown import Markdown
 
 from tilebeam.cli import console
 from tilebeam.cli.commands import Command, prepared
@@ -34,12 +33,7 @@ if TYPE_CHECKING:
 
 _fit_option = partial(option, rich_help_panel="Fit")
 
-app = App(
-    Command,
-    name="reward",
-    help="Train a reward head on a model's own hidden states.",
-    no_args_is_help=True,
-)
+app = App(Command, name="reward", help="Train a reward head on a model's own hidden states.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +54,6 @@ class SampleOptions:
         STEPS, min=0, help="Beginnings of each sample that count besides its end, for searches by steps."
     )
     step_stop: StepStop = STEP_STOP_TEXT
-
-    def open(self) -> tuple[TaskOptions, Task]:
-        """Open the task."""
-        from tilebeam.evaluation.tasks import open_task
-
-        options = self.asked.of(self.task)
-        return options, open_task(options)
 
     def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:
         """Describe all that the samples and their states depend on."""
@@ -143,13 +130,19 @@ def _collected(
         beside: where samples are kept, unless the options say.
         layer: behind which hidden states are taken.
     """
-    from tilebeam.training.collection import Collection
+    from tilebeam.cli.evaluate_view import Bars
+    from tilebeam.evaluation.tasks import open_task
+    from tilebeam.training.collection import Collection, collect
 
-    described, task = problems.open()
+    described = problems.asked.of(problems.task)
+    task = open_task(described)
     setting, stem = problems.setting(model, described, task, layer), problems.data or beside
     with model.load(model.parallel, hidden_layer=layer) as lm, Collection(stem, setting, lm.n_embd) as collection:
+        there, bars = {record["unit"] for record in collection.records}, Bars()
+        done = sum(item.id in there for item in task.items)
         try:
-            _collect(lm, task, collection)
+            with bars.phase("collect", len(task.items), done):
+                collect(lm, task, collection, finished=bars.finished)
         except KeyboardInterrupt:
             console.err().print(f"Interrupted. What is collected is in {stem}.jsonl; run the command again.")
             raise typer.Exit(130) from None
@@ -157,17 +150,6 @@ def _collected(
         records = [r for r in collection.records if r["unit"] in known]
         about = {"model": model.model.stem, "collection": setting.as_dict(), "digest": setting.digest}
         yield lm, collection, records, about
-
-
-def _collect(lm: LM, task: Task, collection: Collection) -> None:
-    from tilebeam.cli.evaluate_view import Bars
-    from tilebeam.training.collection import collect
-
-    bars = Bars()
-    there = {record["unit"] for record in collection.records}
-    done = sum(item.id in there for item in task.items)
-    with bars.phase("collect", len(task.items), done):
-        collect(lm, task, collection, finished=bars.finished)
 
 
 def _fit(
@@ -201,9 +183,5 @@ def _finish(facts: dict[str, Any], head: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
-        screen, text = console.out(), "\n".join(markdown(facts))
-        if screen.is_terminal:
-            screen.print(Markdown(text))
-        else:
-            print(text)
+        console.print_markdown(markdown(facts))
     console.err().print(", ".join(map(str, files)), style="dim", soft_wrap=True)

@@ -29,7 +29,7 @@ from tilebeam.cli.options import (
     tell_thoughtless,
 )
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.logs import LogFormat
@@ -156,10 +156,6 @@ class LimitOptions:
         Settings.shutdown_seconds, "--shutdown-timeout", min=0, help="Seconds that running requests have to finish."
     )
 
-    def settings(self) -> dict[str, Any]:
-        """Give their fields of `Settings`."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
@@ -266,10 +262,7 @@ def serve(
 
         need_confinement()
     spec, shared = reward_model.read(), models.shared()
-    groups = (chat, limits, access, defaults)
-    settings = Settings(
-        **vars(address), **{name: value for group in groups for name, value in group.settings().items()}
-    )
+    settings = Settings(**vars(address), **vars(limits), **chat.settings(), **access.settings(), **defaults.settings())
     named, own, stop = models.named(), models.own(), unescaped(step_stop)
     served = [ServedModel(names, path, shared, spec, stop, own, cache_prompt) for names, path in named]
     log_to_stderr(logs.log_format, logs.level)
@@ -290,16 +283,13 @@ def _variables(text: str) -> dict[str, Any]:
 
 def _check_several(paths: Sequence[str], own: Mapping[str, Any]) -> None:
     """Raise `TilebeamError` for what several models cannot have, or a file that is no model: they are loaded later."""
-    from tilebeam.gguf import GGUFError, open_gguf
+    from tilebeam.gguf import open_gguf
 
     if own["lora"] or own["draft"]:
         raise TilebeamError("--lora, --lora-scaled and --draft are made for one model: serve one, without a second -m.")
     for path in paths:
-        try:
-            with open_gguf(path):
-                pass
-        except (GGUFError, OSError) as error:
-            raise TilebeamError(f"{path} cannot be served: {error}") from None
+        with gguf_errors(f"{path} cannot be served"), open_gguf(path):
+            pass
 
 
 def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:

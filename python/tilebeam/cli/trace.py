@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.cli import console
-from tilebeam.cli.options import (
-    Json,
-    ModelOptions,
-    NPredict,
-    Prompt,
-    PromptsFile,
-    Seed,
-    grouped,
-    option,
-)
+from tilebeam.cli.options import Json, ModelOptions, NPredict, Prompt, PromptsFile, Seed, grouped, option
 from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target, whole_file

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 
 from tilebeam.engine.dispatcher import Call, Dispatcher
 from tilebeam.errors import TilebeamError
@@ -80,9 +79,7 @@ class Stream(_Streaming):
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
 
@@ -114,9 +111,7 @@ class AsyncStream(_Streaming):
     async def __aenter__(self) -> AsyncStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
 

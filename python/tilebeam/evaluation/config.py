@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,19 @@ GREEDY = "greedy"
 def versions() -> dict[str, str]:
     """Return the versions of what a run depends on."""
     return {"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
+
+
+class Named(ABC):
+    """What all records of a log depend on."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dictionary for JSON, which also shows what differs."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Named):
     """All that results depend on.
 
     Attributes:
@@ -192,11 +206,6 @@ class Setting:
                 del task[key]
         plain: dict[str, Any] = json.loads(json.dumps(result))
         return plain
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the setting."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
 def _without_folder(text: str) -> str:

@@ -133,12 +133,7 @@ def _one_more(ways: list[list[int]], size: int, votes: int) -> list[list[int]]:
 
 
 def weighted_at_k(
-    answers: Sequence[Hashable | None],
-    weights: Sequence[float],
-    correct: Sequence[float],
-    k: int,
-    *,
-    seed: int = 0,
+    answers: Sequence[Hashable | None], weights: Sequence[float], correct: Sequence[float], k: int, *, seed: int = 0
 ) -> float:
     """Estimate how right the heaviest answer of k samples is: the mean over draws of k.
 
@@ -222,10 +217,11 @@ class Share:
     seed_std: float
 
 
-def wilson(share: float, n: float, z: float = Z95) -> tuple[float, float]:
-    """Compute Wilson's score interval of a share of n independent items (Wilson 1927); n need not be whole."""
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """Compute Wilson's 95 % score interval of a share of n independent items (Wilson 1927); n need not be whole."""
     if not (0 <= share <= 1 and n > 0):
         raise TilebeamError(f"Wilson's interval needs a share of 0 to 1 of at least one item, not {share} of {n}.")
+    z = Z95
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     # Rounding may leave [0, 1], or the share itself out at its ends.

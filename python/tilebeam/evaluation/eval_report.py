@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tilebeam.checks import without_infinities
 from tilebeam.evaluation import ranking
 from tilebeam.evaluation.config import GREEDY, Setting
 from tilebeam.evaluation.estimators import Mean
@@ -50,7 +51,7 @@ class EvalReport:
             "digest": self.setting.digest,
             "setting": self.setting.as_dict(),
             "accuracy": [r.as_dict() for r in self.rows],
-            "rankings": [ranking.without_nan(asdict(r)) for r in self.rankings],
+            "rankings": [without_infinities(asdict(r)) for r in self.rankings],
             "comparisons": [c.as_dict() for c in self.comparisons],
             "latency": [asdict(m) for m in self.latencies],
             "points": [p.as_dict() for p in self.points],

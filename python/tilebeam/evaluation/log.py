@@ -11,30 +11,18 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.config import differences
+from tilebeam.evaluation.config import Named, differences
+from tilebeam.gguf.closing import Closing
 from tilebeam.gguf.whole_file import naming
 
 FORMAT = 1
 Record = dict[str, Any]
 
 
-class Named(Protocol):
-    """What all records of a log depend on."""
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of all of it."""
-        ...
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON, which also shows what differs."""
-        ...
-
-
-class GrowingFile:
+class GrowingFile(Closing):
     """A file of records, open for one process.
 
     Args:
@@ -101,12 +89,6 @@ class GrowingFile:
         """Close the file, which another process may take then."""
         with naming(self.path):  # what found no room before is tried once more
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Log(GrowingFile):

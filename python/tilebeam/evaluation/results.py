@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tilebeam.checks import without_infinities
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation import ranking
@@ -59,7 +60,7 @@ class Accuracy:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
-        plain: dict[str, Any] = ranking.without_nan(asdict(self.share))
+        plain: dict[str, Any] = without_infinities(asdict(self.share))
         return {name: getattr(self, name) for name in names} | plain
 
 
@@ -308,7 +309,7 @@ def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Reco
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 
-def comparisons(rows: Sequence[Accuracy], *, seed: int = 0) -> list[Comparison]:
+def comparisons(rows: Sequence[Accuracy]) -> list[Comparison]:
     """Compare methods of the same model at the same budget; one sample, and every method at every budget,
     against the model's greedy answer, at its greatest budget against that of every model on the same device. Where
     nothing is greedy, one sample is in its place. Who knows the answer is left out."""
@@ -323,7 +324,7 @@ def comparisons(rows: Sequence[Accuracy], *, seed: int = 0) -> list[Comparison]:
         if a.budget > 1 or a.series == PASS:
             rivals = [y for y in yardsticks if y.device == a.device and y.series != a.series]
             found += [(a, y) for y in rivals if y.model == a.model or a.budget == greatest]
-    return [Comparison(a, b, stats.paired_bootstrap(a.values, b.values, seed=seed)) for a, b in found]
+    return [Comparison(a, b, stats.paired_bootstrap(a.values, b.values)) for a, b in found]
 
 
 # --- latency ----------------------------------------------------------------------------------------------------------

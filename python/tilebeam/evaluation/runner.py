@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from tilebeam import gguf as gguf_tools
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation import plots, results
 from tilebeam.evaluation.config import GREEDY, SAMPLED, Setting, Unit, units
@@ -80,7 +79,10 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
     if "cpu" in {*setting.devices, *latency_devices}:
         reward_files = [job.reward.path] if job.reward and job.reward.path else []
         for path in (*(m.path for m in setting.models), *reward_files):
-            _check_ordinary(path)
+            with gguf_errors(f"{path} cannot be loaded"):
+                repacked = gguf_tools.is_repacked(path)
+            if repacked:
+                raise TilebeamError(f"{path} is repacked for the NPU: give the ordinary file, or --device npu.")
     parsed = setting.parsed_methods()
     for method in parsed:
         if method.name == GREEDY or (method.name in SAMPLED and "weighting" not in method.options):
@@ -105,15 +107,6 @@ def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
                     f"{method.spec} at budget {budget}: the budget must be a multiple of the width ({width}), or less. "
                     f"Choose another --budget, or {method.name}:beam_width=M."
                 )
-
-
-def _check_ordinary(path: str | os.PathLike[str]) -> None:
-    try:
-        repacked = gguf_tools.is_repacked(path)
-    except gguf_tools.GGUFError as error:
-        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
-    if repacked:
-        raise TilebeamError(f"{path} is repacked for the NPU: give the ordinary file, or --device npu.")
 
 
 def evaluate(

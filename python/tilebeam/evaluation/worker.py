@@ -15,8 +15,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation.config import GREEDY, Method, ModelFile, Setting, Unit, item_seed
 from tilebeam.evaluation.log import Record
-from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Item, Task
+from tilebeam.gguf.closing import Closing
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.measure.machine import Stopwatch
 from tilebeam.model.loader import load
@@ -70,14 +70,14 @@ class Timed:
     alike: tuple[str, ...]
 
 
-class Workbench:
+class Workbench(Closing):
     """Does units.
 
     Models are opened when they are first needed. As many stay open as `keep` allows, the latest used.
 
     Args:
         job: what to do.
-        task: made from the job's options if not given.
+        task: of the job.
         keep: models of the setting that stay open.
         notify: told, in one line, which reward model was loaded.
 
@@ -86,10 +86,10 @@ class Workbench:
     """
 
     def __init__(
-        self, job: EvalJob, task: Task | None = None, *, keep: int = 1, notify: Callable[[str], None] = lambda _: None
+        self, job: EvalJob, task: Task, *, keep: int = 1, notify: Callable[[str], None] = lambda _: None
     ) -> None:
         self.setting = job.setting
-        self.task = task or open_task(job.setting.task)
+        self.task = task
         if self.task.digest != self.setting.task_digest:
             raise TilebeamError(
                 f"The items of {self.task.name} differ here from those of the evaluation: another version of their "
@@ -335,12 +335,6 @@ class Workbench:
                 stack.callback(reward.close)
         self._lms.clear()
         self._rewards.clear()
-
-    def __enter__(self) -> Workbench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _weight(name: str, candidate: CompletionOutput, score: float) -> float:

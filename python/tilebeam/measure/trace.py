@@ -22,7 +22,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.model.lm import LM
 from tilebeam.native.control import control
 
-MOST_RECORDS = 2_000_000  # 150 bytes each
+_MOST_RECORDS = 2_000_000  # 150 bytes each
 
 Records = npt.NDArray[Any]
 
@@ -120,11 +120,10 @@ class Tracer:
 
     _entered = threading.Lock()
 
-    def __init__(self, lm: LM, most_records: int = MOST_RECORDS) -> None:
+    def __init__(self, lm: LM) -> None:
         if lm.info.device != "npu":
             raise TilebeamError("Only a model on the NPU can be traced: load it with device='npu'.")
         self._lm = lm
-        self._most = most_records
         self._calls: list[tuple[str, int, int, int]] = []  # of llama.cpp and the engine: name, begin, end, thread
         self.records: Records = np.zeros(0, record_type())
         self.lost = 0
@@ -134,7 +133,7 @@ class Tracer:
         if not Tracer._entered.acquire(blocking=False):
             raise TilebeamError("Another trace is being taken in this program.")
         self._lm.observe(self)
-        control().trace_start(self._most)
+        control().trace_start(_MOST_RECORDS)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Never, Self
+from typing import Any, Never
 
 from tilebeam.chat.chat_prompt import filled_prompt, prompt_of
 from tilebeam.chat.chat_template import ChatTemplates
@@ -19,6 +18,7 @@ from tilebeam.engine.reading import Reader
 from tilebeam.engine.turns import Turns
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
+from tilebeam.gguf.closing import Closing
 from tilebeam.model.load_options import Backend
 from tilebeam.native.llama import Context, Model, errors_in, log_router
 from tilebeam.outputs import EngineFigures
@@ -82,7 +82,7 @@ class LoadInfo:
         return device_share(self.matrices)
 
 
-class Core:
+class Core(Closing):
     """A model with one context and an engine over it; see `LM`."""
 
     def __init__(
@@ -364,14 +364,6 @@ class Core:
             with log_router().capture():
                 self._engine.abort()
                 self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         dispatcher = getattr(self, "_dispatcher", None)

@@ -17,7 +17,7 @@ from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.model.core import Core
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
 from tilebeam.prompt import Prompt, PromptLike, refuse_messages
-from tilebeam.sampling_params import SamplingFields, SamplingParams, updated
+from tilebeam.sampling_params import SamplingFields, SamplingParams, one_each, updated
 
 # The mark that opens thoughts, and white space behind it, are at most so many tokens.
 _MARK_TOKENS = 64
@@ -110,8 +110,7 @@ class Generating(Core):
             pairs = zip(items, repeat(chosen))
         else:
             items = list(items)
-            _check_count(items, chosen)
-            pairs = zip(items, chosen, strict=True)
+            pairs = zip(items, one_each(chosen, len(items)), strict=True)
         calls = (self._numbered_call(i, *pair) for i, pair in enumerate(pairs))
         return run_each(self._dispatcher, calls, _AHEAD * self.n_seq_max)
 
@@ -164,12 +163,7 @@ class Generating(Core):
     ) -> None:
         """Make requests of prompts, all of them checked before any is submitted."""
         items = _as_list(prompts)
-        if isinstance(sampling, SamplingParams):
-            params = [sampling] * len(items)
-        else:
-            params = list(sampling)
-            _check_count(items, params)
-        for prompt, p in zip(items, params, strict=True):
+        for prompt, p in zip(items, one_each(sampling, len(items)), strict=True):
             call.add(self._request(prompt, p, call.progress))
 
     def _request(self, prompt: PromptLike, params: SamplingParams, progress: Progress) -> Request:
@@ -203,11 +197,6 @@ class Generating(Core):
         self.check_generates()
         with self._dispatcher.using():
             make_request(self._context, "", list(prompt), sampling, Progress())
-
-
-def _check_count(prompts: Sequence[PromptLike], sampling: Sequence[SamplingParams]) -> None:
-    if len(prompts) != len(sampling):
-        raise TilebeamError(f"{len(prompts)} prompts but {len(sampling)} SamplingParams.")
 
 
 def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:

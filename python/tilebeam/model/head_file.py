@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilebeam.engine.drafter import MOST
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.model.cache_size import cache_of
 
 if TYPE_CHECKING:
@@ -80,11 +80,8 @@ def head_file(path: str | os.PathLike[str]) -> HeadFile | None:
     path = Path(path)
     if not path.is_file():
         return None  # whoever loads it says so
-    try:
-        with gguf_tools.open_gguf(path) as file:
-            return _read(str(path), file) if file.architecture == ARCHITECTURE else None
-    except (gguf_tools.GGUFError, OSError) as error:
-        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    with gguf_errors(f"{path} cannot be loaded"), gguf_tools.open_gguf(path) as file:
+        return _read(str(path), file) if file.architecture == ARCHITECTURE else None
 
 
 def _read(path: str, file: Source) -> HeadFile:
@@ -160,14 +157,11 @@ def model_mark(path: str | os.PathLike[str]) -> str:
     from tilebeam import gguf as gguf_tools
 
     digest = hashlib.sha256()
-    try:
-        with gguf_tools.open_gguf(path) as file:
-            for name in sorted(name for name in file.tensors if name.endswith("norm.weight")):
-                data = np.empty(file.tensors[name].nbytes, np.uint8)
-                file.read_tensor(file.tensors[name], 0, data)
-                digest.update(name.encode() + data.tobytes())
-    except (gguf_tools.GGUFError, OSError) as error:
-        raise TilebeamError(f"{path} cannot be read: {error}") from None
+    with gguf_errors(f"{path} cannot be read"), gguf_tools.open_gguf(path) as file:
+        for name in sorted(name for name in file.tensors if name.endswith("norm.weight")):
+            data = np.empty(file.tensors[name].nbytes, np.uint8)
+            file.read_tensor(file.tensors[name], 0, data)
+            digest.update(name.encode() + data.tobytes())
     return digest.hexdigest()
 
 

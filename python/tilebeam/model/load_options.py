@@ -90,8 +90,8 @@ class LoadOptions:
             "threads": self.threads or default_threads(),
             "n_ubatch": self.n_ubatch or self.n_batch,
             "memory_limit": None if self.memory_limit is None else parse_limits(self.memory_limit),
-            "cache_ram": parse_mib(self.cache_ram),
-            "packed_cache": parse_room(self.packed_cache),
+            "cache_ram": _size("cache_ram", self.cache_ram, 'MiB, or a size such as "2GiB", 0 for none', unit="M"),
+            "packed_cache": _room(self.packed_cache),
             "deterministic": deterministic,
         }
         return CheckedOptions(**(vars(self) | complete))
@@ -156,47 +156,29 @@ def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
     Raises:
         TilebeamError: one of them is no size.
     """
-    entries = [given] if isinstance(given, int | str) else list(given)
-    sizes = [_size(entry) for entry in entries]
-    if -1 in sizes:
-        wrong = entries[sizes.index(-1)]
-        raise TilebeamError(f'memory_limit must be bytes, or a size such as "2GiB", not {wrong!r}.')
+    entries = [given] if isinstance(given, int | str) else given
+    sizes = [_size("memory_limit", entry, 'bytes, or a size such as "2GiB"') for entry in entries]
     if not 1 <= len(sizes) <= MAX_DEVICES:
         raise TilebeamError(f"memory_limit must name between 1 and {MAX_DEVICES} sizes, not {len(sizes)}.")
     return sizes
 
 
-def parse_mib(given: int | str) -> int:
-    """Return the bytes of so many MiB, or of a text such as "2GiB".
+def _room(given: int | str | None) -> int:
+    """Return the bytes of a number or of a text such as "20GiB"; None: of TILEBEAM_PACKED_CACHE, or none."""
+    kind, variable = 'bytes, or a size such as "20GiB", 0 for none', "TILEBEAM_PACKED_CACHE"
+    if given is None:
+        return _size(variable, os.environ.get(variable) or 0, kind)
+    return _size("packed_cache", given, kind)
 
-    Raises:
-        TilebeamError: it is no size.
-    """
-    size = -1 if isinstance(given, bool) else _size(f"{given}M" if str(given).strip().isdigit() else given)
-    if size < 0:
-        raise TilebeamError(f'cache_ram must be MiB, or a size such as "2GiB", 0 for none, not {given!r}.')
+
+def _size(name: str, given: int | str, kind: str, unit: str = "B") -> int:
+    """Return the bytes of an argument, which is a number of a unit, or a text that has its own; `TilebeamError`: it is
+    neither, but has to be of this kind."""
+    match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|(B))?\s*", str(given), re.IGNORECASE)
+    size = int(match[1]) << 10 * "BKMG".index((match[2] or match[3] or unit).upper()) if match else -1
+    if not 0 <= size < 2**63:
+        raise TilebeamError(f"{name} must be {kind}, not {given!r}.")
     return size
-
-
-def parse_room(given: int | str | None) -> int:
-    """Return the bytes of a number or of a text such as "20GiB"; None: of TILEBEAM_PACKED_CACHE, or none.
-
-    Raises:
-        TilebeamError: it is no size.
-    """
-    name, given = ("packed_cache", given) if given is not None else ("TILEBEAM_PACKED_CACHE", None)
-    asked = given if given is not None else os.environ.get(name) or 0
-    size = -1 if isinstance(asked, bool) else _size(asked)
-    if size < 0:
-        raise TilebeamError(f'{name} must be bytes, or a size such as "20GiB", 0 for none, not {asked!r}.')
-    return size
-
-
-def _size(given: int | str) -> int:
-    """Return bytes of a number or of a text with a unit; -1: it is neither."""
-    match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(given), re.IGNORECASE)
-    size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
-    return size if size < 2**63 else -1
 
 
 def _one_of(name: str, value: object, choices: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
 
 if TYPE_CHECKING:
     from tilebeam.gguf import Pair, Source
@@ -62,10 +62,7 @@ def read_adapters(lora: Sequence[tuple[str, float]], model: Source, architecture
     for path, scale in lora:
         if not os.path.exists(path):
             raise TilebeamError(f"The LoRA adapter {path} does not exist.")
-        try:
-            with gguf.GGUFFile(path) as f:
-                pairs = gguf.check_adapter(f, model, architecture)
-        except (gguf.GGUFError, OSError) as error:
-            raise TilebeamError(f"A LoRA adapter cannot be applied: {error}") from None
+        with gguf_errors("A LoRA adapter cannot be applied"), gguf.GGUFFile(path) as f:
+            pairs = gguf.check_adapter(f, model, architecture)
         adapters.append(CheckedAdapter(path, scale, tuple(pairs)))
     return adapters

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 
@@ -25,9 +24,7 @@ class Interrupts:
             self._handler = signal.signal(signal.SIGINT, self._note)  # type: ignore[assignment]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
         if error is not None:

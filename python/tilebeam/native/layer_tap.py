@@ -5,6 +5,7 @@ llama.cpp itself gives hidden states behind the final norm only, and those of al
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,6 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam.native.ggml_base import ggml_base
 from tilebeam.native.sampling import address_of, ffi, lib
 
 MOST_LAYERS: int = lib.TB_TAP_LAYERS
@@ -51,7 +51,7 @@ class LayerTap:
         tap.names[0 : len(layers)] = self._names
         tap.rows = ffi.from_buffer("float[]", self._rows)
         tap.n_layers, tap.capacity, tap.n_embd = self._rows.shape
-        base = ggml_base()
+        base = ctypes.CDLL("libggml-base.so.0")  # by name: the copy that libllama resolved
         for field, name in (
             ("tensor_name", "ggml_get_name"),
             ("tensor_bytes", "ggml_nbytes"),

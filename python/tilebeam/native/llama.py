@@ -299,8 +299,9 @@ def builtin_template_names() -> tuple[str, ...]:
     return tuple(sorted(name.decode() for name in names if name))
 
 
-def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]], add_assistant: bool) -> str:
-    """Format (role, content) pairs with one of the templates that llama.cpp knows by heart.
+def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]]) -> str:
+    """Format (role, content) pairs with one of the templates that llama.cpp knows by heart, up to where the assistant
+    speaks.
 
     A NUL character ends a text in C, and models do say it: there, a mark that no text holds stands for it.
 
@@ -318,7 +319,7 @@ def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]], a
     room = 256 + 2 * sum(len(item.content) + 64 for item in chat)
     while True:
         buffer = ctypes.create_string_buffer(room)
-        n = C.llama_chat_apply_template(template.encode("utf-8"), chat, len(messages), add_assistant, buffer, room)
+        n = C.llama_chat_apply_template(template.encode("utf-8"), chat, len(messages), True, buffer, room)
         if n < 0:
             raise TilebeamError(f"llama.cpp does not know the chat template {template[:80]!r}.")
         if n <= room:

@@ -25,18 +25,6 @@ def native(name: str) -> Path:
     return path
 
 
-def built(name: str) -> Path:
-    """Return the path of a program that only a build from a checkout makes, for tests and benches.
-
-    Raises:
-        FileNotFoundError: this build has no such program.
-    """
-    path = Path(os.environ.get("TILEBEAM_LIB_DIR") or SOURCE / "build" / "editable" / "lib") / name
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: build with CMake from a checkout (make setup)")
-    return path
-
-
 def header(name: str, source: str) -> Path:
     """Return the path of a C header: the installed copy, or ``source`` relative to the repository.
 

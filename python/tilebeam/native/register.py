@@ -14,7 +14,7 @@ import os
 import threading
 from typing import Any
 
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.native import plugin
 from tilebeam.native.control import control
 from tilebeam.native.plugin import Registry
@@ -99,13 +99,10 @@ def _load(original: Any, path: bytes, params: Any) -> Any:
     from tilebeam.native.repacked import RepackedFile
 
     name = os.fsdecode(path)
-    try:
-        with gguf.GGUFFile(name) as f:
-            if f.architecture != gguf.ARCHITECTURE:
-                return original(path, params)
-            manifest = gguf.read_manifest(f)
-    except (gguf.GGUFError, OSError) as error:
-        raise TilebeamError(f"{name} cannot be loaded: {error}") from None
+    with gguf_errors(f"{name} cannot be loaded"), gguf.GGUFFile(name) as f:
+        if f.architecture != gguf.ARCHITECTURE:
+            return original(path, params)
+        manifest = gguf.read_manifest(f)
     if params.split_mode == capi.LLAMA_SPLIT_MODE_TENSOR:
         raise TilebeamError(
             f"{name} is repacked, and split_mode=LLAMA_SPLIT_MODE_TENSOR would cut its tiles: load it with "

@@ -4,7 +4,5 @@ host for anything. What a model wrote becomes markup through parts/rich.js alone
 markup        HTML out of values, escaped
 document      a whole page: the template, the style, a script, data, and what its content may do
 search_page   what searches found
-fields        controls of forms
-ask           the page of a server on which searches are asked for
-chat          the page of a server to chat on
+chat_page     the page of a server to chat on
 """

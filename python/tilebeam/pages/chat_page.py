@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilebeam.pages.document import document, policy
-from tilebeam.pages.fields import EXTRACTORS, field, key_field, model_field, number_input, select
 from tilebeam.pages.markup import Html, join, tag
 from tilebeam.pages.methods import method_title
 
 _ANSWERS = (1, 4, 8, 16, 32, 64)
+# What the server's extractors take as a candidate's answer.
+_EXTRACTORS = {
+    "last-number": "its last number",
+    "text": "all of it",
+    "choice": "a letter, as of a choice",
+    "boxed": "what stands in \\boxed{}",
+}
 # It talks to its own server only, and opens the page of a search, which inherits these rules.
 _RULES = policy("chat", "search", more="connect-src 'self'")
 
@@ -76,7 +82,7 @@ def _conversation(options: PageOptions) -> Html:
         tag("p", id="news", class_="unseen", role="status"),
         tag(
             "form",
-            key_field() if options.key else None,
+            _key() if options.key else None,
             tag("label", "Message", for_="question", class_="unseen"),
             tag("textarea", id="question", rows=1, placeholder="Ask something. Shift+Enter begins a new line."),
             tag("div", _controls(options), class_="fields"),
@@ -88,9 +94,10 @@ def _conversation(options: PageOptions) -> Html:
 
 def _controls(options: PageOptions) -> list[object]:
     budgets = {str(n): str(n) for n in _ANSWERS if n <= options.most}
+    model = _field("model", "Model", _select("model", {m: m for m in options.models}), hidden=not options.models)
     return [
-        field("answers", "Answers", select("answers", budgets)),
-        model_field(options.models, options.key),
+        _field("answers", "Answers", _select("answers", budgets)),
+        model if options.models or options.key else None,  # those that a key will tell are filled in later
         tag("button", "Send", type="submit", id="go", class_="first"),
         tag("button", "Stop", type="button", id="stop", hidden=True),
     ]
@@ -99,18 +106,39 @@ def _controls(options: PageOptions) -> list[object]:
 def _settings(options: PageOptions) -> Html:
     judges = {"": "a vote on the last number if the question has one, else the best text"}
     judges |= {method: method_title(method) for method in options.methods}
-    judges |= {f"vote {e}": f"vote: an answer is {EXTRACTORS.get(e, e)}" for e in options.extractors}
+    judges |= {f"vote {e}": f"vote: an answer is {_EXTRACTORS.get(e, e)}" for e in options.extractors}
     judges["best-of-n"] = "the best text"
     return tag(
         "details",
         tag("summary", "Settings"),
-        field("system", "System prompt", tag("textarea", id="system", rows=2)),
+        _field("system", "System prompt", tag("textarea", id="system", rows=2)),
         tag(
             "div",
-            field("temperature", "Temperature", number_input("temperature", "", 0, 100, "any", "default")),
-            field("max_tokens", "Tokens at most", number_input("max_tokens", "", 1, 1 << 20, 1, "default")),
-            field("judge", "Of several answers", select("judge", judges)),
+            _field("temperature", "Temperature", _number("temperature", 0, 100, "any")),
+            _field("max_tokens", "Tokens at most", _number("max_tokens", 1, 1 << 20, 1)),
+            _field("judge", "Of several answers", _select("judge", judges)),
             class_="fields",
         ),
         id="settings",
     )
+
+
+def _field(name: str, label: str, control: Html, hidden: bool = False) -> Html:
+    """Make a control with its label."""
+    return tag("div", tag("label", label, for_=name), control, class_="field", hidden=hidden)
+
+
+def _key() -> Html:
+    """Make the field for an API key, which no page keeps."""
+    key = tag("input", id="key", type="password", autocomplete="off", spellcheck="false")
+    return _field("key", "API key, kept until this page is closed", key)
+
+
+def _select(name: str, choices: dict[str, str]) -> Html:
+    """Make a choice of values, each with what it is called."""
+    return tag("select", [tag("option", label, value=value) for value, label in choices.items()], id=name)
+
+
+def _number(name: str, least: int, most: int, step: object) -> Html:
+    """Make a field for a number; empty it stands for the default."""
+    return tag("input", id=name, type="number", value="", min=least, max=most, step=step, placeholder="default")

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from string import Template
-from typing import Any, Literal
+from typing import Literal
 
+from tilebeam.checks import without_infinities
 from tilebeam.pages.markup import Html, tag, text
 
 Script = Literal["search", "chat"]
@@ -62,7 +63,7 @@ def policy(*scripts: Script, more: str = "") -> str:
 
 def embedded(data: object) -> Html:
     """Write data as JSON that can stand in a script element: nothing in it ends the element."""
-    return Html(json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).translate(_ESCAPES))
+    return Html(json.dumps(without_infinities(data), separators=(",", ":"), allow_nan=False).translate(_ESCAPES))
 
 
 def facts(pairs: Mapping[str, object]) -> Html:
@@ -92,11 +93,3 @@ def _script(script: Script) -> str:
 def _hash(source: str) -> str:
     digest = hashlib.sha256(source.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

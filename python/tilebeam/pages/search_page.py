@@ -291,11 +291,7 @@ def _candidates(i: int, result: SearchResult) -> Html:
     columns = [("#", "n"), (weight, "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")]
     digits = 0 if all(math.isfinite(s) and s == int(s) for s in result.scores) else 3
     bodies = [tag("tbody", head, [_row(i, result, at, digits) for at in numbers]) for head, numbers in _groups(result)]
-    return tag(
-        "section",
-        tag("h3", "Candidates"),
-        table("Candidates", columns, bodies, class_="candidates"),
-    )
+    return tag("section", tag("h3", "Candidates"), table("Candidates", columns, bodies, class_="candidates"))
 
 
 def _groups(result: SearchResult) -> Iterator[tuple[Html | None, list[int]]]:

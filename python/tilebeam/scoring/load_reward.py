@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.scoring.reward_formats import KINDS, PRESETS, Preset, RewardFormat, preset, preset_of
 from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation, Kind
@@ -263,17 +263,14 @@ def _facts(path: Path) -> dict[str, Any]:
 
     if not path.is_file():
         raise TilebeamError(f"The reward model {path} does not exist.")
-    try:
-        with gguf_tools.open_gguf(path) as file:
-            facts: dict[str, Any] = {
-                key.removeprefix(PREFIX): kv.value for key, kv in file.kv.items() if key.startswith(PREFIX)
-            }
-            for key in ("general.basename", "general.name"):
-                if key in file.kv:
-                    facts["name"] = file.kv[key].value
-            facts["classifier"] = CLASSIFIER in file.tensors
-    except gguf_tools.GGUFError as error:
-        raise TilebeamError(f"{path} cannot be loaded as a reward model: {error}") from None
+    with gguf_errors(f"{path} cannot be loaded as a reward model"), gguf_tools.open_gguf(path) as file:
+        facts: dict[str, Any] = {
+            key.removeprefix(PREFIX): kv.value for key, kv in file.kv.items() if key.startswith(PREFIX)
+        }
+        for key in ("general.basename", "general.name"):
+            if key in file.kv:
+                facts["name"] = file.kv[key].value
+        facts["classifier"] = CLASSIFIER in file.tensors
     wrong = [k for k in ("kind", "preset", "tag", "good", "bad") if not isinstance(facts.get(k, ""), str)]
     if wrong:
         raise TilebeamError(f"{path}: {PREFIX}{wrong[0]} is not a string.")

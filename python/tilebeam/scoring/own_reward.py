@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
+from tilebeam.gguf.closing import Closing
 from tilebeam.outputs import CompletionOutput
 from tilebeam.prompt import Prompt
 from tilebeam.scoring.reward_heads import Head, place
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tilebeam.text_state import TextState
 
 
-class OwnReward(StepScorer):
+class OwnReward(StepScorer, Closing):
     """Rates texts by the hidden states that the model computed while it wrote them.
 
     A text is rated by the hidden states of its tokens (`tilebeam.text_state.TextState`), which samples carry if they
@@ -79,10 +80,6 @@ class OwnReward(StepScorer):
         left = iter(self.rate_states(flat))
         return [Rating([self.total(next(left).scores) for _ in group]) for group in groups]
 
-    def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:
-        """Return one score per candidate."""
-        return self.rate([prompt], [candidates])[0].scores
-
     def rate_states(self, solutions: Sequence[Sequence[TextState]]) -> list[Rating]:
         """Score every step of every solution by the states where they end."""
         flat = [state.features(self.head.features) for states in solutions for state in states]
@@ -107,12 +104,6 @@ class OwnReward(StepScorer):
 
     def close(self) -> None:
         """Close nothing: the model is the caller's."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # Words for how a file's weights are stored.
@@ -167,11 +158,8 @@ def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None
 
     if all(head.layer is None for head in heads):
         return None
-    try:
-        with gguf_tools.open_gguf(path) as gguf:
-            entry = gguf_tools.model_kv(gguf).get("general.name")
-    except (gguf_tools.GGUFError, OSError) as error:
-        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    with gguf_errors(f"{path} cannot be loaded"), gguf_tools.open_gguf(path) as gguf:
+        entry = gguf_tools.model_kv(gguf).get("general.name")
     found = {"name": str(entry.value) if entry else "", "shape": ""}
     return next((h.layer for h in heads if _same_maker({"name": h.maker.get("name", "")}, found)), None)
 

@@ -16,8 +16,7 @@ from typing import cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam.errors import TilebeamError
-from tilebeam.gguf.whole_file import whole_file
+from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.model.classifier import read_classifier
 from tilebeam.scoring.scoring_defaults import HeadOutput
 from tilebeam.text_state import NARROW, Feature
@@ -159,17 +158,14 @@ def load_head(path: str | os.PathLike[str]) -> Head:
     file = Path(path)
     if not file.is_file():
         raise TilebeamError(f"The reward head {file} does not exist.")
-    try:
-        with gguf_tools.GGUFFile(file) as gguf:
-            if gguf.architecture != ARCHITECTURE:
-                raise TilebeamError(
-                    f"{file} holds a model of the architecture {gguf.architecture!r}, not a reward head; "
-                    "`tilebeam reward-head` writes one."
-                )
-            arrays = {name: tensor_values(gguf, t) for name, t in gguf.tensors.items()}
-            facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
-    except gguf_tools.GGUFError as error:
-        raise TilebeamError(f"{file} is not a reward head: {error}") from None
+    with gguf_errors(f"{file} is not a reward head"), gguf_tools.GGUFFile(file) as gguf:
+        if gguf.architecture != ARCHITECTURE:
+            raise TilebeamError(
+                f"{file} holds a model of the architecture {gguf.architecture!r}, not a reward head; "
+                "`tilebeam reward-head` writes one."
+            )
+        arrays = {name: tensor_values(gguf, t) for name, t in gguf.tensors.items()}
+        facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
     kinds = dict.fromkeys(("output", "preset", "features", "layer", "model.name", "model.shape"), str) | {"label": int}
     if wrong := [key for key, kind in kinds.items() if not isinstance(facts.get(key, kind()), kind)]:
         raise TilebeamError(f"{file} is not a reward head: {PREFIX}{wrong[0]} is {facts[wrong[0]]!r}.")
@@ -196,28 +192,21 @@ def _in_order(arrays: Mapping[str, Floats], where: Path) -> list[tuple[Floats, F
 
 def save_head(path: str | os.PathLike[str], head: Head) -> None:
     """Write a head as .gguf; the file appears when it is complete."""
-    import gguf
+    from tilebeam.gguf.gguf_write import small_gguf
 
-    with whole_file(path) as partial:
-        writer = gguf.GGUFWriter(partial, ARCHITECTURE)
-        try:
-            writer.add_string(PREFIX + "output", head.output)
-            writer.add_uint32(PREFIX + "label", head.label)
-            if head.preset:
-                writer.add_string(PREFIX + "preset", head.preset)
-            if head.features:
-                writer.add_string(PREFIX + "features", ",".join(head.features))
-                writer.add_string(PREFIX + "layer", place(head.layer))
-            for name, value in head.maker.items():
-                writer.add_string(f"{PREFIX}model.{name}", value)
-            for i, (weight, bias) in enumerate(head.layers):
-                writer.add_tensor(f"{i}.weight", np.ascontiguousarray(weight, np.float32))
-                writer.add_tensor(f"{i}.bias", np.ascontiguousarray(bias, np.float32))
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-        finally:
-            writer.close()
+    with small_gguf(path, ARCHITECTURE) as writer:
+        writer.add_string(PREFIX + "output", head.output)
+        writer.add_uint32(PREFIX + "label", head.label)
+        if head.preset:
+            writer.add_string(PREFIX + "preset", head.preset)
+        if head.features:
+            writer.add_string(PREFIX + "features", ",".join(head.features))
+            writer.add_string(PREFIX + "layer", place(head.layer))
+        for name, value in head.maker.items():
+            writer.add_string(f"{PREFIX}model.{name}", value)
+        for i, (weight, bias) in enumerate(head.layers):
+            writer.add_tensor(f"{i}.weight", np.ascontiguousarray(weight, np.float32))
+            writer.add_tensor(f"{i}.bias", np.ascontiguousarray(bias, np.float32))
 
 
 def classifier_of(path: str | os.PathLike[str]) -> Head:

@@ -14,12 +14,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
+from tilebeam.gguf.closing import Closing
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.prompt import Prompt
 from tilebeam.scoring.reward_formats import Layout, RewardFormat
@@ -127,7 +128,7 @@ class StepScorer(Scorer):
         return Rating([self.total(r.scores) for r in solutions], sum((r.usage for r in solutions), Usage()))
 
 
-class RewardModel(StepScorer):
+class RewardModel(StepScorer, Closing):
     """A GGUF model that rates; what its kinds share. Several threads may use one.
 
     Args:
@@ -168,12 +169,6 @@ class RewardModel(StepScorer):
     def close(self) -> None:
         """Close its model. Idempotent."""
         self.lm.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @abstractmethod
     def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:

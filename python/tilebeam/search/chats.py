@@ -9,7 +9,7 @@ from typing import Any
 from tilebeam.chat.prepared import PreparedChat
 from tilebeam.outputs import ProgressHook, RequestOutput, SampleHook
 from tilebeam.prompt import Prompt
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.sampling_params import SamplingParams, one_each
 
 
 class ChatGenerator:
@@ -36,7 +36,7 @@ class ChatGenerator:
         on_sample: SampleHook | None = None,
     ) -> list[RequestOutput]:
         """Draw samples for each prompt, of a chat with its grammar; see `tilebeam.LM.generate`."""
-        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        params = one_each(sampling, len(prompts))
         chats = [self._chats.get(p.text) if isinstance(p, Prompt) else None for p in prompts]
         told: dict[str, Any] = {"progress": progress}
         if on_sample is not None:

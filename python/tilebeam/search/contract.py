@@ -26,7 +26,7 @@ from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage, short
 from tilebeam.prompt import Messages, Prompt, is_messages, is_one
-from tilebeam.sampling_params import SamplingFields, SamplingParams, updated
+from tilebeam.sampling_params import SamplingFields, SamplingParams, one_each, updated
 from tilebeam.search.chats import ChatGenerator
 from tilebeam.search.events import EventHook
 from tilebeam.search.search_defaults import BUDGET
@@ -270,7 +270,7 @@ class Algorithm(ABC, Generic[Result]):
         """
         checked_integer("budget", budget)
         prompts = list(_several(prompts))
-        params = sampling_for(prompts, updated(sampling, fields))
+        params = [p.resolved() for p in one_each(updated(sampling, fields), len(prompts))]
         chats = {i: chat for i, chat in enumerate(prompts) if isinstance(chat, PreparedChat)}
         for i, chat in chats.items():
             params[i] = cast(SamplingParams, updated(chat.params, fields)).resolved()
@@ -357,7 +357,7 @@ class Algorithm(ABC, Generic[Result]):
             pairs = zip(prompts, repeat(params))
         else:
             prompts = list(prompts)
-            pairs = zip(prompts, sampling_for(prompts, params), strict=True)
+            pairs = zip(prompts, one_each(params, len(prompts)), strict=True)
         return self._completed(lm, pairs, budget, at_once)
 
     def _completed(
@@ -412,21 +412,6 @@ def _several(prompts: Iterable[Askable]) -> Iterable[Askable]:
     if is_one(prompts):
         raise TilebeamError("This is one prompt where several are expected: put it into a list, or call infer.")
     return prompts
-
-
-def sampling_for(
-    prompts: Sequence[Askable], sampling: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    """Make one per prompt, each with a seed.
-
-    Raises:
-        TilebeamError: there are more or fewer than prompts.
-    """
-    if sampling is None or isinstance(sampling, SamplingParams):
-        return [(sampling or SamplingParams()).resolved() for _ in prompts]
-    if len(sampling) != len(prompts):
-        raise TilebeamError(f"{len(prompts)} prompts but {len(sampling)} SamplingParams.")
-    return [params.resolved() for params in sampling]
 
 
 class SearchProgress:

@@ -25,7 +25,7 @@ from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Prompt, PromptLike
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.sampling_params import SamplingParams, one_each
 from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.contract import Algorithm, SearchCall, StepGenerator, VoteResult
 from tilebeam.search.sampled import SelfConsistency
@@ -147,7 +147,7 @@ class ToolGenerator:
         Raises:
             TilebeamError: as `LM.generate`, or samples are to be held to a grammar.
         """
-        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        params = one_each(sampling, len(prompts))
         if any(p.constrained for p in params):
             raise TilebeamError(
                 "Samples whose programs run cannot be held to a grammar, a JSON schema or a regular expression, "

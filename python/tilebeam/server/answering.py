@@ -23,7 +23,8 @@ async def generated(lm: LM, plan: AnswerPlan, ready: Ready) -> list[Event]:
     """Generate, and return all events.
 
     Raises:
-        TilebeamError: the model failed. ApiError: 503, it was stopped.
+        TilebeamError: the model failed.
+        ApiError: 503, it was stopped.
     """
     outputs = await lm.agenerate(ready.prompts, ready.params)
     if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):

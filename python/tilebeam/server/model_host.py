@@ -102,10 +102,10 @@ class ModelHost:
 
     @contextmanager
     def use(self) -> Iterator[LoadedModel]:
-        """Give the model if it is ready. It is not freed before this ends.
+        """Give the model, which is not freed before this ends.
 
         Raises:
-            ApiError: 503, it is not.
+            ApiError: 503, it is not ready.
         """
         self.look()
         if self.state == "restarting":

@@ -82,9 +82,4 @@ class Ready:
         def piece(token: int) -> bytes:
             return lm.spelling(token) if token in shown else lm.piece(token)
 
-        return SampleEvents(
-            index,
-            piece,
-            logprobs=plan.logprobs and logprobs,
-            reader=self.reader(),
-        )
+        return SampleEvents(index, piece, logprobs=plan.logprobs and logprobs, reader=self.reader())

@@ -25,7 +25,7 @@ from tilebeam.server.answer_events import Json
 from tilebeam.server.errors import bad_request, check_tokens
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.models import Models
-from tilebeam.server.requests import Strict, Text
+from tilebeam.server.requests import Strict, Text, each_of
 from tilebeam.server.writing import dumped_in_parts
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ class EmbeddingRequest(Strict):
     @property
     def texts(self) -> list[str | list[int]]:
         """One or several, each a text or token ids."""
-        if isinstance(self.input, str):
-            return [self.input]
-        tokens = [item for item in self.input if isinstance(item, int)]
-        return [tokens] if tokens else [item for item in self.input if not isinstance(item, int)]
+        return each_of(self.input)
 
 
 class Document(Strict):
@@ -147,11 +144,7 @@ def _counts(tokens: int) -> Json:
 
 
 def _read_groups(texts: Iterable[list[int]], stopped: threading.Event) -> Iterator[list[list[int]]]:
-    """Yield texts to be read together.
-
-    Raises:
-        ClientGone: nobody waits for the texts any more.
-    """
+    """Yield texts to be read together; ClientGone: nobody waits for the texts any more."""
     group: list[list[int]] = []
     tokens = 0
     for text in texts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -341,11 +342,15 @@ class CompletionRequest(Generation):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One or several, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and all(isinstance(item, int) for item in self.prompt):
-            return [[int(t) for t in self.prompt if isinstance(t, int)]]
-        return [item for item in self.prompt if not isinstance(item, int)]
+        return each_of(self.prompt)
+
+
+def each_of(given: str | Sequence[int | str | list[int]]) -> list[str | list[int]]:
+    """Return the inputs of a field that takes one or several, each a text or token ids."""
+    if isinstance(given, str):
+        return [given]
+    tokens = [item for item in given if isinstance(item, int)]
+    return [tokens] if tokens else [item for item in given if not isinstance(item, int)]
 
 
 class TextPart(Strict):

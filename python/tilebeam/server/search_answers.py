@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tilebeam.chat.prepared import PreparedChat
+from tilebeam.checks import without_infinities
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Usage
 from tilebeam.pages.search_page import search_page
@@ -113,7 +112,7 @@ class SearchAnswer:
         del told["prompt"]  # the choice's index
         if not self._search.candidates:
             del told["text"]
-        return Grown(event.prompt, search={"object": "tilebeam.search.event"} | finite(told))
+        return Grown(event.prompt, search={"object": "tilebeam.search.event"} | without_infinities(told))
 
     def _answers(self, results: Sequence[SearchResult], kind: Json) -> list[Event]:
         """Return the chosen candidates, whose log-probabilities not every search knows, and what all of it cost."""
@@ -131,16 +130,7 @@ class SearchAnswer:
         """Return what a search tells besides its text."""
         hidden = _ELSEWHERE if self._search.candidates else _ELSEWHERE | _LONG
         shown = {key: value for key, value in result.as_dict().items() if key not in hidden}
-        report: Json = {"method": self._algorithm.name} | finite(shown)
+        report: Json = {"method": self._algorithm.name} | without_infinities(shown)
         if self._search.page:
             report["page"] = search_page(self._algorithm.name, [result], [self._ready.prompts[i].asked])
         return report
-
-
-def finite(value: Any) -> Any:
-    """Return a value without infinities, which JSON does not have: a score that is one becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(v) for key, v in value.items()}
-    return [finite(v) for v in value] if isinstance(value, list | tuple) else value

@@ -94,9 +94,7 @@ class Service:
         return Snapshot(host.health()[0] == 200, host.state == "ready", host.restarts, self.gate.load, now)
 
     async def close(self) -> None:
-        """End all requests and free the model."""
-        self.gate.close()
-        await self.gate.drain(0)
+        """Free the model, once no request runs and none is let in."""
         for pool in (self._readers, self._chats):
             pool.shutdown(wait=True, cancel_futures=True)
         await self.host.close()
@@ -131,10 +129,9 @@ class Service:
 
         def prepare(lm: LM, params: SamplingParams) -> Ready:
             if body.search is not None and not body.calls:  # candidates are texts as they are
-                template, variables = settings.chat_template, settings.chat_template_kwargs
-                marks = None if template is None else marks_of(template)
+                marks = None if settings.chat_template is None else marks_of(settings.chat_template)
                 params = replace(params, thinking_marks=marks)
-                return Ready([chat_completions.prompt_of(lm, body, template, variables)], params)
+                return Ready([chat_completions.prompt_of(lm, body, settings)], params)
             made = chat_completions.prepared(lm, body, settings, params)
             return Ready([made.prompt], made.params, made.reader, made if body.search is not None else None)
 

@@ -16,18 +16,18 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.answers.normalize import merged
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.config import item_seed
+from tilebeam.evaluation.config import Named, item_seed
 from tilebeam.evaluation.log import Log, Record
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.task import Item, Task
+from tilebeam.gguf.closing import Closing
 from tilebeam.gguf.whole_file import naming
 from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.sampling_params import SamplingParams
@@ -44,7 +44,7 @@ _MOST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
-class CollectionSetting:
+class CollectionSetting(Named):
     """All that samples depend on, but for which problems: more of them may follow.
 
     Attributes:
@@ -85,13 +85,8 @@ class CollectionSetting:
         plain: dict[str, Any] = json.loads(json.dumps(result))
         return plain
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all this."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
-
-class Collection:
+class Collection(Closing):
     """The two files, open for one process.
 
     Args:
@@ -162,14 +157,6 @@ class Collection:
         """Give the files free."""
         self._file.close()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[int], None] = lambda _: None) -> None:

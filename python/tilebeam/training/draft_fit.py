@@ -25,7 +25,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tilebeam import gguf as gguf_tools
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import TilebeamError, gguf_errors
+from tilebeam.gguf.gguf_write import small_gguf
 from tilebeam.gguf.weights import tensor_values, to_float
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.model.head_file import ARCHITECTURE, K_MODEL, model_mark
@@ -73,32 +74,29 @@ class ModelWeights:
 
     def __init__(self, path: Path, n_ff: int) -> None:
         self.path = path
-        try:
-            with gguf_tools.open_gguf(path) as file:
-                if gguf_tools.is_repacked(path):
-                    raise TilebeamError(f"{path} is repacked: give the ordinary file; the head fits both.")
-                architecture = file.architecture
+        with gguf_errors(f"{path} cannot be read"), gguf_tools.open_gguf(path) as file:
+            architecture = file.architecture
+            if architecture == gguf_tools.ARCHITECTURE:
+                raise TilebeamError(f"{path} is repacked: give the ordinary file; the head fits both.")
 
-                def value(key: str, default: Any = None) -> Any:
-                    found = file.kv.get(f"{architecture}.{key}")
-                    return default if found is None else found.value
+            def value(key: str, default: Any = None) -> Any:
+                found = file.kv.get(f"{architecture}.{key}")
+                return default if found is None else found.value
 
-                n_layer, n_embd = int(value("block_count", 0)), int(value("embedding_length", 0))
-                embeddings = file.tensors.get("token_embd.weight")
-                if embeddings is None or n_layer < 4 or n_embd < WIDTH or n_embd % WIDTH:
-                    raise TilebeamError(
-                        f"No draft head can be trained for {path}: that needs token embeddings, 4 layers or more, and "
-                        f"hidden states of a multiple of {WIDTH} elements: it has {n_layer} layers, {n_embd} elements."
-                    )
-                deep = n_layer >= 8
-                layers = (1, n_layer // 2 - 1, n_layer - 4) if deep else (0, (n_layer - 2) // 2, n_layer - 2)
-                eps = float(value("attention.layer_norm_rms_epsilon", 1e-6))
-                base = float(value("rope.freq_base", 10000.0))
-                self.shape = Shape(n_embd, embeddings.ne[1], layers, eps, base, n_ff)
-                norm = file.tensors.get("output_norm.weight")
-                self.norm = np.ones(n_embd, np.float32) if norm is None else tensor_values(file, norm)
-        except (gguf_tools.GGUFError, OSError) as error:
-            raise TilebeamError(f"{path} cannot be read: {error}") from None
+            n_layer, n_embd = int(value("block_count", 0)), int(value("embedding_length", 0))
+            embeddings = file.tensors.get("token_embd.weight")
+            if embeddings is None or n_layer < 4 or n_embd < WIDTH or n_embd % WIDTH:
+                raise TilebeamError(
+                    f"No draft head can be trained for {path}: that needs token embeddings, 4 layers or more, and "
+                    f"hidden states of a multiple of {WIDTH} elements: it has {n_layer} layers, {n_embd} elements."
+                )
+            deep = n_layer >= 8
+            layers = (1, n_layer // 2 - 1, n_layer - 4) if deep else (0, (n_layer - 2) // 2, n_layer - 2)
+            eps = float(value("attention.layer_norm_rms_epsilon", 1e-6))
+            base = float(value("rope.freq_base", 10000.0))
+            self.shape = Shape(n_embd, embeddings.ne[1], layers, eps, base, n_ff)
+            norm = file.tensors.get("output_norm.weight")
+            self.norm = np.ones(n_embd, np.float32) if norm is None else tensor_values(file, norm)
 
     def rows(self, name: str, wanted: npt.NDArray[np.int64]) -> Array:
         """Return rows of a matrix with a row for each token, float32 [rows, n_embd]; of one that the file has not,
@@ -457,39 +455,32 @@ def write_head(path: Path, weights: ModelWeights, tokens: npt.NDArray[np.int64],
     import gguf
 
     s = weights.shape
-    with whole_file(path) as partial:
-        writer = gguf.GGUFWriter(partial, ARCHITECTURE)
-        try:
-            writer.add_block_count(1)
-            writer.add_context_length(32768)
-            writer.add_embedding_length(s.n_embd)
-            writer.add_feed_forward_length(s.n_ff)
-            writer.add_head_count(net.heads)
-            writer.add_head_count_kv(net.kv_heads)
-            writer.add_layer_norm_rms_eps(s.eps)
-            writer.add_rope_freq_base(s.rope_base)
-            writer.add_vocab_size(s.n_vocab)
-            writer.add_array(f"{ARCHITECTURE}.target_layers", [layer + 1 for layer in s.layers])
-            writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", s.n_embd)
-            writer.add_tokenizer_model("none")
-            writer.add_string(K_MODEL, model_mark(weights.path))
-            writer.add_tensor("d2t", tokens.astype(np.int64))
-            # Of 0.912 tokens that a head of a 0.5B has accepted a step, it has 0.907 in Q4_0 (Q8_0 0.912), and a guess
-            # waits for its weights.
-            q4_0 = gguf.GGMLQuantizationType.Q4_0
-            for name, parameter in net.named_parameters():
-                values = np.ascontiguousarray(parameter.detach().numpy(), np.float32)
-                values = values / net.scale.numpy() if name == "fc.weight" else values
-                name = name if name.startswith(("fc.", "output")) else f"blk.0.{name}"
-                if values.ndim == 2:
-                    writer.add_tensor(name, gguf.quants.quantize(values, q4_0), raw_dtype=q4_0)
-                else:
-                    writer.add_tensor(name, values)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-        finally:
-            writer.close()
+    with small_gguf(path, ARCHITECTURE) as writer:
+        writer.add_block_count(1)
+        writer.add_context_length(32768)
+        writer.add_embedding_length(s.n_embd)
+        writer.add_feed_forward_length(s.n_ff)
+        writer.add_head_count(net.heads)
+        writer.add_head_count_kv(net.kv_heads)
+        writer.add_layer_norm_rms_eps(s.eps)
+        writer.add_rope_freq_base(s.rope_base)
+        writer.add_vocab_size(s.n_vocab)
+        writer.add_array(f"{ARCHITECTURE}.target_layers", [layer + 1 for layer in s.layers])
+        writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", s.n_embd)
+        writer.add_tokenizer_model("none")
+        writer.add_string(K_MODEL, model_mark(weights.path))
+        writer.add_tensor("d2t", tokens.astype(np.int64))
+        # Of 0.912 tokens that a head of a 0.5B has accepted a step, it has 0.907 in Q4_0 (Q8_0 0.912), and a guess
+        # waits for its weights.
+        q4_0 = gguf.GGMLQuantizationType.Q4_0
+        for name, parameter in net.named_parameters():
+            values = np.ascontiguousarray(parameter.detach().numpy(), np.float32)
+            values = values / net.scale.numpy() if name == "fc.weight" else values
+            name = name if name.startswith(("fc.", "output")) else f"blk.0.{name}"
+            if values.ndim == 2:
+                writer.add_tensor(name, gguf.quants.quantize(values, q4_0), raw_dtype=q4_0)
+            else:
+                writer.add_tensor(name, values)
 
 
 def write_untrained(path: Path, weights: ModelWeights) -> None:

@@ -288,11 +288,11 @@ def cross_entropy(x: Array, y: Array, row_weights: Array, decay: float) -> Loss:
     return value
 
 
-def minimize(loss: Loss, start: Array, memory: int = 10) -> Array:
+def minimize(loss: Loss, start: Array) -> Array:
     """Minimize by L-BFGS (Nocedal & Wright, algorithm 7.5) with backtracking, 200 steps at most: the weights."""
     w = start
     value, grad = loss(w)
-    steps: deque[tuple[Array, Array, float]] = deque(maxlen=memory)
+    steps: deque[tuple[Array, Array, float]] = deque(maxlen=10)
     for _ in range(_STEPS):
         direction = -_scaled(grad, steps)
         slope = float(grad @ direction)

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.checks import without_infinities
 from tilebeam.evaluation import ranking
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.training.fitting import FOLDS, Fitted, Samples
+
+_BINS = 10  # of scores, in the table of how many are right
 
 
 def markdown(facts: dict[str, Any]) -> Iterator[str]:
@@ -58,7 +61,7 @@ def report(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> d
     }
     early, owner = rated[~ends], held.owner[~ends]
     table = reliability(scores, right)
-    facts: dict[str, Any] = ranking.without_nan(
+    facts: dict[str, Any] = without_infinities(
         about
         | {
             "rated": f"Each problem is rated by heads that learnt from {FOLDS - 1} of {FOLDS} folds of the problems, "
@@ -85,14 +88,12 @@ def report(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> d
     return facts
 
 
-def reliability(
-    scores: npt.NDArray[np.float64], right: npt.NDArray[np.float64], bins: int = 10
-) -> list[dict[str, float]]:
+def reliability(scores: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> list[dict[str, float]]:
     """Sort samples by their score into bins of equal width: how many, their mean score, and the share that is right."""
-    place = np.minimum((scores * bins).astype(int), bins - 1)
+    place = np.minimum((scores * _BINS).astype(int), _BINS - 1)
     return [
         {"count": int(n), "score": float(scores[place == b].mean()), "right": float(right[place == b].mean())}
-        for b in range(bins)
+        for b in range(_BINS)
         if (n := (place == b).sum())
     ]
 

@@ -3,7 +3,7 @@ are written, with thoughts as reasoning_content, as DeepSeek and llama-server ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.chat.answer_parts import Part, Reasoning, Text, calls_in, reasoning_in, text_in
@@ -23,20 +23,15 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
-def prompt_of(
-    lm: LM, body: ChatRequest, template: str | None = None, variables: Mapping[str, Any] | None = None
-) -> Prompt:
+def prompt_of(lm: LM, body: ChatRequest, settings: Settings) -> Prompt:
     """Return the prompt of a chat, up to where the assistant speaks; see `LM.chat_prompt`.
-
-    Args:
-        template, variables: what the server was started with; the request's variables come first.
 
     Raises:
         ApiError: a message holds what cannot be part of one, or there is no template that fits.
     """
     tools = body.functions if body.calls else ()
     with errors_for_client(lm):
-        return lm.chat_prompt(_messages(lm, body), tools=tools, **_template_options(body, template, variables))
+        return lm.chat_prompt(_messages(lm, body), tools=tools, **_template_options(body, settings))
 
 
 def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingParams) -> PreparedChat:
@@ -56,7 +51,7 @@ def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingPara
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning="text" if (body.reasoning_format or settings.reasoning_format) == "none" else "apart",
-        **_template_options(body, settings.chat_template, settings.chat_template_kwargs),
+        **_template_options(body, settings),
     )
 
 
@@ -68,12 +63,13 @@ def _messages(lm: LM, body: ChatRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _template_options(body: ChatRequest, template: str | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what the prompt depends on besides its messages."""
+def _template_options(body: ChatRequest, settings: Settings) -> dict[str, Any]:
+    """Return what the prompt depends on besides its messages; the request's variables come first."""
+    template = settings.chat_template
     # llama.cpp's own templates have no variables, nor use for an effort.
     own = (body.chat_template_kwargs or {}) if template in builtin_template_names() else body.template_variables
     continued = bool(body.continue_final_message)
-    chosen = {**(variables or {}), **own}
+    chosen = {**settings.chat_template_kwargs, **own}
     return {"template": template, "continue_final_message": continued, "chat_template_kwargs": chosen}
 
 

@@ -16,7 +16,7 @@ from tilebeam.server.answer_events import Ended, Event, Grown, Json, Started, To
 from tilebeam.server.chat_forms import answered
 from tilebeam.server.errors import ApiError
 from tilebeam.server.models import Models
-from tilebeam.server.openai import chat_completions
+from tilebeam.server.openai.chat_completions import prompt_of
 from tilebeam.server.other.message_requests import CountRequest, MessagesRequest
 from tilebeam.server.plan import AnswerPlan
 from tilebeam.server.writing import Answer, extras, server_sent
@@ -36,12 +36,9 @@ def add_message_routes(app: FastAPI, models: Models) -> None:
     @app.post(f"{_PATH}/count_tokens", response_model=None)
     async def count_tokens(body: CountRequest, request: Request) -> Json:
         """Return how many tokens a conversation's prompt has; nothing is generated."""
-        chat, settings = body.chat(), models.settings
-        template, variables = settings.chat_template, settings.chat_template_kwargs
+        chat = body.chat()
         try:
-            made = await models.of(body.model).run_template(
-                request, lambda lm: chat_completions.prompt_of(lm, chat, template, variables)
-            )
+            made = await models.of(body.model).run_template(request, lambda lm: prompt_of(lm, chat, models.settings))
         except ApiError as error:
             raise body.as_sent(error) from error
         return {"input_tokens": len(made.ids)}
