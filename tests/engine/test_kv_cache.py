@@ -240,6 +240,20 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
     assert n == min(len(a), len(b)) or a[n] != b[n]
 
 
+_TEXTS = st.lists(st.integers(0, 1), max_size=6)
+
+
+@given(st.lists(_TEXTS, max_size=6), _TEXTS, st.integers(0, 8))
+def test_the_first_of_those_that_share_most_is_found(texts: list[list[int]], target: list[int], limit: int) -> None:
+    kv = PrefixCache(Cells(), Limits(40, 6))
+    made = [kv.open() for _ in texts]
+    for seq, text in zip(made, texts, strict=True):
+        kv.extend(seq, text)
+    shared = [min(limit, common_prefix(text, target)) for text in texts]
+    most = max(shared, default=0)
+    assert kv.longest_prefix(target, limit) == ((made[shared.index(most)], most) if most else (None, 0))
+
+
 def test_cached_sequences_go_least_recently_used_first() -> None:
     kv = PrefixCache(Cells(), Limits(40, 6))
     kv.set_caching(True)
