@@ -54,7 +54,8 @@ class DoubtfulScorer(StepScorer):
         self, prompts: Sequence[str | tilebeam.Prompt], solutions: Sequence[Sequence[str]]
     ) -> list[list[float]]:
         """See `StepScorer`."""
-        return [self._scores(str(p).strip(), tuple(steps)) for p, steps in zip(prompts, solutions, strict=True)]
+        texts = [p.text if isinstance(p, tilebeam.Prompt) else p for p in prompts]
+        return [self._scores(p.strip(), tuple(steps)) for p, steps in zip(texts, solutions, strict=True)]
 
     def _scores(self, problem: str, steps: tuple[str, ...]) -> list[float]:
         scores, noise = [], self._noise(problem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tilebeam import Prompt
 
 from bench.step_searches import DoubtfulScorer
 from bench.tiny import arithmetic
@@ -22,7 +23,7 @@ def test_scores_have_their_auroc_and_are_probabilities(auroc: float) -> None:
         if spoiled := rng.random() < 0.5:
             steps[0] = "1" + steps[0]
         scores = scorer.score_steps([problem + "\n"], [steps])[0]
-        assert scores == scorer.score_steps([problem], [steps])[0]
+        assert scores == scorer.score_steps([Prompt(problem + "\n")], [steps])[0]
         assert scores[:1] == scorer.score_steps([problem], [steps[:1]])[0]
         (wrong if spoiled else right).append(scores[0])
     pairs = [(a > b) + (a == b) / 2 for a in right for b in wrong]
