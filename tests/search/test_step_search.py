@@ -68,6 +68,25 @@ def test_what_does_not_fit_is_refused() -> None:
         BeamSearch(scorer).infer(ScriptedLM(), "a", budget=4, sampling=SamplingParams(min_tokens=3))
 
 
+def test_negative_scores_weigh_against_each_other() -> None:
+    found = BeamSearch(Points({}), 1, max_steps=2, extract="text").infer(ScriptedLM(ends=0.5), "a", budget=4)
+    assert found.scores == [0.0] * len(found.scores)
+    for worth in (-1.0, -9.0):
+        found = BeamSearch(Constant(worth), 1, max_steps=2, extract="text").infer(ScriptedLM(ends=0.5), "a", budget=4)
+        assert found.scores == pytest.approx([1 / len(found.scores)] * len(found.scores))
+
+
+class Constant(Points):
+    """All steps are worth the same."""
+
+    def __init__(self, worth: float) -> None:
+        super().__init__({})
+        self.worth = worth
+
+    def score_steps(self, prompts: Sequence[Any], solutions: Sequence[Sequence[str]]) -> list[list[float]]:  # noqa: ARG002
+        return [[self.worth] * len(steps) for steps in solutions]
+
+
 class Bytes(ScriptedLM):
     """A model over bytes that writes one text, whoever asks, one byte per token."""
 

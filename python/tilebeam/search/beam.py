@@ -53,7 +53,7 @@ class StepResult(SearchResult):
 
 @dataclass(repr=False)
 class StepVote(StepResult, VoteResult):
-    """What a search by steps found whose candidates voted; a vote weighs its candidate's score."""
+    """What a search by steps found whose candidates voted; ``scores`` are the weights of their votes."""
 
 
 def width_for(beam_width: int, budget: int) -> int:
@@ -91,7 +91,7 @@ class _StepSearch(Algorithm[StepResult]):
         step_stop: what ends a step.
         max_step_tokens: a step that grows longer is rated as it is and goes on in the next round.
         extract: from a text to its answer, or the name of such a function: the candidates' answers vote, weighted by
-            their scores, which must not be negative. None: the best candidate is chosen.
+            their scores, or by "softmax" of them where one is negative. None: the best candidate is chosen.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class _StepSearch(Algorithm[StepResult]):
             ends = standings(candidates)
             best = max(range(len(beams)), key=lambda i: (ends[i], totals[i], -i))
             return StepResult(scores=totals, best_index=best, **found)
-        weights = vote_weights("reward", totals)
+        weights = vote_weights("reward" if min(totals) >= 0 else "softmax", totals)
         weights = [w * weight_of(self.extract, c.text) for w, c in zip(weights, candidates, strict=True)]
         answers, votes, winner, best = voted(candidates, weights, self.extract, equality_of(self.extract))
         return StepVote(scores=weights, best_index=best, answers=answers, votes=votes, answer=winner, **found)
