@@ -20,7 +20,7 @@ from typing import Any
 
 import tilebeam
 from tilebeam import DVTS, BeamSearch, SamplingParams, SearchResult, SelfConsistency, StepScorer, VoteResult
-from tilebeam.search.limits import standings
+from tilebeam.search.limits import best_index, standings
 
 from bench.lib import plots as pictures
 from bench.lib import report
@@ -91,8 +91,7 @@ def ways(auroc: float) -> dict[str, SelfConsistency | BeamSearch | DVTS]:
 
 def chosen(result: SearchResult) -> dict[str, str]:
     """Return the texts that the candidate of the best score and a weighted vote choose."""
-    ends = standings(result.candidates)
-    best = max(range(len(ends)), key=lambda i: (ends[i], result.scores[i], -i))
+    best = best_index(standings(result.candidates), result.scores)
     assert isinstance(result, VoteResult)
     return {BEST: result.candidates[best].text, VOTE: result.best.text}
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Closing:
+class Closing(ABC):
     """Something that has a `close`, which leaving its `with` block calls."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Give free what it holds."""
-        raise NotImplementedError
+        """Release what it holds."""
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tilebeam
 from tilebeam.model.lm import LM
-from tilebeam.search.limits import ENDED, standing
+from tilebeam.search.limits import ENDED, best_index, standing
 
 from bench.real import rejudge, search_cost
 
@@ -78,7 +78,7 @@ CHOOSERS: dict[str, Chooser] = {
 def chosen(scores: Sequence[float], samples: list[Record], *, ordered: bool = True) -> int:
     """Return the best score's index, of equals the first; ordered: of those that stand highest by how they ended."""
     ends = [standing(s["finish_reason"], s["text"]) if ordered else 0 for s in samples]
-    return max(range(len(samples)), key=lambda i: (ends[i], scores[i], -i))
+    return best_index(ends, scores)
 
 
 def written(lm: LM, questions: Sequence[str], first: int) -> list[Record]:

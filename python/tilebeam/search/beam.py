@@ -12,7 +12,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tilebeam.answers.extract import Extractor, equality_of, weight_of
+from tilebeam.answers.extract import Extractor, equality_of
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
@@ -28,8 +28,8 @@ from tilebeam.search.contract import (
     VoteResult,
 )
 from tilebeam.search.events import EventHook, Fate, candidate_event
-from tilebeam.search.limits import standings
-from tilebeam.search.sampled import vote_weights, voted
+from tilebeam.search.limits import best_index, standings
+from tilebeam.search.sampled import vote_weights, voted, weighed
 from tilebeam.search.search_defaults import BEAM_WIDTH, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
@@ -221,11 +221,9 @@ class _StepSearch(Algorithm[StepResult]):
             "duplicates": search.duplicates,
         }
         if self.extract is None:
-            ends = standings(candidates)
-            best = max(range(len(beams)), key=lambda i: (ends[i], totals[i], -i))
-            return StepResult(scores=totals, best_index=best, **found)
-        weights = vote_weights("reward" if min(totals) >= 0 else "softmax", totals)
-        weights = [w * weight_of(self.extract, c.text) for w, c in zip(weights, candidates, strict=True)]
+            return StepResult(scores=totals, best_index=best_index(standings(candidates), totals), **found)
+        relative = vote_weights("reward" if min(totals) >= 0 else "softmax", totals)
+        weights = weighed(candidates, self.extract, relative)
         answers, votes, winner, best = voted(candidates, weights, self.extract, equality_of(self.extract))
         return StepVote(scores=weights, best_index=best, answers=answers, votes=votes, answer=winner, **found)
 

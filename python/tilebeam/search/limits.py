@@ -4,7 +4,7 @@ the evaluation and the command line."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tilebeam.answers.repetition import repeats_itself
 from tilebeam.outputs import CompletionOutput
@@ -43,6 +43,16 @@ def standing(finish_reason: str, text: str) -> int:
 def standings(candidates: Sequence[CompletionOutput]) -> list[int]:
     """Return how each candidate stands."""
     return [standing(c.finish_reason, c.text) for c in candidates]
+
+
+def best_index(first: Sequence[float], then: Sequence[float], among: Iterable[int] | None = None) -> int:
+    """Return the candidate that is highest in `first`, of equals in `then`, of equals the earliest: standings come
+    first, and then scores, unless scores know better (`Scorer.knows`).
+
+    Args:
+        among: numbers of those that can be chosen, rising; None: all.
+    """
+    return max(range(len(first)) if among is None else among, key=lambda i: (first[i], then[i]))
 
 
 def voters(answers: Sequence[str | None], standings: Sequence[int]) -> list[str | None]:

@@ -30,7 +30,7 @@ from tilebeam.search.contract import (
     VoteResult,
 )
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
-from tilebeam.search.limits import standings, voters
+from tilebeam.search.limits import best_index, standings, voters
 from tilebeam.search.search_defaults import SHARPNESS, Weighting
 
 
@@ -135,7 +135,7 @@ class BestOfN(_WholeSearch[SearchResult]):
         assert self.scorer is not None
         ends = standings(output.outputs)
         first, then = (scores, ends) if self.scorer.knows else (ends, scores)
-        best = max(range(len(scores)), key=lambda i: (first[i], then[i], -i))
+        best = best_index(first, then)
         paths = whole_trajectories(output.outputs)
         drawn = output.usage, output.seed, len(output.outputs)
         return SearchResult(output.prompt, output.outputs, scores, best, *drawn, paths)
@@ -198,8 +198,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         return likely * weight_of(self.extract, candidate.text)
 
     def _weights(self, candidates: Sequence[CompletionOutput], scores: list[float]) -> list[float]:
-        weights = vote_weights(self.weighting, scores, self.sharpness)
-        return [w * weight_of(self.extract, c.text) for w, c in zip(weights, candidates, strict=True)]
+        return weighed(candidates, self.extract, vote_weights(self.weighting, scores, self.sharpness))
 
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> VoteResult:
         candidates = output.outputs
@@ -237,6 +236,11 @@ def vote_weights(weighting: Weighting, scores: Sequence[float], sharpness: float
     return [share / total for share in shares]
 
 
+def weighed(candidates: Sequence[CompletionOutput], extract: Extractor, weights: Sequence[float]) -> list[float]:
+    """Return the weights of votes with what the extractor makes of each candidate's (`weight_of`)."""
+    return [w * weight_of(extract, c.text) for w, c in zip(weights, candidates, strict=True)]
+
+
 def voted(
     candidates: Sequence[CompletionOutput], weights: Sequence[float], extract: Extractor, equal: Equal
 ) -> tuple[list[str | None], dict[str, float], VotedAnswer | None, int]:
@@ -265,8 +269,7 @@ def elected(
         voted = [(a, w) for a, w in zip(voting, weights, strict=True) if a is not None]
         winner = elect(*zip(*voted, strict=True))
     eligible = [i for i, a in enumerate(voting) if winner is None or a == winner]
-    best = max(eligible, key=lambda i: (ends[i], weights[i], -i))
-    return votes, None if winner is None else VotedAnswer(winner), best
+    return votes, None if winner is None else VotedAnswer(winner), best_index(ends, weights, eligible)
 
 
 def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:

@@ -144,7 +144,11 @@ def _counts(tokens: int) -> Json:
 
 
 def _read_groups(texts: Iterable[list[int]], stopped: threading.Event) -> Iterator[list[list[int]]]:
-    """Yield texts to be read together; ClientGone: nobody waits for the texts any more."""
+    """Yield texts to be read together.
+
+    Raises:
+        ClientGone: nobody waits for the texts any more.
+    """
     group: list[list[int]] = []
     tokens = 0
     for text in texts:
