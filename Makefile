@@ -92,9 +92,16 @@ $(VENV)/.created: | check
 	@$(call quietly,$(PIP) install "scikit-build-core>=0.11" "cmake>=3.21" "ninja>=1.10")
 	@touch $@
 
+# GCC before 11.5, 12.4 and 13.3 tells its optimizer that _tile_loadconfig reads 8 of 64 bytes, and so drops what llama.cpp
+# wrote to the others: on a CPU with AMX its CPU backend then ends with a segmentation fault. The flags keep such stores.
+# pip may have kept a build without them.
+AMX_HEADER = $(shell $(CXX) -print-file-name=include/amxtileintrin.h)
+AMX_FLAGS = $(shell echo | $(CXX) -march=native -dM -E -x c++ - 2>/dev/null | grep -q __AMX_TILE__ && \
+  grep -qF '(const void **)__config' $(AMX_HEADER) 2>/dev/null && echo -fno-dse -fno-tree-dse)
+
 $(VENV)/.llama-$(LLAMA_CPP_PYTHON): | $(VENV)/.created
 	@echo "== installing llama-cpp-python $(LLAMA_CPP_PYTHON) from source (compiles llama.cpp: 3 to 10 minutes, once)"
-	@$(call patiently,compiling llama.cpp,CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF" $(PIP) install -v llama-cpp-python==$(LLAMA_CPP_PYTHON))
+	@$(call patiently,compiling llama.cpp,CXXFLAGS="$${CXXFLAGS:-} $(AMX_FLAGS)" CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF" $(PIP) install $(if $(AMX_FLAGS),--no-cache-dir) -v llama-cpp-python==$(LLAMA_CPP_PYTHON))
 	@touch $@
 
 # Editable: Python runs from the source tree; the native files are in site-packages and are built again when a source
