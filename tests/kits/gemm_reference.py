@@ -126,9 +126,9 @@ def _tile_group(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[A
 def float_product(w: Weights, x: Array, isa: str) -> tuple[Array, Array]:
     """Products of float weights with what a kernel set multiplies them with, and how far float32 sums may be from them.
 
-    avx512bf16 rounds the activations of six rows and more to BF16 beside weights of it.
+    avx512bf16 and amx round the activations of six rows and more to BF16 beside weights of it.
     """
-    if w.type == Type.BF16 and isa == "avx512bf16" and len(x) >= 6:
+    if w.type == Type.BF16 and isa in ("avx512bf16", "amx") and len(x) >= 6:
         bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
         x = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     exact = x.astype(np.float64) @ w.values.T

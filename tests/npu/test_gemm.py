@@ -71,6 +71,17 @@ def test_plain_rows_and_tiles_agree_bit_for_bit(isa: str, type: Type) -> None:
         np.testing.assert_array_equal(device(isa, 2).product(plain, x), device(isa, 2).product(tiles, x))
 
 
+@pytest.mark.skipif("amx" not in _npu.isas(), reason="needs a CPU with AMX")
+@pytest.mark.parametrize("type", QUANTIZED, ids=lambda w: w.label)
+def test_the_matrix_unit_has_the_bits_of_vectors(type: Type) -> None:
+    """Any number of rows, in groups of any size: integers are exact, and floats come in the same order."""
+    rng = np.random.default_rng(7)
+    w = make_weights(type, 1280, 70, rng)
+    for m in (*range(1, 36), 48, 63, 64, 65, 97, 127, 128, 129, 200, 257):
+        x = rng.standard_normal((m, w.k)).astype(np.float32)
+        np.testing.assert_array_equal(device("amx", 2).product(w, x), device("avx512vnni", 2).product(w, x), str(m))
+
+
 @isas
 def test_largest_magnitudes_do_not_saturate(isa: str) -> None:
     k, n = 64, 32
@@ -284,9 +295,11 @@ def test_kernel_names(isa: str) -> None:
             x = rng.standard_normal((m, 128)).astype(np.float32)
             device(isa, 1).product(make_weights(type, 128, 32, rng), x, name=name)
             assert name[0].startswith("gemm_")
-            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON, AVX512-BF16 one to AVX-512's
-            under = {"avxvnni": "avx2", "i8mm": "neon", "avx512bf16": "avx512vnni"}
-            assert name[0].split("_")[-1] in (isa, under.get(isa))
+            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON, AVX512-BF16 one to AVX-512's, AMX
+            # integer kernels to those
+            under = {"avxvnni": ("avx2",), "i8mm": ("neon",), "avx512bf16": ("avx512vnni",)}
+            under["amx"] = ("avx512vnni", "avx512bf16")
+            assert name[0].split("_")[-1] in (isa, *under.get(isa, ()))
             seen.add(name[0])
     floats = {"f32d", "f16d", "bf16d", "f32"}
     column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c", "mx4c", "q10c", "q20c", "nv4c"}

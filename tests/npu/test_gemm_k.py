@@ -67,6 +67,19 @@ def test_products(isa: str, type: Type, blocks: int, n: int, m: int, threads: in
     assert np.all(np.abs(out - other) <= magnitude * 2.0**-22 * (blocks + 4) + 1e-30)
 
 
+@pytest.mark.skipif("amx" not in t.ISAS, reason="needs a CPU with AMX")
+@types
+def test_the_matrix_unit_has_the_bits_of_vectors(type: Type) -> None:
+    """Any number of rows, in groups of any size: sums are integers, and the float step is the same."""
+    plain, tiled = make(type, 768, 70, 7)
+    rng = np.random.default_rng(7)
+    for m in (*range(1, 36), 48, 63, 64, 65, 97, 127, 128, 129, 200, 257):
+        x = rng.standard_normal((m, 768)).astype(np.float32)
+        expected = device("avx512vnni", 1).product(tiled, x)
+        for w in (plain, tiled):
+            np.testing.assert_array_equal(device("amx", 2).product(w, x), expected, str(m))
+
+
 # Scales that all bits set do not make largest in magnitude: where in a super-block, and bytes. Of six bits 0 is -32.
 EXTREMES = {
     Type.Q6_K: [(192, b"\x7f" * 16), (192, b"\x80" * 16)],

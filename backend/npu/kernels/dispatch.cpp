@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #    include <cpuid.h>
+#    include <sys/syscall.h>
+#    include <unistd.h>
 #elif defined(__aarch64__)
 #    include <asm/hwcap.h>
 #    include <sys/auxv.h>
@@ -47,6 +49,30 @@ bool has_avx512vnni() {
 
 bool has_avx512bf16() { return has_avx512vnni() && has_feature(5); }
 
+// Tiles are large, and Linux (5.16 and later) saves them only for processes that ask, once for all their threads. It
+// refuses where a thread's alternate stack for signals is too small for them.
+bool may_use_tiles() {
+    constexpr long request_permission = 0x1023; // ARCH_REQ_XCOMP_PERM
+    constexpr long tile_data = 18;              // XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
+bool has_amx() {
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    constexpr unsigned instructions = 1u << 24 | 1u << 25; // AMX-TILE, AMX-INT8
+    if (!has_avx512bf16() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & instructions) != instructions) {
+        return false;
+    }
+    constexpr unsigned state = 1u << 17 | 1u << 18; // configuration, tiles
+    unsigned low = 0;
+    unsigned high = 0;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); // there, as AVX-512 is
+    return (low & state) == state && may_use_tiles();
+}
+
 #elif defined(__aarch64__)
 
 bool has_neon() {
@@ -73,6 +99,7 @@ struct kernel_set {
 // All that are compiled in, best first. Room for their tables follows from this list.
 constexpr kernel_set compiled[] = {
 #if defined(__x86_64__)
+    {"amx", has_amx, fill_amx},
     {"avx512bf16", has_avx512bf16, fill_avx512bf16},
     {"avx512vnni", has_avx512vnni, fill_avx512vnni},
     {"avxvnni", has_avxvnni, fill_avxvnni},

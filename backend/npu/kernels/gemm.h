@@ -28,7 +28,8 @@
 namespace tb::npu {
 
 constexpr int gemm_panel = 32;               // columns of a panel, and k of a tile
-constexpr int gemm_max_rows = 32;            // rows of a group at most, over all ISAs
+constexpr int gemm_max_rows = 32;            // rows of a group at most,
+constexpr int gemm_most_rows = 128;          // and of AMX, which makes a panel's weights once for all of them
 constexpr float gemm_least_amax = 0x1p-110f; // a block of activations smaller than this counts as zero
 
 // Bytes of the record of one 32 k of an int8 group.
@@ -193,6 +194,7 @@ void fill_gemm_avx2(gemm_kernels & k);
 void fill_gemm_avxvnni(gemm_kernels & k);
 void fill_gemm_avx512vnni(gemm_kernels & k);
 void fill_gemm_avx512bf16(gemm_kernels & k);
+void fill_gemm_amx(gemm_kernels & k);
 void fill_gemm_neon(gemm_kernels & k);
 void fill_gemm_i8mm(gemm_kernels & k);
 void fill_gemm_hvx(gemm_kernels & k);

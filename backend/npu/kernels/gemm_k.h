@@ -26,6 +26,16 @@ struct k_record {
     k_record(const uint8_t * record, int rows)
         : q(record), scales(q + TB_K_BLOCK * rows), sums16(scales + sizeof(float) * static_cast<size_t>(rows)),
           sums32(sums16 + gemm_k_sums16 * static_cast<size_t>(rows)) {}
+    // Without its first rows.
+    k_record from(int row) const {
+        k_record r = *this;
+        const size_t m = static_cast<size_t>(row);
+        r.q += TB_K_BLOCK * m;
+        r.scales += sizeof(float) * m;
+        r.sums16 += gemm_k_sums16 * m;
+        r.sums32 += gemm_k_sums32 * m;
+        return r;
+    }
 };
 
 // What brings 256 activations to int8: 0 for all of them where they are as good as zero, NaN where one is not finite.
@@ -608,25 +618,37 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
      "gemm_nlx_" end, "gemm_tq2_" end, "gemm_tq1_" end, "gemm_i2x_" end, "gemm_i2s_" end,                              \
      "gemm_i3x_" end, "gemm_i3s_" end, "gemm_i1s_" end, "gemm_i1m_" end}
 
-template <class unit>
+template <gemm_format f> using k_of = std::integral_constant<gemm_format, f>;
+template <class Format> struct k_as {
+    using type = Format;
+};
+
+// Which function runs a format's kernel; another set may have others.
+struct k_runs {
+    template <class unit, gemm_format, class Format> static auto run() { return multiply_k_panels<unit, Format>; }
+};
+
+template <class unit, class Runs = k_runs>
 void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_count - gemm_q4_k]) {
-    const auto fill = [&](gemm_format f, void (*run)(const gemm_int8_args & a)) {
-        k.int8[f] = {names[f - gemm_q4_k], gemm_max_rows, 0, run};
+    const auto fill = [&](auto format, auto of) {
+        constexpr gemm_format f = format;
+        k.int8[f] = {names[f - gemm_q4_k], gemm_max_rows, 0,
+                     Runs::template run<unit, f, typename decltype(of)::type>()};
     };
-    fill(gemm_q4_k, multiply_k_panels<unit, format_q4_k<unit>>);
-    fill(gemm_q5_k, multiply_k_panels<unit, format_q5_k<unit>>);
-    fill(gemm_q6_k, multiply_k_panels<unit, format_q6_k<unit>>);
-    fill(gemm_q2_k, multiply_k_panels<unit, format_q2_k<unit>>);
-    fill(gemm_q3_k, multiply_k_panels<unit, format_q3_k<unit>>);
-    fill(gemm_iq4_xs, multiply_k_panels<unit, format_iq4_xs<unit>>);
-    fill(gemm_tq2_0, multiply_k_panels<unit, format_tq2_0<unit>>);
-    fill(gemm_tq1_0, multiply_k_panels<unit, format_tq1_0<unit>>);
-    fill(gemm_iq2_xxs, multiply_k_panels<unit, format_three_bits<unit, iq2_book, 1>>);
-    fill(gemm_iq2_xs, multiply_k_panels<unit, format_three_bits<unit, iq2_book, 2>>);
-    fill(gemm_iq3_xxs, multiply_k_panels<unit, format_four_bits<unit, iq3_xxs_book>>);
-    fill(gemm_iq3_s, multiply_k_panels<unit, format_four_bits<unit, iq3_s_book>>);
-    fill(gemm_iq1_s, multiply_k_panels<unit, format_iq1_s<unit>>);
-    fill(gemm_iq1_m, multiply_k_panels<unit, format_three_bits<unit, iq1_book, 2>>);
+    fill(k_of<gemm_q4_k>(), k_as<format_q4_k<unit>>());
+    fill(k_of<gemm_q5_k>(), k_as<format_q5_k<unit>>());
+    fill(k_of<gemm_q6_k>(), k_as<format_q6_k<unit>>());
+    fill(k_of<gemm_q2_k>(), k_as<format_q2_k<unit>>());
+    fill(k_of<gemm_q3_k>(), k_as<format_q3_k<unit>>());
+    fill(k_of<gemm_iq4_xs>(), k_as<format_iq4_xs<unit>>());
+    fill(k_of<gemm_tq2_0>(), k_as<format_tq2_0<unit>>());
+    fill(k_of<gemm_tq1_0>(), k_as<format_tq1_0<unit>>());
+    fill(k_of<gemm_iq2_xxs>(), k_as<format_three_bits<unit, iq2_book, 1>>());
+    fill(k_of<gemm_iq2_xs>(), k_as<format_three_bits<unit, iq2_book, 2>>());
+    fill(k_of<gemm_iq3_xxs>(), k_as<format_four_bits<unit, iq3_xxs_book>>());
+    fill(k_of<gemm_iq3_s>(), k_as<format_four_bits<unit, iq3_s_book>>());
+    fill(k_of<gemm_iq1_s>(), k_as<format_iq1_s<unit>>());
+    fill(k_of<gemm_iq1_m>(), k_as<format_three_bits<unit, iq1_book, 2>>());
 }
 
 } // namespace

@@ -34,6 +34,7 @@ void fill_avx2(kernel_table & t);
 void fill_avxvnni(kernel_table & t);
 void fill_avx512vnni(kernel_table & t);
 void fill_avx512bf16(kernel_table & t);
+void fill_amx(kernel_table & t);
 void fill_neon(kernel_table & t);
 void fill_i8mm(kernel_table & t);
 void fill_hvx(kernel_table & t);

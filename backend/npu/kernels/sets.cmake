@@ -1,6 +1,6 @@
 # The kernel sets: for each architecture the folders beside this file, and the compiler's options for each folder. Which
 # of them a CPU can run, and in which order they are tried, says dispatch.cpp. portable/ is in all of them.
-set(KERNEL_SETS_x86_64 avx512bf16 avx512vnni avxvnni avx2)
+set(KERNEL_SETS_x86_64 amx avx512bf16 avx512vnni avxvnni avx2)
 set(KERNEL_SETS_aarch64 i8mm neon)
 set(KERNEL_SETS_hexagon hvx)
 
@@ -10,6 +10,7 @@ set(KERNEL_FLAGS_avxvnni ${KERNEL_FLAGS_avx2} -mavxvnni)
 set(KERNEL_FLAGS_avx512vnni ${KERNEL_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
     -Wno-uninitialized -Wno-maybe-uninitialized)
 set(KERNEL_FLAGS_avx512bf16 ${KERNEL_FLAGS_avx512vnni} -mavx512bf16)
+set(KERNEL_FLAGS_amx ${KERNEL_FLAGS_avx512bf16} -mamx-tile -mamx-int8)
 
 # gcc's first scheduling pass hoists loads until a kernel's sums no longer fit into the registers
 set(KERNEL_UNSCHEDULED $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)

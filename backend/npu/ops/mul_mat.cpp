@@ -88,9 +88,9 @@ void convert_piece(const op_context & ctx, const mul_mat_plan & p, int64_t matri
 
 // Where a group's results go: straight into dst, or through a buffer where dst has fewer than 32 columns left.
 struct outputs {
-    alignas(64) float buffer[gemm_max_rows][TB_TILE_N];
-    float * at[gemm_max_rows];
-    float * dst[gemm_max_rows];
+    alignas(64) float buffer[gemm_most_rows][TB_TILE_N];
+    float * at[gemm_most_rows];
+    float * dst[gemm_most_rows];
     int rows;
     size_t partial; // bytes of a row if they go through the buffer, else 0
 
@@ -207,7 +207,7 @@ void run_integer_staged(const op_context & ctx, const mul_mat_plan & p, const mu
                 for (int64_t t = begin; t < end; t += piece) {
                     const int64_t n = std::min(piece, end - t);
                     stage_tiles_of(ctx, p, weights, panel, t, n, stage);
-                    float * at[gemm_max_rows];
+                    float * at[gemm_most_rows];
                     float * next = sums;
                     for (int64_t g = group; g < last_group; g++) {
                         const int rows = p.group_rows(g);

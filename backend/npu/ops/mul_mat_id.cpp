@@ -93,7 +93,7 @@ void take_pairs(const uint8_t ** from, int rows, uint8_t *& to) {
 // Rows that were converted one by one become groups at `out`, or stay where they are if it is one.
 uint8_t * gather(const op_context & ctx, const mul_mat_plan & p, uint8_t * out) {
     const int64_t inputs = ctx.src[1].ne(1);
-    const uint8_t * from[gemm_max_rows];
+    const uint8_t * from[gemm_most_rows];
     for (int64_t g = 0; g < p.groups; g++) {
         const int rows = p.group_rows(g);
         for (int m = 0; m < rows; m++) {
