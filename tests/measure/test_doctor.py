@@ -96,6 +96,20 @@ def test_cores_and_memory_nodes_are_told(monkeypatch: pytest.MonkeyPatch, cpus: 
     assert report.facts["limits"]["performance_cores"] == cpus.performance_cores
 
 
+def test_a_cpu_backend_that_dies_of_a_product_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As one does that GCC 12 compiled for AMX; the product itself is made where nothing stands in for Python."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(stand_in))
+    check = next(c for c in doctor.examine().checks if c.name == "llama.cpp's CPU backend")
+    assert not check.ok
+    assert check.detail == "its product of quantized weights ends with SIGSEGV"
+    assert "-fno-dse" in check.advice
+    monkeypatch.undo()
+    assert next(c for c in doctor.examine().checks if c.name == check.name).detail.startswith("products of ")
+
+
 def test_kernels_that_were_never_timed_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [selftest.KernelResult(isa, "mul_mat", None, 0.0) for isa in ("i8mm", "neon", "portable")]
     monkeypatch.setattr(selftest, "run", lambda: found)

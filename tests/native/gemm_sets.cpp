@@ -1,6 +1,7 @@
 // Every kernel set of this CPU against the portable one, GEMM kernels only, on random data: for machines where Python
 // cannot follow (aarch64 under emulation; see tests/test_aarch64.py). Prints one line per set; exit status 1 on a
 // difference.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -54,7 +55,7 @@ struct result {
             at[m] = data.data() + 32 * m;
     }
     std::vector<float> data;
-    float * at[gemm_max_rows];
+    float * at[gemm_most_rows];
 };
 
 // Formats of one scale per column and 32 k, and types of their tiles; of gemm_prepared there is none.
@@ -134,10 +135,13 @@ std::vector<uint8_t> groups(const gemm_kernels & k, gemm_format f, const std::ve
     return group;
 }
 
+// All rows of small groups, some of large ones.
+int more(int rows) { return rows < gemm_max_rows + 2 ? rows + 1 : rows == gemm_most_rows ? rows + 1 : std::min(rows + 31, gemm_most_rows); }
+
 void compare(const kernel_table & t, const kernel_table & reference, gemm_format f, const std::vector<uint8_t> & panel,
              int64_t n) {
     const gemm_int8 &fast = t.gemm.int8[f], &slow = reference.gemm.int8[f];
-    for (int rows = 1; rows <= fast.rows; rows++) {
+    for (int rows = 1; rows <= fast.rows; rows = more(rows)) {
         const auto x = floats(static_cast<size_t>(rows * n) * 32);
         result out(rows), want(rows);
         for (bool add : {false, true}) {
@@ -224,7 +228,7 @@ void k_quants(const kernel_table & t, const kernel_table & reference) {
     for (const k_kind & kind : k_kinds) {
         const auto panel = k_panel(kind, blocks);
         const gemm_int8 &fast = t.gemm.int8[kind.format], &slow = reference.gemm.int8[kind.format];
-        for (int rows = 1; rows <= fast.rows; rows++) {
+        for (int rows = 1; rows <= fast.rows; rows = more(rows)) {
             result out(rows), want(rows);
             for (bool add : {false, true}) {
                 std::vector<uint8_t> group(blocks * gemm_k_record_bytes(rows)), one(blocks * gemm_k_record_bytes(1));

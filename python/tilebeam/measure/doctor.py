@@ -9,7 +9,9 @@ import math
 import os
 import platform
 import shutil
+import signal
 import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -26,7 +28,8 @@ _PACKAGES = ("llama-cpp-python", "gguf", "numpy", "cffi", "typer", "rich")
 _NATIVE = ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud")
 # What kernels look for, by the names of /proc/cpuinfo; on aarch64 the line is called Features.
 _FEATURES = {
-    "x86_64": ("f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
+    "x86_64": ("f16c", "fma", "avx2", "avx_vnni")
+    + ("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "amx_int8"),
     "aarch64": ("asimd", "asimdhp", "asimddp", "i8mm", "sve"),
 }
 _NOOPS = 200
@@ -94,6 +97,13 @@ def examine(model: str | os.PathLike[str] | None = None) -> DoctorReport:
     report.attempt("limits", reinstall, _limits)
     report.attempt("versions", fit, _versions)
     report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
+    report.attempt(
+        "llama.cpp's CPU backend",
+        "Compile llama-cpp-python anew, with a GCC that is not older than 11.5, 12.4 or 13.3, or with "
+        "CXXFLAGS='-fno-dse -fno-tree-dse' pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python==VERSION. Tilebeam's "
+        "own device does not need it.",
+        _stock,
+    )
     report.attempt("one build", reinstall, _builds)
     report.attempt("device", "Correct or unset the variables named in the detail.", _device)
     for executor in ("thread", "process"):
@@ -223,6 +233,17 @@ def _plugin(report: DoctorReport) -> str:
     # The plugin compares version and commit itself when it is loaded: that it is there means that they fit.
     report.facts["abi"] = {"plugin": registry.path, "ggml_loaded": loaded, "ggml_built_for": built, "match": True}
     return f"built for ggml {built}; this process has {loaded}, which fits"
+
+
+def _stock(report: DoctorReport) -> str:
+    """Multiply on it, in a process of its own: one that is miscompiled ends with a signal (stock_product.py)."""
+    command = [sys.executable, "-m", "tilebeam.measure.stock_product"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if run.returncode < 0:
+        raise TilebeamError(f"its product of quantized weights ends with {signal.Signals(-run.returncode).name}")
+    if run.returncode:
+        raise TilebeamError(run.stderr.strip().splitlines()[-1])
+    return f"products of {run.stdout.strip()}"
 
 
 def _device(report: DoctorReport) -> str:

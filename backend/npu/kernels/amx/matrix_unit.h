@@ -20,7 +20,7 @@ constexpr int unit_rows = 16;      // of a tile
 constexpr int unit_columns = 16;   // of weights
 constexpr int unit_row_bytes = 64; // of a tile: a quad of each column
 
-// GCC 12's intrinsics do not tell the compiler what memory they read: bytes written before must be there.
+// GCC 12's intrinsics do not tell the compiler what memory they read, or write: it is to be there.
 inline void finish_writing(const void * bytes) { asm volatile("" : : "r"(bytes) : "memory"); }
 
 // Tiles by number, as the intrinsics take digits only: 0 and 1 have the activations of the first 16 rows and of those
@@ -43,12 +43,17 @@ class matrix_unit {
             set(4 + 2 * half, n, unit_row_bytes);
             set(5 + 2 * half, n, unit_row_bytes);
         }
-        asm volatile("sttilecfg %0" : "=m"(before));
-        asm volatile("ldtilecfg %0" : : "m"(c));
+        _tile_storeconfig(&before);
+        finish_writing(&before);
+        finish_writing(&c);
+        _tile_loadconfig(&c);
     }
     // llama.cpp's CPU backend configures the tiles of a thread once, and counts on it for ever (ggml-cpu/amx/mmq.cpp).
     // Where nobody has them, nobody has them then: the system would save them at every switch.
-    ~matrix_unit() { asm volatile("ldtilecfg %0" : : "m"(before)); }
+    ~matrix_unit() {
+        finish_writing(&before);
+        _tile_loadconfig(&before);
+    }
     matrix_unit(const matrix_unit &) = delete;
     matrix_unit & operator=(const matrix_unit &) = delete;
 
@@ -105,7 +110,6 @@ class matrix_unit {
     }
 
   private:
-    // The intrinsics of GCC 12 declare 8 of its bytes only.
     struct configuration {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
