@@ -28,8 +28,10 @@ _PACKAGES = ("llama-cpp-python", "gguf", "numpy", "cffi", "typer", "rich")
 _NATIVE = ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud")
 # What kernels look for, by the names of /proc/cpuinfo; on aarch64 the line is called Features.
 _FEATURES = {
-    "x86_64": ("f16c", "fma", "avx2", "avx_vnni")
-    + ("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "amx_int8"),
+    "x86_64": (
+        *("f16c", "fma", "avx2", "avx_vnni"),
+        *("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "amx_int8"),
+    ),
     "aarch64": ("asimd", "asimdhp", "asimddp", "i8mm", "sve"),
 }
 _NOOPS = 200
@@ -100,8 +102,8 @@ def examine(model: str | os.PathLike[str] | None = None) -> DoctorReport:
     report.attempt(
         "llama.cpp's CPU backend",
         "Compile llama-cpp-python anew, with a GCC that is not older than 11.5, 12.4 or 13.3, or with "
-        "CXXFLAGS='-fno-dse -fno-tree-dse' pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python==VERSION. Tilebeam's "
-        "own device does not need it.",
+        "CXXFLAGS='-fno-dse -fno-tree-dse' pip install --force-reinstall --no-cache-dir --no-deps "
+        "llama-cpp-python==VERSION. Tilebeam's own device does not need it.",
         _stock,
     )
     report.attempt("one build", reinstall, _builds)
@@ -243,6 +245,7 @@ def _stock(report: DoctorReport) -> str:
         raise TilebeamError(f"its product of quantized weights ends with {signal.Signals(-run.returncode).name}")
     if run.returncode:
         raise TilebeamError(run.stderr.strip().splitlines()[-1])
+    report.facts["stock_products"] = run.stdout.strip()
     return f"products of {run.stdout.strip()}"
 
 

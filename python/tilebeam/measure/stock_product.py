@@ -7,6 +7,8 @@ GCC before 11.5, 12.4 and 13.3 drops most of the tiles' configuration from a ggm
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Sequence
+from typing import Any
 
 _PTR, _INT, _I64, _SIZE = c.c_void_p, c.c_int, c.c_int64, c.c_size_t
 _Q4_0, _F32 = 2, 0  # enum ggml_type
@@ -22,7 +24,7 @@ def main() -> None:
 
     lib = c.CDLL("libggml.so.0")
 
-    def call(name: str, result: object, types: list[object], *arguments: object) -> int:
+    def call(name: str, result: Any, types: Sequence[Any], *arguments: object) -> int:
         function = getattr(lib, name)
         function.restype, function.argtypes = result, types
         return function(*arguments)  # type: ignore[no-any-return]

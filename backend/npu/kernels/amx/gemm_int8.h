@@ -53,7 +53,8 @@ void make_products(const gemm_int8_args & a, int64_t first, int n, tile_products
         weights[i] = signed_quants<unit, Format>(tile, buffers[i]);
         for (int v = 0; v < gemm_panel / unit::width; v++) {
             unit::store_floats(p.scales[i] + unit::width * v, Format::scales(tile, v));
-            if constexpr (Format::has_minima) unit::store_floats(p.minima[i] + unit::width * v, Format::minima(tile, v));
+            if constexpr (Format::has_minima)
+                unit::store_floats(p.minima[i] + unit::width * v, Format::minima(tile, v));
         }
     }
     for (int i = 0; i < n; i++, record += gemm_record_bytes(a.rows)) {

@@ -21,8 +21,8 @@ template <class unit> struct k_signed : unit {
 };
 
 // Weights times their scales. Weights of at most 31 times scales of at most 127, both positive: the scale's low three
-// bits, and its others; where scales have four bits and weights two, a byte has the product. Others: the product's low byte, which is positive, and
-// its high one.
+// bits, and its others; where scales have four bits and weights two, a byte has the product. Others: the product's low
+// byte, which is positive, and its high one.
 template <class Format> struct k_planes {
     static constexpr bool small = Format::minima && Format::most == 3 && Format::scales == 2; // Q2_K
     static constexpr bool is_signed = !Format::minima; // the last one; the low one never is
