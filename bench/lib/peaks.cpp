@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #    include <immintrin.h>
+#    include <sys/syscall.h>
+#    include <unistd.h>
 #elif defined(__aarch64__)
 #    include <arm_neon.h>
 #endif
@@ -62,9 +64,40 @@ template <int streams, bool ahead> uint64_t read(const uint8_t * data, size_t si
 
 #define STEP(type, ...) [&](type & acc, [[maybe_unused]] int i) __attribute__((always_inline)) { __VA_ARGS__; }
 
-// Of the widest 8-bit dot product, one operand broadcast from memory where the instruction can.
+#if defined(__AMX_INT8__)
+// Of AMX's matrix unit, four tiles of sums; 0 where the system does not give this process its tiles.
+double limit_tiles(double seconds) {
+    if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) return 0; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } before, c = {};
+    c.palette = 1;
+    for (int i = 0; i < 6; ++i) {
+        c.row_bytes[i] = 64;
+        c.rows[i] = 16;
+    }
+    asm volatile("sttilecfg %0" : "=m"(before));
+    asm volatile("ldtilecfg %0" : : "m"(c));
+    const double start = now();
+    double done = 0;
+    for (; now() - start < seconds; done += double{burst} * 4 * 2 * 16 * 16 * 64) {
+        for (int n = 0; n < burst; ++n)
+            asm volatile("tdpbssd %tmm0, %tmm1, %tmm2\n\ttdpbssd %tmm0, %tmm1, %tmm3\n\t"
+                         "tdpbssd %tmm0, %tmm1, %tmm4\n\ttdpbssd %tmm0, %tmm1, %tmm5");
+    }
+    asm volatile("ldtilecfg %0" : : "m"(before));
+    return rate(done, start);
+}
+#endif
+
+// Of the widest 8-bit dot product, or of a matrix unit, one operand broadcast from memory where the instruction can.
 extern "C" double limit_int8([[maybe_unused]] double seconds) {
     [[maybe_unused]] alignas(64) static int32_t memory[16] = {};
+#if defined(__AMX_INT8__)
+    if (const double tiles = limit_tiles(seconds)) return tiles;
+#endif
 #if defined(__AVX512VNNI__)
     const __m512i w = _mm512_set1_epi8(3);
     return measure<16>(
