@@ -94,9 +94,9 @@ $(VENV)/.created: | check
 
 # GCC before 11.5, 12.4 and 13.3 tells its optimizer that _tile_loadconfig reads 8 of 64 bytes, and so drops what llama.cpp
 # wrote to the others: on a CPU with AMX its CPU backend then ends with a segmentation fault. The flags keep such stores.
-# pip may have kept a build without them.
+# pip may have kept a build without them. (grep -q would end the pipe early, and so fail it.)
 AMX_HEADER = $(shell $(CXX) -print-file-name=include/amxtileintrin.h)
-AMX_FLAGS = $(shell echo | $(CXX) -march=native -dM -E -x c++ - 2>/dev/null | grep -q __AMX_TILE__ && \
+AMX_FLAGS = $(shell echo | $(CXX) -march=native -dM -E -x c++ - 2>/dev/null | grep __AMX_TILE__ >/dev/null && \
   grep -qF '(const void **)__config' $(AMX_HEADER) 2>/dev/null && echo -fno-dse -fno-tree-dse)
 
 $(VENV)/.llama-$(LLAMA_CPP_PYTHON): | $(VENV)/.created
