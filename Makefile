@@ -92,16 +92,17 @@ $(VENV)/.created: | check
 	@$(call quietly,$(PIP) install "scikit-build-core>=0.11" "cmake>=3.21" "ninja>=1.10")
 	@touch $@
 
-# GCC before 11.5, 12.4 and 13.3 tells its optimizer that _tile_loadconfig reads 8 of 64 bytes, and so drops what llama.cpp
-# wrote to the others: on a CPU with AMX its CPU backend then ends with a segmentation fault. The flags keep such stores.
-# pip may have kept a build without them. (grep -q would end the pipe early, and so fail it.)
+# GCC before 11.5, 12.4 and 13.3 does not know which memory AMX's instructions read: llama.cpp's kernels for it then end with
+# a segmentation fault, or give numbers that are none. There llama.cpp is compiled for the same CPU without AMX, and not
+# taken from pip's cache. (grep -q would end the pipe early, and so fail it.)
 AMX_HEADER = $(shell $(CXX) -print-file-name=include/amxtileintrin.h)
-AMX_FLAGS = $(shell echo | $(CXX) -march=native -dM -E -x c++ - 2>/dev/null | grep __AMX_TILE__ >/dev/null && \
-  grep -qF '(const void **)__config' $(AMX_HEADER) 2>/dev/null && echo -fno-dse -fno-tree-dse)
+WITHOUT_AMX = $(shell echo | $(CXX) -march=native -dM -E -x c++ - 2>/dev/null | grep __AMX_TILE__ >/dev/null && \
+  grep -qF '(const void **)__config' $(AMX_HEADER) 2>/dev/null && \
+  echo -DGGML_NATIVE=OFF $(patsubst %,-DGGML_%=ON,AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16 AVX_VNNI))
 
 $(VENV)/.llama-$(LLAMA_CPP_PYTHON): | $(VENV)/.created
 	@echo "== installing llama-cpp-python $(LLAMA_CPP_PYTHON) from source (compiles llama.cpp: 3 to 10 minutes, once)"
-	@$(call patiently,compiling llama.cpp,CXXFLAGS="$${CXXFLAGS:-} $(AMX_FLAGS)" CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF" $(PIP) install $(if $(AMX_FLAGS),--no-cache-dir) -v llama-cpp-python==$(LLAMA_CPP_PYTHON))
+	@$(call patiently,compiling llama.cpp,CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF $(WITHOUT_AMX)" $(PIP) install $(if $(WITHOUT_AMX),--no-cache-dir) -v llama-cpp-python==$(LLAMA_CPP_PYTHON))
 	@touch $@
 
 # Editable: Python runs from the source tree; the native files are in site-packages and are built again when a source

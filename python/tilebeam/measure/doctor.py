@@ -101,9 +101,9 @@ def examine(model: str | os.PathLike[str] | None = None) -> DoctorReport:
     report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
     report.attempt(
         "llama.cpp's CPU backend",
-        "Compile llama-cpp-python anew, with a GCC that is not older than 11.5, 12.4 or 13.3, or with "
-        "CXXFLAGS='-fno-dse -fno-tree-dse' pip install --force-reinstall --no-cache-dir --no-deps "
-        "llama-cpp-python==VERSION. Tilebeam's own device does not need it.",
+        "Compile llama-cpp-python anew, with a GCC that is not older than 11.5, 12.4 or 13.3, or without AMX: "
+        "CMAKE_ARGS='-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON' pip install --force-reinstall "
+        "--no-cache-dir --no-deps llama-cpp-python==VERSION. Tilebeam's own device does not need it.",
         _stock,
     )
     report.attempt("one build", reinstall, _builds)
