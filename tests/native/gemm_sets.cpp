@@ -137,9 +137,8 @@ std::vector<uint8_t> groups(const gemm_kernels & k, gemm_format f, const std::ve
 
 // All rows of small groups, some of large ones.
 int more(int rows) {
-    return rows < gemm_max_rows + 2 ? rows + 1
-           : rows == gemm_most_rows ? rows + 1
-                                    : std::min(rows + 31, gemm_most_rows);
+    const bool next = rows < gemm_max_rows + 2 || rows == gemm_most_rows;
+    return next ? rows + 1 : std::min(rows + 31, gemm_most_rows);
 }
 
 void compare(const kernel_table & t, const kernel_table & reference, gemm_format f, const std::vector<uint8_t> & panel,
