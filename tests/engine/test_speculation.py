@@ -244,6 +244,16 @@ class TestCosts:
         assert [costs.of(n) for n in (1, 2, 3, 5)] == [1.0, 1.5, 2.0, 3.0]  # the median of the three
         assert (costs.of(7) or 0) > 3.0
 
+    def test_a_machine_that_slows_down_does_so_for_all_steps(self) -> None:
+        """Measured at different speeds, a step of five tokens would seem to take more than four times one of one."""
+        costs = StepCosts()
+        for _ in range(9):
+            costs.add(1, 1.0)
+            costs.add(5, 1.5)
+        for _ in range(9):
+            costs.add(5, 4.5)
+        assert [costs.of(n) for n in (1, 3, 5)] == pytest.approx([3.0, 3.75, 4.5])
+
     def test_as_many_are_taken_as_pay(self) -> None:
         """A guess is right half the time, then a quarter ..: rows that are free are taken to the last, rows of half a
         step never."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import median_high
 
 from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.draft_model import DraftModel, NoCells
@@ -23,6 +24,7 @@ from tilebeam.engine.lookup import Guess, Lookup
 from tilebeam.engine.request import Request, Sample
 
 _RECENT = 9  # steps of as many rows, of which the median counts
+_RECENT_PACES = 5  # steps of any rows, whose median tells a new speed before that of a single number's ratios moves
 _ROW_COST = 0.1  # of a step of one row per sample: an unmeasured row's, with room for error
 FEW_SAMPLES = 4  # that decode together: up to these a row more costs little enough to look up guesses unasked
 MOST_WITH_HEAD = 8  # samples that decode together: for more of them a head guesses nothing
@@ -37,38 +39,47 @@ _LONGEST_REST = 512  # steps
 
 
 class StepCosts:
-    """Seconds of steps, by how many tokens they decode."""
+    """Seconds of steps, by how many tokens they decode.
+
+    A machine's speed changes for all steps at once, but a step of some number of rows may not be measured for long. So
+    what is kept of each number is its ratio to the speed at that time, which the last steps of any number tell.
+    """
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
+        self._ratios: dict[int, float] = {}
         self._rows: list[int] = []
+        self._pace = 1.0
+        self._paces = deque([self._pace] * _RECENT_PACES, maxlen=_RECENT_PACES)
 
     def add(self, rows: int, seconds: float) -> None:
         """Record a measured step."""
-        if rows not in self._recent:
+        if rows in self._ratios:
+            self._paces.append(seconds / self._ratios[rows])
+            self._pace = median_high(self._paces)
+        else:
             self._recent[rows] = deque(maxlen=_RECENT)
             insort(self._rows, rows)
-        self._recent[rows].append(seconds)
-        held = sorted(self._recent[rows])
-        self._medians[rows] = held[len(held) // 2]
+        self._recent[rows].append(seconds / self._pace)
+        self._ratios[rows] = median_high(self._recent[rows])
 
     def of(self, rows: int) -> float | None:
         """Return seconds of a step of so many rows, between its measured neighbours; None: nothing was measured."""
+        return self._pace * self._ratio(rows) if self._rows else None
+
+    def _ratio(self, rows: int) -> float:
         known = self._rows
-        if not known:
-            return None
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
-            return self._medians[rows]
+            return self._ratios[rows]
         if at == 0:
-            return self._medians[known[0]]
+            return self._ratios[known[0]]
         low = known[at - 1]
         if at == len(known):
-            return self._medians[low] * (1 + (rows - low) * (_ROW_COST if low < _FEW else 0.5 / low))
+            return self._ratios[low] * (1 + (rows - low) * (_ROW_COST if low < _FEW else 0.5 / low))
         high = known[at]
         share = (rows - low) / (high - low)
-        return self._medians[low] + share * max(0.0, self._medians[high] - self._medians[low])
+        return self._ratios[low] + share * max(0.0, self._ratios[high] - self._ratios[low])
 
 
 class Chances:
