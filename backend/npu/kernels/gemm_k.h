@@ -588,17 +588,26 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
     }
 }
 
+inline void open_results(const gemm_int8_args & a, float (*results)[gemm_panel]) {
+    for (int m = 0; m < a.rows; m++) {
+        if (a.add) {
+            std::memcpy(results[m], a.out[m], sizeof(*results));
+        } else {
+            std::memset(results[m], 0, sizeof(*results));
+        }
+    }
+}
+
+inline void close_results(const gemm_int8_args & a, const float (*results)[gemm_panel]) {
+    for (int m = 0; m < a.rows; m++)
+        std::memcpy(a.out[m], results[m], sizeof(*results));
+}
+
 template <class unit, class Format> void multiply_k_panels(const gemm_int8_args & a) {
     alignas(64) int32_t sums[gemm_max_rows][gemm_panel];
     alignas(64) float results[gemm_max_rows][gemm_panel];
     alignas(64) uint8_t unpacked[k_before + 1024];
-    for (int m = 0; m < a.rows; m++) {
-        if (a.add) {
-            std::memcpy(results[m], a.out[m], sizeof(results[m]));
-        } else {
-            std::memset(results[m], 0, sizeof(results[m]));
-        }
-    }
+    open_results(a, results);
     const uint8_t * panel = a.panel;
     const uint8_t * record = a.group;
     for (int64_t t = 0; t < a.k_tiles; t += gemm_k_tiles, panel += Format::bytes) {
@@ -608,8 +617,7 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
         k_finish<unit, Format>(s.factors, panel + Format::halves, r, a.rows, sums, results);
         record += gemm_k_record_bytes(a.rows);
     }
-    for (int m = 0; m < a.rows; m++)
-        std::memcpy(a.out[m], results[m], sizeof(results[m]));
+    close_results(a, results);
 }
 
 // The kernels of a set, which the names of its other kernels end in: "4x16_avx2".

@@ -120,13 +120,7 @@ template <class unit, class Format> void multiply_k_on_unit(const gemm_int8_args
     alignas(64) int32_t sums[gemm_max_rows][gemm_panel];
     alignas(64) uint8_t unpacked[k_before + 1024];
     k_weights<Format> w;
-    for (int m = 0; m < a.rows; m++) {
-        if (a.add) {
-            std::memcpy(results[m], a.out[m], sizeof(results[m]));
-        } else {
-            std::memset(results[m], 0, sizeof(results[m]));
-        }
-    }
+    open_results(a, results);
     const int tile_rows = rows_of_unit(a.rows);
     const matrix_unit tiles(tile_rows, unit_k);
     const uint8_t * panel = a.panel;
@@ -145,8 +139,7 @@ template <class unit, class Format> void multiply_k_on_unit(const gemm_int8_args
                                    sums + (done - first), results + done);
         }
     }
-    for (int m = 0; m < a.rows; m++)
-        std::memcpy(a.out[m], results[m], sizeof(results[m]));
+    close_results(a, results);
 }
 
 template <gemm_format format, class unit, class Format> void k_by_rows(const gemm_int8_args & a) {
