@@ -8,7 +8,7 @@ each part of an answer as a message of a channel, the thoughts too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 _SPACE = " \t\r\n"
@@ -166,9 +166,7 @@ class ThoughtReader:
             self._held = self._held[at + len(mark) :]
             self._state = self._begin
             return True
-        keep = 0
-        if not self._final:
-            keep = max((n for n in range(len(mark)) if self._held.endswith(mark[:n])), default=0)
+        keep = 0 if self._final else half_mark(self._held, (mark,))
         while keep < len(self._held) and self._held[-keep - 1] in _SPACE:
             keep += 1
         self._think(self._held[: len(self._held) - keep])
@@ -238,7 +236,7 @@ class ChannelReader:
                 self._held = self._held[len(mark) :]
             self._header = ""
             return self._of(told, mark if self._kept and self._thinks else "")
-        keep = 0 if self._final else _half_mark(self._held)
+        keep = 0 if self._final else half_mark(self._held, _HEADER_MARKS)
         told, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return self._of(told) if told else None
 
@@ -269,6 +267,6 @@ class ChannelReader:
         return TextPiece(text + mark, self._thinks)
 
 
-def _half_mark(text: str) -> int:
-    """Return characters at the end that may begin a mark."""
-    return max((n for mark in _HEADER_MARKS for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
+def half_mark(text: str, marks: Sequence[str]) -> int:
+    """Return how many characters at the end of a text may begin one of these marks."""
+    return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from tilebeam.chat import tool_arguments
 from tilebeam.chat.answer_parts import Part, Text, joined
+from tilebeam.chat.thoughts import half_mark
 from tilebeam.chat.tool_families import Family
 from tilebeam.outputs import ToolCallDelta
 
@@ -125,7 +126,7 @@ class CallReader:
             self._opened, self._held = told[len(kept) :], self._held[at:]
             self._state = self._opening
             return True
-        keep = self._begun()
+        keep = half_mark(self._held, marks + silent)
         if self._final:
             if self._cut and (keep > 1 or self._forced):  # half a mark
                 self._held = self._held[: len(self._held) - keep]
@@ -138,16 +139,6 @@ class CallReader:
         self._tell(told)
         self._held = self._held[len(told) :]
         return False
-
-    def _begun(self) -> int:
-        """Return characters at the end that may begin a mark."""
-        most = 0
-        for mark in _openers(self._family) + self._family.silent:
-            for n in range(min(len(mark) - 1, len(self._held)), most, -1):
-                if self._held.endswith(mark[:n]):
-                    most = n
-                    break
-        return most
 
     def _may_grow(self, at: int, mark: str) -> bool:
         """Return whether a mark at the end may be a longer one."""
