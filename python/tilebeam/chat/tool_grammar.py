@@ -68,14 +68,11 @@ def held_grammar(use: ToolUse, model: ModelTokens) -> str | None:
 
 
 def _forced(use: ToolUse) -> str:
-    schema, calls = _calls_schema(use.tools, "parameters" if use.family.name == "llama" else "arguments")
     for i, tool in enumerate(use.tools, use.first):  # one by one, so that errors name the right one
         make = partial(constraint.of_schema, tool.arguments)
         grammar_of_field(f"tools[{i}].function.parameters", make, f" of {tool.name!r}")
-    text = grammar_of_field("tools", partial(constraint.of_schema, schema | {"anyOf": calls}))
-    head, body = text.split("\n", 1)
-    call = f"call ::= {head.removeprefix('root ::= ')}"
-    return f"root ::= {_answer(use)}\n{call}\n{body}"
+    rules = _call_rules(use.tools, "parameters" if use.family.name == "llama" else "arguments")
+    return f"root ::= {_answer(use)}\n{rules}"
 
 
 def _answer(use: ToolUse) -> str:
@@ -103,19 +100,16 @@ def _spelled(model: ModelTokens, mark: str) -> str:
 
 @lru_cache(maxsize=64)
 def _rules_of(functions: str) -> str:
-    """Return the rules of a call of any of these functions, names and schemas as JSON; the first one is `call`.
+    """Do what `_call_rules` does, for names and schemas as JSON."""
+    return _call_rules([Tool(name, parameters=schema) for name, schema in json.loads(functions)], "arguments")
+
+
+def _call_rules(tools: Sequence[Tool], key: str) -> str:
+    """Return the rules of a call of any of these functions, whose arguments stand under `key`; the first is `call`.
 
     Raises:
         FieldRefused: no grammar can be made of them.
     """
-    tools = [Tool(name, parameters=schema) for name, schema in json.loads(functions)]
-    schema, calls = _calls_schema(tools, "arguments")
-    text = grammar_of_field("tools", partial(constraint.of_schema, schema | {"anyOf": calls}))
-    return f"call ::= {text.removeprefix('root ::= ')}"
-
-
-def _calls_schema(tools: Sequence[Tool], key: str) -> tuple[dict[str, Any], list[Any]]:
-    """Return definitions of all parameters, and a schema for a call of each function."""
     definitions = {f"f{i}": _moved(tool.arguments, f"#/$defs/f{i}") for i, tool in enumerate(tools)}
     calls = [
         {
@@ -126,7 +120,8 @@ def _calls_schema(tools: Sequence[Tool], key: str) -> tuple[dict[str, Any], list
         }
         for i, tool in enumerate(tools)
     ]
-    return {"$defs": definitions}, calls
+    make = partial(constraint.of_schema, {"$defs": definitions, "anyOf": calls})
+    return f"call ::= {grammar_of_field('tools', make).removeprefix('root ::= ')}"
 
 
 def _moved(schema: Any, place: str) -> Any:
