@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from tilebeam.evaluation.config import GREEDY
 from tilebeam.evaluation.estimators import Share
 from tilebeam.evaluation.eval_report import EvalReport
-from tilebeam.evaluation.results import PASS, Accuracy
+from tilebeam.evaluation.results import PASS, Accuracy, grouped
 from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
@@ -69,7 +69,9 @@ def _over_budget(report: EvalReport) -> Any:
         main = [r for r in report.rows if (r.model, r.device) == place]
         for row in (r for r in main if r.series == GREEDY):
             ax.axhline(_percent(row), color=_LEVEL, ls="--", lw=1, label=GREEDY)
-        for i, (series, rows) in enumerate(_lines([r for r in main if r.series != GREEDY])):
+        chosen = grouped((r for r in main if r.series != GREEDY), lambda r: r.series)
+        for i, (series, rows) in enumerate(chosen.items()):
+            rows.sort(key=lambda r: r.budget)
             color, marker = styles[series]
             budgets, percents = [r.budget for r in rows], [_percent(r) for r in rows]
             dotted = any(r.oracle for r in rows)
@@ -143,12 +145,6 @@ def _percent(row: Accuracy) -> float:
 def _heading(report: EvalReport) -> str:
     n = len(report.items)
     return f"{report.title}, {n} {'item' if n == 1 else 'items'}"
-
-
-def _lines(rows: list[Accuracy]) -> Iterator[tuple[str, list[Accuracy]]]:
-    """Sort the rows of each series by rising budget."""
-    for series in dict.fromkeys(r.series for r in rows):
-        yield series, sorted((r for r in rows if r.series == series), key=lambda r: r.budget)
 
 
 def _colors() -> list[str]:

@@ -26,6 +26,7 @@ from tilebeam.evaluation.log import Record
 from tilebeam.search.limits import standing
 
 PASS = "pass"
+PLACE = ("model", "device", "series", "budget")  # what a figure is of
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -59,7 +60,7 @@ class Accuracy:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
-        names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
+        names = (*PLACE, "figure", "oracle", "tokens", "scored_tokens")
         plain: dict[str, Any] = without_infinities(asdict(self.share))
         return {name: getattr(self, name) for name in names} | plain
 
@@ -114,7 +115,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
         sides = {
-            name: {k: getattr(row, k) for k in ("model", "device", "series", "budget", "figure")}
+            name: {k: getattr(row, k) for k in (*PLACE, "figure")}
             for name, row in (("first", self.first), ("second", self.second))
         }
         return sides | asdict(self.difference)
@@ -135,13 +136,8 @@ class Point:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON."""
-        r = self.row
-        return {
-            "model": r.model,
-            "device": r.device,
-            "series": r.series,
-            "budget": r.budget,
-            "accuracy": r.share.value,
+        return {name: getattr(self.row, name) for name in PLACE} | {
+            "accuracy": self.row.share.value,
             "seconds": self.seconds,
             "cpu_seconds": self.latency.cpu_seconds.value,
             "front": self.on_front,

@@ -26,7 +26,7 @@ from tilebeam.evaluation import plots, results
 from tilebeam.evaluation.config import GREEDY, SAMPLED, Setting, Unit, units
 from tilebeam.evaluation.eval_report import EvalReport, markdown
 from tilebeam.evaluation.log import Log, Record, timeless
-from tilebeam.evaluation.results import PASS
+from tilebeam.evaluation.results import PASS, PLACE
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.task import Task
 from tilebeam.evaluation.worker import EvalJob, Timed, Workbench
@@ -256,13 +256,7 @@ def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Re
     with whole_file(path) as partial, open(partial, "w", encoding="utf-8") as file:
         for unit in everything:
             for item in records[unit.key]["items"]:
-                line = {
-                    "model": unit.model,
-                    "device": unit.device,
-                    "series": unit.series,
-                    "budget": unit.budget,
-                    "seed": unit.seed,
-                } | timeless(item)
+                line = {name: getattr(unit, name) for name in (*PLACE, "seed")} | timeless(item)
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
