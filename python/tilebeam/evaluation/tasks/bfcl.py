@@ -85,13 +85,11 @@ class BfclTask(Task):
         """Return the digest of a checker of the user's, or the right call."""
         return super().judges(item) or [str(item.answer)]
 
-    def prompt(self, item: Item, lm: Any) -> Prompt:
+    def prompt(self, item: Item, lm: LM) -> Prompt:
         """Return what a model reads: the template tells it of the functions."""
         tools = [{"type": "function", "function": _schema(f)} for f in item.data["function"]]
         forced = self.options.tools_grammar
-        chat = cast(LM, lm).prepare_chat(
-            self.messages(item), tools=tools, tool_choice="required" if forced else None, template=None
-        )
+        chat = lm.prepare_chat(self.messages(item), tools=tools, tool_choice="required" if forced else None)
         if not forced:
             chat = replace(chat, params=replace(chat.params, grammar=None))
         self._chats[chat.prompt.text] = chat

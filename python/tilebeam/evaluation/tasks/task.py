@@ -6,21 +6,20 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilebeam.answers.extract import Extractor, equality_of
 from tilebeam.answers.extractors import extractor
 from tilebeam.answers.formulas import MathAnswer
 from tilebeam.answers.normalize import normalize_answer
 from tilebeam.answers.program_answers import ProgramAnswer
-from tilebeam.chat.tools import Tool
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
-from tilebeam.evaluation.question_files import question_of
+from tilebeam.evaluation.question_files import Message, question_of
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
@@ -28,15 +27,8 @@ from tilebeam.search.contract import StepGenerator
 from tilebeam.search.tool_forms import conversation, needs_words
 from tilebeam.text_files import json_lines
 
-Message = Mapping[str, Any]
-
-
-class ChatModel(Protocol):
-    """What a chat prompt asks of a model: `tilebeam.LM.chat_prompt`."""
-
-    def chat_prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ...) -> Prompt:
-        """Make the prompt of these messages."""
-        ...
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
 
 
 @dataclass(frozen=True)
@@ -152,7 +144,7 @@ class Task(ABC):
             return [*before, *item.before, question]
         return [*found, *item.before, {"role": "user", "content": item.body}]
 
-    def prompt(self, item: Item, lm: ChatModel) -> Prompt:
+    def prompt(self, item: Item, lm: LM) -> Prompt:
         """Return what a model reads. Its question is the item's, without examples and template.
 
         Raises:
