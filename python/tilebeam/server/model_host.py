@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tilebeam.errors import TilebeamError
-from tilebeam.server.errors import ApiError, unavailable
+from tilebeam.server.errors import ApiError, from_exception, unavailable
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -161,7 +161,8 @@ class ModelHost:
         try:
             return await asyncio.to_thread(self._load)
         except Exception as error:
-            self.reason, known = _reason_of(error)
+            known = isinstance(error, TilebeamError | OSError)
+            self.reason = str(error) if known else from_exception(error).message
             log.error("loading %s failed: %s", self._name, error, exc_info=None if known else error)
             raise
 
@@ -217,13 +218,6 @@ class ModelHost:
                     await task
         self.state, self.reason = "stopped", "the server is shutting down"
         await self._free()
-
-
-def _reason_of(error: Exception) -> tuple[str, bool]:
-    """Return why a load failed, for clients, and whether such failures are known."""
-    if isinstance(error, TilebeamError | OSError):
-        return str(error), True
-    return f"Unexpected {type(error).__name__}; the server's log has more.", False
 
 
 def _looked_at(task: asyncio.Task[None]) -> None:

@@ -53,11 +53,6 @@ class EmbeddingRequest(Strict):
     dimensions: int | None = Field(None, ge=1)
     user: str | None = None
 
-    @property
-    def texts(self) -> list[str | list[int]]:
-        """One or several, each a text or token ids."""
-        return each_of(self.input)
-
 
 class Document(Strict):
     """A document of /v1/rerank as an object."""
@@ -190,7 +185,7 @@ def _embedded(lm: LM, body: EmbeddingRequest, stopped: threading.Event) -> tuple
             param="dimensions",
             code="invalid_value",
         )
-    texts = body.texts
+    texts = each_of(body.input)
     most = _MOST_ELEMENTS[body.encoding_format]
     if len(texts) * lm.embedding_size > most:
         raise bad_request(

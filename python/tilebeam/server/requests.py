@@ -339,11 +339,6 @@ class CompletionRequest(Generation):
     prompt: Text | list[int] | list[Text] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """One or several, each a text or token ids."""
-        return each_of(self.prompt)
-
 
 def each_of(given: str | Sequence[int | str | list[int]]) -> list[str | list[int]]:
     """Return the inputs of a field that takes one or several, each a text or token ids."""
@@ -443,15 +438,10 @@ class Message(Strict):
             raise ValueError("content is required")
         return self
 
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        return joined(self.content)
-
     def as_dict(self) -> dict[str, Any]:
         """Return it as the library takes it."""
         told = self.model_dump(exclude={"annotations", "content"}, exclude_none=True)
-        return told | {"content": self.text}
+        return told | {"content": joined(self.content)}
 
 
 class ChatRequest(Generation):

@@ -31,7 +31,7 @@ from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions
 from tilebeam.server.plan import AnswerMaker, AnswerPlan, Ready
-from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, given
+from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, each_of, given
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
 from tilebeam.server.settings import Settings
@@ -112,14 +112,14 @@ class Service:
         """
         wanted = body.logprobs is not None
         params = self._params(body, body.limit(_COMPLETION_TOKENS), wanted, body.logprobs or 0)
-        count = len(body.prompts)
-        if count == 0:
+        prompts = each_of(body.prompt)
+        if not prompts:
             raise bad_request("prompt: the list is empty.", param="prompt", code="invalid_value")
 
         def prepare(lm: LM, params: SamplingParams) -> Ready:
-            return Ready([_completion_prompt(lm, given) for given in body.prompts], params)
+            return Ready([_completion_prompt(lm, given) for given in prompts], params)
 
-        plan = AnswerPlan(body, answer, wanted, params, count, self.name, prepare)
+        plan = AnswerPlan(body, answer, wanted, params, len(prompts), self.name, prepare)
         return await self._answer(plan, request)
 
     async def chat(self, body: ChatRequest, request: Request, answer: AnswerMaker) -> Response:
