@@ -14,14 +14,13 @@ from tilebeam.cli.options import (
     ExecutorOption,
     Programs,
     Sequences,
-    TaskTextOptions,
     Threads,
     UnsafeCode,
     named_file,
     option,
 )
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
+from tilebeam.evaluation.task_options import UNIT_ITEMS, TaskOptions
 from tilebeam.model.hub import missing
 from tilebeam.model.load_options import BACKENDS, LoadOptions, backends, default_threads
 from tilebeam.text_files import unescaped
@@ -123,20 +122,8 @@ class ItemOptions(ProblemOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawOptions:
-    """How samples are drawn, and with which seeds."""
-
-    seeds: str = option(
-        ",".join(map(str, SEEDS)),
-        help="Seeds, comma separated; every item runs once with each.",
-        rich_help_panel="Sampling",
-    )
-    text: TaskTextOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimingOptions:
-    """The timed pass."""
+class RunningOptions:
+    """The timed pass, where and how models run, how the work is cut, and how much of it is done."""
 
     latency_items: int = running_option(
         0, min=0, help="Also time every method and budget on this many prompts, one at a time."
@@ -144,23 +131,26 @@ class TimingOptions:
     latency_device: str | None = running_option(
         None, help="Where they are timed: npu, cpu, or both, with the accuracy of --device. Default: --device."
     )
-
-    def arguments(self) -> dict[str, Any]:
-        """Give the arguments of `runner.evaluate`."""
-        devices = backends(self.latency_device, "--latency-device") if self.latency_device else ()
-        return {"latency_items": self.latency_items, "latency_devices": devices}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlaceOptions:
-    """Where and how models run."""
-
     device: str = running_option(BACKENDS[0], help="tilebeam, cpu, or both.")
     threads: Threads = LoadOptions.threads
     executor: ExecutorOption = LoadOptions.executor
     deterministic: Deterministic = LoadOptions.deterministic
     ctx_size: CtxSize = LoadOptions.n_ctx
     parallel: Sequences = LoadOptions.n_seq_max
+    unit_items: int = running_option(
+        UNIT_ITEMS, min=1, help="Items that run together: what is lost when a run is killed."
+    )
+    so_far: bool = running_option(
+        False,
+        "--so-far",
+        help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
+        "With --latency-items, methods are still timed.",
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """Give the arguments of `runner.evaluate`."""
+        devices = backends(self.latency_device, "--latency-device") if self.latency_device else ()
+        return {"so_far": self.so_far, "latency_items": self.latency_items, "latency_devices": devices}
 
     def fields(self) -> dict[str, Any]:
         """Give the fields of `Setting`."""
@@ -171,22 +161,8 @@ class PlaceOptions:
             "deterministic": self.deterministic,
             "n_ctx": self.ctx_size,
             "n_seq_max": self.parallel,
+            "unit_items": self.unit_items,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnitOptions:
-    """How the work is cut, and how much of it is done."""
-
-    unit_items: int = running_option(
-        UNIT_ITEMS, min=1, help="Items that run together: what is lost when a run is killed."
-    )
-    so_far: bool = running_option(
-        False,
-        "--so-far",
-        help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
-        "With --latency-items, methods are still timed.",
-    )
 
 
 def split_methods(texts: Sequence[str]) -> tuple[str, ...]:

@@ -12,18 +12,16 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.eval_options import (
     ChoiceOptions,
-    DrawOptions,
     ItemOptions,
-    PlaceOptions,
-    TimingOptions,
-    UnitOptions,
+    RunningOptions,
     described_reward,
     model_files,
     numbers,
     split_methods,
 )
-from tilebeam.cli.options import NamedModels, grouped, option
+from tilebeam.cli.options import NamedModels, TaskTextOptions, grouped, option
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
+from tilebeam.evaluation.task_options import SEEDS
 from tilebeam.evaluation.tasks import KINDS, open_task
 from tilebeam.text_files import unescaped
 
@@ -48,12 +46,15 @@ def evaluate(
     ),
     choosing: ChoiceOptions,
     asked: ItemOptions,
-    drawn: DrawOptions,
+    seeds: str = option(
+        ",".join(map(str, SEEDS)),
+        help="Seeds, comma separated; every item runs once with each.",
+        rich_help_panel="Sampling",
+    ),
+    text: TaskTextOptions,
     reward_model: RewardModelOptions,
     step_stop: StepStop = STEP_STOP_TEXT,
-    timed: TimingOptions,
-    place: PlaceOptions,
-    work: UnitOptions,
+    running: RunningOptions,
     json_: bool = option(False, "--json", help="Print report.json instead of tables."),
 ) -> None:
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
@@ -88,21 +89,14 @@ def evaluate(
         scorers=scorers,
         reward=described_reward(reward, step_ends),
         sources=named_scorers.sources(scorers),
-        seeds=numbers(drawn.seeds, "--seeds"),
-        sampling=drawn.text.sampling(opened),
-        unit_items=work.unit_items,
+        seeds=numbers(seeds, "--seeds"),
+        sampling=text.sampling(opened),
         versions=versions(),
-        **place.fields(),
+        **running.fields(),
     )
     try:
-        report = runner.evaluate(
-            EvalJob(setting, reward, step_ends),
-            out,
-            task=opened,
-            so_far=work.so_far,
-            watcher=Bars(),
-            **timed.arguments(),
-        )
+        job = EvalJob(setting, reward, step_ends)
+        report = runner.evaluate(job, out, task=opened, watcher=Bars(), **running.arguments())
     except KeyboardInterrupt:
         console.err().print(f"Interrupted. What is finished is in {out}; run the same command again to resume.")
         raise typer.Exit(130) from None
