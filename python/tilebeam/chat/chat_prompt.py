@@ -56,41 +56,29 @@ def prompt_of(
     """
     turns, told = turns_of(messages, tools, template or templates.own or "")
     asked = next((m["content"] for m in reversed(messages) if m["role"] == "user"), None)
-    if not continued:
-        return _prompt(vocab, templates, turns, template, told, variables or {}, asked)
-    if len(turns) < 2 or turns[-1]["role"] != "assistant":
+    if continued and (len(turns) < 2 or turns[-1]["role"] != "assistant"):
         raise MessagesRefused("continue_final_message: the last of several messages must be the assistant's.")
-    before = _prompt(vocab, templates, turns[:-1], template, told, variables or {}, asked)
-    return _continued(vocab, before, turns[-1]["content"])
-
-
-def _prompt(
-    vocab: Vocab,
-    templates: ChatTemplates,
-    messages: Sequence[Mapping[str, Any]],
-    template: str | None,
-    tools: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, Any],
-    asked: str | None,
-) -> Prompt:
-    """Make the prompt of turns as the template takes them."""
+    said: str | None = turns.pop()["content"] if continued else None
 
     def render(contents: Sequence[str]) -> str:
-        turns = [{**m, "content": content} for m, content in zip(messages, contents, strict=True)]
-        return templates.apply(turns, template, tools, variables)
+        filled = [{**turn, "content": content} for turn, content in zip(turns, contents, strict=True)]
+        return templates.apply(filled, template, told, variables)
 
-    others = [{key: value for key, value in m.items() if key != "content"} for m in messages]
-    _check_others(vocab, [*tools, *others, variables])
-    contents = [m["content"] for m in messages]
+    others = [{key: value for key, value in turn.items() if key != "content"} for turn in turns]
+    _check_others(vocab, [*told, *others, variables or {}])
+    contents = [turn["content"] for turn in turns]
     text, own = render(contents), _pieces(render, contents)
     if own is not None:
-        return Prompt(text, _joined(vocab, text, own, [c for c in contents if c]), asked)
-    if any(_has_control(vocab, content) for content in contents):
+        ids = _joined(vocab, text, own, [c for c in contents if c])
+    elif any(_has_control(vocab, content) for content in contents):
         raise ControlTokensInMessage(
             "A message contains a control token of this model, and the chat template changes messages, so that their "
             "text cannot be separated from the template's own."
         )
-    return Prompt(text, vocab.tokenize(text, True, True), asked)
+    else:
+        ids = vocab.tokenize(text, True, True)
+    prompt = Prompt(text, ids, asked)
+    return prompt if said is None else _continued(vocab, prompt, said)
 
 
 def filled_prompt(vocab: Vocab, template: str, values: Mapping[str, str]) -> Prompt:
