@@ -100,14 +100,6 @@ class ModelsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AddressOptions:
-    """The address that the server listens on."""
-
-    host: str = option(Settings.host, help="Address to listen on; 0.0.0.0 is every one.")
-    port: int = option(Settings.port, min=0, max=65535, help="0 lets the system choose.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ChatOptions:
     """Options of chats: their prompts, and the messages that texts become."""
 
@@ -226,7 +218,8 @@ class LogOptions:
 def serve(
     *,
     models: ModelsOptions,
-    address: AddressOptions,
+    host: str = option(Settings.host, help="Address to listen on; 0.0.0.0 is every one."),
+    port: int = option(Settings.port, min=0, max=65535, help="0 lets the system choose."),
     chat: ChatOptions,
     cache_prompt: bool = option(
         True,
@@ -262,7 +255,8 @@ def serve(
 
         need_confinement()
     spec, shared = reward_model.read(), models.shared()
-    settings = Settings(**vars(address), **vars(limits), **chat.settings(), **access.settings(), **defaults.settings())
+    more = {**vars(limits), **chat.settings(), **access.settings(), **defaults.settings()}
+    settings = Settings(host=host, port=port, **more)
     named, own, stop = models.named(), models.own(), unescaped(step_stop)
     served = [ServedModel(names, path, shared, spec, stop, own, cache_prompt) for names, path in named]
     log_to_stderr(logs.log_format, logs.level)
