@@ -15,8 +15,8 @@ import openai
 from tilebeam import LM, RewardModel
 from tilebeam.server.app import create_app
 from tilebeam.server.main import Server, listen
-from tilebeam.server.model_host import LoadedModel
-from tilebeam.server.models import Entry, Models
+from tilebeam.server.model_host import Entry, LoadedModel
+from tilebeam.server.models import Models
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.settings import Settings
 

@@ -19,8 +19,8 @@ from engine_kit import EXACT
 from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running, parse_metrics, serving, until
 from tilebeam import TilebeamError
 from tilebeam.server.errors import ApiError
-from tilebeam.server.model_host import LoadedModel, ModelHost
-from tilebeam.server.models import Entry, check_names
+from tilebeam.server.model_host import Entry, LoadedModel, ModelHost
+from tilebeam.server.models import check_names
 
 from bench.lib.synth import preset, write_model
 

@@ -54,6 +54,23 @@ class LoadedModel:
         return self.lm.failure or (self.scorer.lm.failure if self.scorer is not None else None)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A model to serve.
+
+    Attributes:
+        names: what it may be called in requests; the first is its name in answers.
+        slots: samples that it decodes at the same time.
+        load: makes it; called again after it was lost.
+        loaded: made already; None: it is loaded for the first request.
+    """
+
+    names: tuple[str, ...]
+    slots: int
+    load: Callable[[], LoadedModel]
+    loaded: LoadedModel | None = None
+
+
 class ModelHost:
     """Owns the model. Everything but `LoadedModel` itself is used on the event loop's thread.
 

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import ApiError
 from tilebeam.server.metrics import Metrics
-from tilebeam.server.model_host import LoadedModel, ModelHost
+from tilebeam.server.model_host import Entry
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A model to serve.
-
-    Attributes:
-        names: what it may be called in requests; the first is its name in answers.
-        slots: samples that it decodes at the same time.
-        load: makes it; called again after it was lost.
-        loaded: made already; None: it is loaded for the first request.
-    """
-
-    names: tuple[str, ...]
-    slots: int
-    load: Callable[[], LoadedModel]
-    loaded: LoadedModel | None = None
 
 
 class Models:
@@ -56,14 +38,9 @@ class Models:
         self.rates_steps = rates_steps
         self._searches = searches
         self._started = int(time.time())
-        self.services = [self._service(entry) for entry in entries]
+        self.services = [Service(entry, settings, searches, self.metrics.of(entry.names[0])) for entry in entries]
         self._by_name = {name: service for service in self.services for name in service.names}
         self.metrics.watch(lambda: {service.name: service.snapshot() for service in self.services})
-
-    def _service(self, entry: Entry) -> Service:
-        host = ModelHost(entry.load, entry.loaded, name=entry.names[0])
-        metrics = self.metrics.of(entry.names[0])
-        return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics)
 
     def of(self, name: str | None) -> Service:
         """Return the model that a request asks for; the first one if it says none.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tilebeam.model.loader import load
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.server.logs import tell
-from tilebeam.server.model_host import LoadedModel
-from tilebeam.server.models import Entry, Models, check_names
+from tilebeam.server.model_host import Entry, LoadedModel
+from tilebeam.server.models import Models, check_names
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.settings import Settings
 

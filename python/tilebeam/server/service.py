@@ -28,7 +28,7 @@ from tilebeam.server.event_stream import EventStream
 from tilebeam.server.grammar import grammar_of
 from tilebeam.server.logs import note
 from tilebeam.server.metrics import ModelMetrics, Snapshot
-from tilebeam.server.model_host import LoadedModel, ModelHost
+from tilebeam.server.model_host import Entry, LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions
 from tilebeam.server.plan import AnswerMaker, AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, each_of, given
@@ -56,31 +56,21 @@ class Service:
     """One model's queue and figures, and what is asked of it.
 
     Args:
-        host: the model.
-        names: what it may be called in requests; the first is its name in answers.
-        slots: samples that it decodes at the same time.
+        entry: the model.
         settings: how to serve.
         searches: the threads of searches.
         metrics: its figures.
     """
 
-    def __init__(
-        self,
-        host: ModelHost,
-        names: tuple[str, ...],
-        slots: int,
-        settings: Settings,
-        searches: SearchPool,
-        metrics: ModelMetrics,
-    ) -> None:
-        self.names = names
+    def __init__(self, entry: Entry, settings: Settings, searches: SearchPool, metrics: ModelMetrics) -> None:
+        self.names = entry.names
         self.settings = settings
-        self.host = host
+        self.host = ModelHost(entry.load, entry.loaded, name=self.name)
         self.metrics = metrics
         self.searches = searches
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="tilebeam-read")
         self._chats = ThreadPoolExecutor(_CHATS, thread_name_prefix="tilebeam-chat")
-        self.gate = Gate(slots, settings.max_waiting, settings.max_samples, metrics)
+        self.gate = Gate(entry.slots, settings.max_waiting, settings.max_samples, metrics)
 
     @property
     def name(self) -> str:
