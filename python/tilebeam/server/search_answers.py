@@ -9,7 +9,7 @@ from dataclasses import replace
 from tilebeam.chat.prepared import PreparedChat
 from tilebeam.checks import without_infinities
 from tilebeam.errors import NpuError, TilebeamError
-from tilebeam.outputs import Usage
+from tilebeam.outputs import ProgressHook, Usage
 from tilebeam.pages.search_page import search_page
 from tilebeam.prompt import Prompt
 from tilebeam.search.contract import Algorithm, SearchResult
@@ -94,9 +94,13 @@ class SearchAnswer:
         prompts: Sequence[Prompt | PreparedChat] = (
             self._ready.prompts if chat is None else [replace(chat, params=params)]
         )
-        budget = self._search.budget
+        lm, budget = self._loaded.lm, self._search.budget
+
+        def search(progress: ProgressHook) -> list[SearchResult]:  # in a thread, which calls both hooks
+            return self._algorithm.run(lm, prompts, budget, sampling=params, progress=progress, events=events)
+
         try:
-            results = await self._searches.run(self._loaded.lm, self._algorithm, prompts, budget, params, events)
+            results = await self._searches.run(search)
         except NpuError:
             raise
         except TilebeamError as error:

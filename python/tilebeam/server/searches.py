@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilebeam.answers.extractors import extractor
 from tilebeam.answers.program_answers import ProgramAnswer
-from tilebeam.chat.prepared import PreparedChat
 from tilebeam.errors import SearchCancelled, TilebeamError
-from tilebeam.outputs import Progress
-from tilebeam.prompt import Prompt
-from tilebeam.sampling_params import SamplingParams
+from tilebeam.outputs import Progress, ProgressHook
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.search import algorithms as methods
 from tilebeam.search.contract import Algorithm, SearchResult
-from tilebeam.search.events import EventHook
 from tilebeam.search.search_defaults import EXTRACTOR
 from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.server.errors import bad_request
@@ -123,17 +119,9 @@ class SearchPool:
         self.programs = programs
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="tilebeam-search")
 
-    async def run(
-        self,
-        lm: LM,
-        algorithm: Algorithm[SearchResult],
-        prompts: Sequence[Prompt | PreparedChat],
-        budget: int,
-        sampling: SamplingParams,
-        events: EventHook | None = None,
-    ) -> list[SearchResult]:
-        """Return results, one for each prompt. Cancelling ends the search after its present batch; this ends only then,
-        because the search uses the model until then. ``events`` is called in the search's thread.
+    async def run(self, search: Callable[[ProgressHook], T]) -> T:
+        """Return what a search returns, which runs in a thread and is given a progress hook. Cancelling ends it after
+        its present batch; this ends only then, because the search uses the model until then.
 
         Raises:
             TilebeamError: what goes wrong.
@@ -143,10 +131,10 @@ class SearchPool:
         def hook(_: Progress) -> bool:
             return not cancelled.is_set()
 
-        def work() -> list[SearchResult]:
+        def work() -> T:
             if cancelled.is_set():
                 raise SearchCancelled("The search was cancelled.")
-            return algorithm.run(lm, prompts, budget, sampling=sampling, progress=hook, events=events)
+            return search(hook)
 
         return await in_thread(self._pool, work, cancelled)
 
