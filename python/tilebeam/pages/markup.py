@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _VOID = frozenset({"br", "input", "meta"})
 _DROP_FIRST = frozenset({"pre", "textarea"})  # a line break right after their tag is no part of their text
@@ -57,6 +57,13 @@ def tag(name: str, *content: object, **attributes: object) -> Html:
     inside = join(*content)
     first = "\n" if name in _DROP_FIRST and inside.startswith(("\n", "\r")) else ""
     return Html(f"{opening}{first}{inside}</{name}>")
+
+
+def row(columns: list[tuple[str, str]], values: Sequence[object], **attributes: object) -> Html:
+    """Write a row of a table with these columns, headed by the first value; attributes are those of `tag`."""
+    kinds = [kind or None for _, kind in columns]
+    others = [tag("td", value, class_=kind) for value, kind in zip(values[1:], kinds[1:], strict=True)]
+    return tag("tr", tag("th", values[0], scope="row", class_=kinds[0]), others, **attributes)
 
 
 def table(caption: str, columns: list[tuple[str, str]], bodies: Iterable[object], class_: str | None = None) -> Html:

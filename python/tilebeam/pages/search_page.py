@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.pages.document import document, facts, number
-from tilebeam.pages.markup import Html, join, table, tag
+from tilebeam.pages.markup import Html, join, row, table, tag
 from tilebeam.pages.methods import method_title
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.beam import StepResult
@@ -132,21 +132,14 @@ def _ballots(result: VoteResult) -> list[str | None]:
 def _votes(result: VoteResult) -> Html:
     """List the answers, the heaviest first."""
     total = sum(w for w in result.votes.values() if math.isfinite(w)) or 1.0
+    columns = [("Answer", ""), ("Candidates", "n"), ("Weight", "n"), ("", "bar"), ("Share", "n"), ("", "")]
     rows = []
     counts = Counter(_ballots(result))
     for answer, weight in result.votes.items():
         chosen = answer == result.answer
-        count = counts[answer]
-        cells = (
-            tag("th", one_line(answer, 200), scope="row"),
-            tag("td", count, class_="n"),
-            tag("td", f"{weight:.4g}", class_="n"),
-            tag("td", bar(weight / total), class_="bar"),
-            tag("td", f"{100 * weight / total:.1f} %", class_="n"),
-            tag("td", "chosen" if chosen else ""),
-        )
-        rows.append(tag("tr", cells, class_="best" if chosen else None))
-    columns = [("Answer", ""), ("Candidates", "n"), ("Weight", "n"), ("", "bar"), ("Share", "n"), ("", "")]
+        share = bar(weight / total), f"{100 * weight / total:.1f} %"
+        cells = one_line(answer, 200), counts[answer], f"{weight:.4g}", *share, "chosen" if chosen else ""
+        rows.append(row(columns, cells, class_="best" if chosen else None))
     note = f"{counts[None]} of {len(result.answers)} candidates have no vote: without an answer, or cut."
     return tag(
         "section",
@@ -260,25 +253,19 @@ def _step(i: int, node: StepNode, result: SearchResult, kept: int = 0, lost: int
 
 
 def _rounds(pruned: Sequence[Pruned]) -> Html:
+    heads = ("Round", "Beams dropped", "Worst", "Best", "Lowest that stayed", "Tokens of their last steps")
+    columns = [(head, "n") for head in heads]
     rows = []
     rounds: dict[int, list[Pruned]] = {}
     for beam in pruned:
         rounds.setdefault(beam.round, []).append(beam)
     for number_, died in sorted(rounds.items()):
         scores = [p.score for p in died]
-        cells = (
-            tag("th", number_, scope="row", class_="n"),
-            tag("td", len(died), class_="n"),
-            tag("td", number(min(scores)), class_="n"),
-            tag("td", number(max(scores)), class_="n"),
-            tag("td", number(min(p.bar for p in died)), class_="n"),
-            tag("td", f"{sum(p.step_tokens for p in died):,}", class_="n"),
-        )
-        rows.append(tag("tr", cells))
-    heads = ("Round", "Beams dropped", "Worst", "Best", "Lowest that stayed", "Tokens of their last steps")
+        figures = [number(figure) for figure in (min(scores), max(scores), min(p.bar for p in died))]
+        rows.append(row(columns, (number_, len(died), *figures, f"{sum(p.step_tokens for p in died):,}")))
     return join(
         tag("h4", "Beams dropped in each round"),
-        table("Beams dropped in each round", [(h, "n") for h in heads], [tag("tbody", rows)], class_="narrow"),
+        table("Beams dropped in each round", columns, [tag("tbody", rows)], class_="narrow"),
     )
 
 
@@ -290,7 +277,10 @@ def _candidates(i: int, result: SearchResult) -> Html:
     weight = "Weight" if isinstance(result, VoteResult) else "Score"
     columns = [("#", "n"), (weight, "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")]
     digits = 0 if all(math.isfinite(s) and s == int(s) for s in result.scores) else 3
-    bodies = [tag("tbody", head, [_row(i, result, at, digits) for at in numbers]) for head, numbers in _groups(result)]
+    bodies = [
+        tag("tbody", head, [_row(i, result, at, digits, columns) for at in numbers])
+        for head, numbers in _groups(result)
+    ]
     return tag("section", tag("h3", "Candidates"), table("Candidates", columns, bodies, class_="candidates"))
 
 
@@ -315,7 +305,7 @@ def _groups(result: SearchResult) -> Iterator[tuple[Html | None, list[int]]]:
             yield tag("tr", tag("th", said, colspan=5, scope="rowgroup"), class_="group"), own
 
 
-def _row(i: int, result: SearchResult, at: int, digits: int) -> Html:
+def _row(i: int, result: SearchResult, at: int, digits: int, columns: list[tuple[str, str]]) -> Html:
     candidate = result.candidates[at]
     best = at == result.best_index
     end = _ENDS[candidate.finish_reason]
@@ -328,14 +318,8 @@ def _row(i: int, result: SearchResult, at: int, digits: int) -> Html:
         tag("p", f"{tokens} tokens, {end}, seed {candidate.seed}", class_="note"),
         _full(candidate, result, at),
     )
-    cells = (
-        tag("th", at, scope="row", class_="n"),
-        tag("td", number(result.scores[at], digits), class_="n"),
-        tag("td", tokens, class_="n wide"),
-        tag("td", end, class_="wide"),
-        tag("td", said, class_="t"),
-    )
-    return tag("tr", cells, id=f"q{i}-c{at}", class_="best" if best else None)
+    cells = at, number(result.scores[at], digits), tokens, end, said
+    return row(columns, cells, id=f"q{i}-c{at}", class_="best" if best else None)
 
 
 def _full(candidate: CompletionOutput, result: SearchResult, at: int) -> Html:
