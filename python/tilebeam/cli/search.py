@@ -121,13 +121,8 @@ class BeamOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of the algorithms."""
-        return {
-            "extract": None if self.extract is None else _extractor(self.extract),
-            "beam_width": self.beam_width,
-            "max_steps": self.max_steps,
-            "step_stop": unescaped(self.step_stop),
-            "max_step_tokens": self.max_step_tokens,
-        }
+        found = None if self.extract is None else _extractor(self.extract)
+        return vars(self) | {"extract": found, "step_stop": unescaped(self.step_stop)}
 
 
 Extract = Annotated[
@@ -368,8 +363,12 @@ def _run(
             results = algorithm.run(lm, prompts, budget, sampling=params, progress=hook)
         _tell(results, prompts, options, lm, params, arguments.get("max_steps"))
         if options.html is not None:
+            from tilebeam.pages.search_page import search_page
+
             details = {"Model": model.model.name, "Device": lm.device}
-            _write_page(options.html, algorithm.name, results, [p.asked for p in prompts], details)
+            page = search_page(algorithm.name, results, [p.asked for p in prompts], details)
+            with whole_file(options.html) as file:
+                file.write_text(page, encoding="utf-8")
         if all(isinstance(r, VoteResult) and r.answer is None for r in results):
             console.fail("No candidate has an answer. Does --extract fit their texts? -v shows them.")
 
@@ -424,13 +423,6 @@ def _tell(
         return
     for prompt, result in zip(prompts, results, strict=True):
         search_view.show(result, prompt.asked, titled=len(results) > 1, verbose=options.verbose)
-
-
-def _write_page(file: Path, *shown: Any) -> None:
-    from tilebeam.pages.search_page import search_page
-
-    with whole_file(file) as partial:
-        partial.write_text(search_page(*shown), encoding="utf-8")
 
 
 def _check_weighting(weighting: str | None, rates: RewardSpec | None) -> None:

@@ -307,13 +307,12 @@ class Workbench(Closing):
 
     def _load_options(self, device: str) -> dict[str, Any]:
         s = self.setting
-        executor = s.executor if device == "npu" else None
         return {
             "device": device,
             "n_ctx": s.n_ctx,
             "n_seq_max": s.n_seq_max,
             "threads": s.threads,
-            "executor": executor,
+            "executor": s.executor if device == "npu" else None,
             "lookup": False,
             "deterministic": s.deterministic,
         }
