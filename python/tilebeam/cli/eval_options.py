@@ -47,10 +47,6 @@ class ChoiceOptions:
         "reward model that is given.",
     )
 
-    def budgets(self) -> tuple[int, ...]:
-        """Read the budgets, in rising order."""
-        return numbers(self.budget, "--budget")
-
     def scorers(self, task: Task, reward: RewardSpec | None) -> tuple[str, ...]:
         """Name the scorers: those that were given, else the task's and the reward model."""
         from tilebeam.evaluation.named_scorers import reward_name

@@ -85,7 +85,7 @@ def evaluate(
         task=options,
         task_digest=opened.digest,
         methods=split_methods(method),
-        budgets=choosing.budgets(),
+        budgets=numbers(choosing.budget, "--budget"),
         scorers=scorers,
         reward=described_reward(reward, step_ends),
         sources=named_scorers.sources(scorers),
