@@ -134,7 +134,8 @@ def train(
     taken = TilebeamError(f"Another tilebeam draft train works in {folder}: wait for it, or use another --work.")
     try:
         with alone_in(folder, taken):
-            _collect(model, run, ctx_size, parallel, texts, weights, folder)
+            loading = {"n_ctx": ctx_size, "n_seq_max": parallel, **run.arguments()}
+            _collect(model, loading, texts, weights, folder)
             torch.set_num_threads(run.threads or default_threads())
             keep_memory()
             fit = _fit(weights, folder, vocab, minutes, texts.seed)
@@ -149,13 +150,7 @@ app.command("train")(prepared(train))
 
 
 def _collect(
-    model: Path,
-    run: RunOptions,
-    n_ctx: int,
-    parallel: int,
-    texts: DraftTextOptions,
-    weights: ModelWeights,
-    folder: Path,
+    model: Path, loading: dict[str, Any], texts: DraftTextOptions, weights: ModelWeights, folder: Path
 ) -> None:
     """Have the model write the texts. It is loaded with a head that nobody trained: so it has a tap of the layers, and
     what cannot have a head is refused before the work."""
@@ -166,7 +161,7 @@ def _collect(
 
     untrained = folder / "untrained.gguf"
     write_untrained(untrained, weights)
-    with load(model, n_ctx=n_ctx, n_seq_max=parallel, draft=untrained, **run.arguments()) as lm:
+    with load(model, draft=untrained, **loading) as lm:
         console.err().print(console.about(lm), style="dim")
         prompts = texts.prompts(lm)
         named = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
