@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,10 +48,8 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.question_files import UserQuestion
     from tilebeam.model.lm import LM
     from tilebeam.prompt import Prompt
-    from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
-    from tilebeam.search.contract import SearchResult
 
 _judge = partial(option, rich_help_panel="Judge")
 _steps = partial(option, rich_help_panel="Steps")
@@ -330,6 +328,7 @@ def _run(
         otherwise: the scorer where there is no reward model: a judge, or what makes one; None: the algorithm has none.
         wrapped: makes a chat's prompt of what the user wrote; None: the chat template alone does.
     """
+    from tilebeam.cli import search_view
     from tilebeam.search import algorithms as methods
     from tilebeam.search.contract import VoteResult
 
@@ -361,7 +360,15 @@ def _run(
             return
         with console.generating(name, budget * len(prompts)) as hook:
             results = algorithm.run(lm, prompts, budget, sampling=params, progress=hook)
-        _tell(results, prompts, options, lm, params, arguments.get("max_steps"))
+        candidates, max_steps = [c for r in results for c in r.candidates], arguments.get("max_steps")
+        search_view.account([r.usage for r in results], params.seed)
+        search_view.tell_cut("candidates", candidates, params, lm, max_steps)
+        search_view.tell_loops(results)
+        if options.json_:
+            search_view.print_json(results, device=lm.device)
+        else:
+            for prompt, result in zip(prompts, results, strict=True):
+                search_view.show(result, prompt.asked, titled=len(results) > 1, verbose=options.verbose)
         if options.html is not None:
             from tilebeam.pages.search_page import search_page
 
@@ -402,27 +409,6 @@ def _judge_of(judge: JudgeOptions, lm: LM, model: ModelOptions, chat: bool, stac
         template=read_text(judge.judge_template) if judge.judge_template else None,
         chat=chat if judge.judge_chat is None else judge.judge_chat,
     )
-
-
-def _tell(
-    results: Sequence[SearchResult],
-    prompts: Sequence[Prompt],
-    options: SearchOptions,
-    lm: LM,
-    params: SamplingParams,
-    max_steps: int | None,
-) -> None:
-    """Print results: what they cost and who voted on stderr, then the texts and answers on stdout."""
-    from tilebeam.cli import search_view
-
-    search_view.account([r.usage for r in results], params.seed)
-    search_view.tell_cut("candidates", [c for r in results for c in r.candidates], params, lm, max_steps)
-    search_view.tell_loops(results)
-    if options.json_:
-        search_view.print_json(results, device=lm.device)
-        return
-    for prompt, result in zip(prompts, results, strict=True):
-        search_view.show(result, prompt.asked, titled=len(results) > 1, verbose=options.verbose)
 
 
 def _check_weighting(weighting: str | None, rates: RewardSpec | None) -> None:
