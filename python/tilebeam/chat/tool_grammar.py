@@ -42,7 +42,11 @@ def forced_grammar(use: ToolUse) -> str:
     Raises:
         FieldRefused: the parameters of a function cannot be turned into one.
     """
-    return grammar_of_field("tools", lambda: constraint.checked(_forced(use)))
+    for i, tool in enumerate(use.tools, use.first):  # one by one, so that errors name the right one
+        make = partial(constraint.of_schema, tool.arguments)
+        grammar_of_field(f"tools[{i}].function.parameters", make, f" of {tool.name!r}")
+    rules = _call_rules(use.tools, "parameters" if use.family.name == "llama" else "arguments")
+    return grammar_of_field("tools", partial(constraint.checked, f"root ::= {_answer(use)}\n{rules}"))
 
 
 def held_grammar(use: ToolUse, model: ModelTokens) -> str | None:
@@ -65,14 +69,6 @@ def held_grammar(use: ToolUse, model: ModelTokens) -> str | None:
     root = f"root ::= ( !<[{mark}]> | <[{mark}]> {space} {calls} {space} ( {ends} ) )*"
     text = f"{root}\n{rules}"
     return text if len(text) <= MAX_LENGTH else None
-
-
-def _forced(use: ToolUse) -> str:
-    for i, tool in enumerate(use.tools, use.first):  # one by one, so that errors name the right one
-        make = partial(constraint.of_schema, tool.arguments)
-        grammar_of_field(f"tools[{i}].function.parameters", make, f" of {tool.name!r}")
-    rules = _call_rules(use.tools, "parameters" if use.family.name == "llama" else "arguments")
-    return f"root ::= {_answer(use)}\n{rules}"
 
 
 def _answer(use: ToolUse) -> str:
