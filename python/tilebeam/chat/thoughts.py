@@ -207,7 +207,6 @@ class ChannelReader:
         self._kept = kept
         self._held = ""
         self._final = False
-        self._header = "<|channel|>analysis" if opened else ""
         self._body = self._thinks = opened
 
     def feed(self, text: str) -> list[TextPiece]:
@@ -234,7 +233,6 @@ class ChannelReader:
             self._body = False
             if mark in ("<|end|>", "<|call|>", "<|return|>"):
                 self._held = self._held[len(mark) :]
-            self._header = ""
             return self._of(told, mark if self._kept and self._thinks else "")
         keep = 0 if self._final else half_mark(self._held, _HEADER_MARKS)
         told, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
@@ -245,10 +243,10 @@ class ChannelReader:
         text = self._held
         at = text.find("<|message|>")
         if at >= 0:
-            self._header, self._held = text[:at], text[at + len("<|message|>") :]
+            header, self._held = text[:at], text[at + len("<|message|>") :]
             self._body = True
-            self._thinks = "<|channel|>analysis" in self._header and "to=" not in self._header
-            if found := _RECIPIENT.search(self._header):
+            self._thinks = "<|channel|>analysis" in header and "to=" not in header
+            if found := _RECIPIENT.search(header):
                 return TextPiece(f"<|channel|>commentary to=functions.{found[1]}<|message|>", False)
             return TextPiece(CHANNELS.opens if self._thinks and self._kept else "", True)
         begins = text.lstrip(_SPACE)
