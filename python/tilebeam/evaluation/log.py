@@ -72,11 +72,6 @@ class GrowingFile(Closing):
         self._file.truncate(len(whole))
         return objects, len(whole) < len(content)
 
-    def clear(self) -> None:
-        """Throw away what is in it."""
-        self._file.truncate(0)
-        self.lines = []
-
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a record: it is on the disk when this returns."""
         with naming(self.path):
@@ -117,7 +112,7 @@ class Log(GrowingFile):
             raise TilebeamError(f"{self.path} is not a log of this version of tilebeam eval.")
         if header is None or (len(self.lines) == 1 and header["digest"] != setting.digest):
             # Nothing was finished: what went wrong at once may be set right by another setting.
-            self.clear()
+            self._file.truncate(0)
             self.append({"tilebeam_eval": FORMAT, "digest": setting.digest, "setting": setting.as_dict()})
             return
         changed = [] if header["digest"] == setting.digest else differences(header["setting"], setting.as_dict())
