@@ -28,7 +28,7 @@ class AnswerPlan:
         answer: makes the writer of its answer.
         logprobs: it tells log-probabilities.
         params: how to sample, with a seed.
-        count: prompts.
+        samples: texts that it draws.
         model: its name in the answer.
         prepare: makes it ready for a model; takes its time.
     """
@@ -37,14 +37,9 @@ class AnswerPlan:
     answer: AnswerMaker
     logprobs: bool
     params: SamplingParams
-    count: int
+    samples: int
     model: str
     prepare: Callable[[LM, SamplingParams], Ready]
-
-    @property
-    def samples(self) -> int:
-        """Texts that it draws."""
-        return self.body.samples * self.count
 
 
 # Makes the writer of an answer, of the request and a function that spells tokens.

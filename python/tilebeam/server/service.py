@@ -109,7 +109,7 @@ class Service:
         def prepare(lm: LM, params: SamplingParams) -> Ready:
             return Ready([_completion_prompt(lm, given) for given in prompts], params)
 
-        plan = AnswerPlan(body, answer, wanted, params, len(prompts), self.name, prepare)
+        plan = AnswerPlan(body, answer, wanted, params, body.samples * len(prompts), self.name, prepare)
         return await self._answer(plan, request)
 
     async def chat(self, body: ChatRequest, request: Request, answer: AnswerMaker) -> Response:
@@ -125,7 +125,7 @@ class Service:
             made = chat_completions.prepared(lm, body, settings, params)
             return Ready([made.prompt], made.params, made.reader, made if body.search is not None else None)
 
-        plan = AnswerPlan(body, answer, body.logprobs, params, 1, self.name, prepare)
+        plan = AnswerPlan(body, answer, body.logprobs, params, body.samples, self.name, prepare)
         return await self._answer(plan, request)
 
     # --- what they share --------------------------------------------------------------------------------------------
