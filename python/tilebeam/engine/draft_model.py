@@ -100,11 +100,6 @@ class DraftModel:
             lacks = lacks[-1:]
         return seq, lacks
 
-    @property
-    def room(self) -> int:
-        """Cells that are free."""
-        return self.kv.free
-
     def decode(self, spans: list[tuple[CachedSequence, list[int]]]) -> list[tuple[int, float]]:
         """Decode tokens of several sequences, each once.
 
@@ -153,7 +148,7 @@ class Drafting:
         for i, sample in enumerate(samples):
             # what the samples before still have to decode, and a draft for each
             taken = sum(len(tokens) + MOST for _, tokens in self._spans.values()) + MOST
-            span = model.caught_up(sample, model.room - taken)
+            span = model.caught_up(sample, model.kv.free - taken)
             if span is not None:
                 self._spans[i] = span
 

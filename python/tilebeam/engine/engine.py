@@ -85,11 +85,6 @@ class Engine:
         """Return whether samples run or wait."""
         return self.scheduler.busy
 
-    @property
-    def recovers(self) -> bool:
-        """Return whether steps decode what had cells before; see `Scheduler.recovers`."""
-        return self.scheduler.recovers
-
     def running(self, progress: Progress) -> int:
         """Count the samples of one call that hold a slot now."""
         return sum(s.request.progress is progress for s in self.scheduler.running)
