@@ -27,7 +27,7 @@ from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import BAD_LOGITS, TOO_COMPLEX, Banned, BatchSampler, Sampler, SampleRows
 from tilebeam.engine.scheduler import BatchPlan, Scheduler
-from tilebeam.errors import NpuError, TilebeamError
+from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context
 from tilebeam.outputs import EngineFigures, FinishReason, Progress
 
@@ -423,9 +423,3 @@ def _rows(sampling: list[tuple[Sample, int]]) -> SampleRows:
         assert sample.sampler is not None
         rows.append((sample.sampler, entry, sample.request.wants))
     return SampleRows(rows)
-
-
-def npu_failure(code: int, reason: str) -> NpuError:
-    """Make the exception for a decode that the NPU failed."""
-    detail = reason or f"llama_decode returned {code} and the NPU gave no reason"
-    return NpuError(f"The NPU failed: {detail}. Load the model again to start a new session.")

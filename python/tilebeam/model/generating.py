@@ -170,15 +170,12 @@ class Generating(Core):
         """Make a request of a prompt, checked."""
         self.check_generates()
         with self._dispatcher.using():
-            vocab = self._model.vocab
+            ids = self._ids(prompt)
             if isinstance(prompt, str | Prompt):
-                asked = Prompt.of(prompt)
-                text, ids = asked.text, asked.tokens(self)
+                text = Prompt.of(prompt).text
             else:
-                refuse_messages(prompt)
-                ids = [int(t) for t in prompt]
                 check_prompt(ids, self._context)
-                text = vocab.text(ids)
+                text = self._model.vocab.text(ids)
             request = make_request(self._context, text, ids, params, progress)
             if params.forces:
                 request.forcing = self._forcing(ids, request.params)

@@ -610,8 +610,8 @@ class _Loader:
 
     def _failure(self, code: int, log: str) -> TilebeamError:
         """Make the exception for a failed llama_decode."""
-        if self._control is not None:
-            from tilebeam.engine.engine import npu_failure
-
-            return npu_failure(code, self._control.last_error() or log)
-        return TilebeamError(f"llama_decode failed with code {code}: {log or 'no reason was given'}")
+        if self._control is None:
+            return TilebeamError(f"llama_decode failed with code {code}: {log or 'no reason was given'}")
+        no_reason = f"llama_decode returned {code} and the NPU gave no reason"
+        detail = self._control.last_error() or log or no_reason
+        return NpuError(f"The NPU failed: {detail}. Load the model again to start a new session.")
