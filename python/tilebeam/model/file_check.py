@@ -103,8 +103,9 @@ def inspect(model: str | os.PathLike[str], verify: bool, lora: Sequence[tuple[st
             matrices, weights, cache = gguf_tools.matrices_of(gguf), weights_of(gguf, real), cache_of(gguf, real)
             parts = tuple(gguf.paths)
             file = CheckedFile(str(path), parts, gguf.architecture, matrices, weights, cache, _aligned(gguf))
-            file.pooling, file.causal = _pooling(gguf, real), _value(gguf, f"{real}.attention.causal") is not False
-            trained = _value(gguf, f"{real}.context_length")
+            file.pooling = _pooling(gguf, real)
+            file.causal = gguf_tools.value_of(gguf.kv, f"{real}.attention.causal") is not False
+            trained = gguf_tools.value_of(gguf.kv, f"{real}.context_length")
             file.n_ctx_train = trained if isinstance(trained, int) else 0
             file.adapters = read_adapters(lora, gguf, real)
             file.weights = adapted(file.weights, [pair for adapter in file.adapters for pair in adapter.pairs])
@@ -126,13 +127,10 @@ def inspect(model: str | os.PathLike[str], verify: bool, lora: Sequence[tuple[st
     return file
 
 
-def _value(gguf: Source, key: str) -> object:
-    found = gguf.kv.get(key)
-    return None if found is None else found.value
-
-
 def _pooling(gguf: Source, architecture: str) -> str | None:
-    number = _value(gguf, f"{architecture}.pooling_type")
+    from tilebeam.gguf import value_of
+
+    number = value_of(gguf.kv, f"{architecture}.pooling_type")
     return POOLINGS[number] if isinstance(number, int) and 0 < number < len(POOLINGS) else None
 
 

@@ -156,8 +156,8 @@ def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None
     if all(head.layer is None for head in heads):
         return None
     with gguf_errors(f"{path} cannot be loaded"), gguf_tools.open_gguf(path) as gguf:
-        entry = gguf_tools.model_kv(gguf).get("general.name")
-    found = {"name": str(entry.value) if entry else "", "shape": ""}
+        name = gguf_tools.value_of(gguf_tools.model_kv(gguf), "general.name")
+    found = {"name": "" if name is None else str(name), "shape": ""}
     return next((h.layer for h in heads if _same_maker({"name": h.maker.get("name", "")}, found)), None)
 
 
