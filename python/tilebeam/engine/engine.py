@@ -279,7 +279,6 @@ class Engine:
             confirmed: list[tuple[Sample, int]] = []
             for (sample, entry), token in zip(sampling, rows.tokens.tolist(), strict=True):
                 if sample in spans and spans[sample].draft[depth : depth + 1] == [token]:
-                    sample.accepted += 1
                     accepted[sample] += 1
                     sample.request.usage.accepted_tokens += 1
                     if sample.finish is None:
@@ -292,7 +291,6 @@ class Engine:
                 self.sampler.sample(rows)
                 self._take_each(sampling, rows)
         for sample, span in spans.items():
-            sample.drafted += span.outputs - 1
             sample.request.usage.drafted_tokens += span.outputs - 1
             if drafter is not None:
                 drafter.verified(sample, accepted[sample])

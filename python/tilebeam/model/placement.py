@@ -139,7 +139,6 @@ class Planner:
     """Finds placements of one model for one use."""
 
     def __init__(self, weights: Weights, use: Use) -> None:
-        self.w = weights
         self.use = use
         cache = pages(use.n_ctx * weights.kv_row * use.kv_bytes) + PAGE
         self._items = [size + (cache if i < weights.n_layer else 0) for i, size in enumerate(weights.layers)]
