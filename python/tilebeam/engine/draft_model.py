@@ -53,10 +53,6 @@ class DraftModel:
         self._likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
         self.times = PassTimes()
 
-    def close(self) -> None:
-        """Free what it has besides the context."""
-        self._likeliest.close()
-
     def finished(self, sample: Sample) -> None:
         """Give back a sample's cells."""
         seq = self._sequences.pop(sample, None)
