@@ -190,7 +190,7 @@ class Engine:
             for sample in full:
                 self._finish(sample, "length")
         plan = self.scheduler.plan(drafts=not refused)
-        plan.write(self.context)
+        self.context.fill([(s.seq.id, len(s.seq) - len(s.tokens), s.tokens, s.outputs) for s in plan.spans])
         self._planned += time.perf_counter() - began
         return plan
 

@@ -26,6 +26,7 @@ from tilebeam.search.contract import (
     SearchProgress,
     SearchResult,
     StepGenerator,
+    Trajectory,
     VoteResult,
 )
 from tilebeam.search.events import EventHook, Fate, candidate_event
@@ -217,7 +218,7 @@ class _StepSearch(Algorithm[StepResult]):
             "usage": search.task.usage,
             "seed": search.task.params.seed or 0,
             "budget": budget,
-            "trajectories": [b.trajectory() for b in beams],
+            "trajectories": [Trajectory(tuple(b.steps), tuple(b.scores), b.ended, b.tree) for b in beams],
             "pruned": search.pruned,
             "rounds": search.rounds,
             "duplicates": search.duplicates,

@@ -18,7 +18,7 @@ from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import checked_scores, shares
-from tilebeam.search.contract import StepGenerator, Trajectory
+from tilebeam.search.contract import StepGenerator
 from tilebeam.search.events import EventHook, Fate, SearchEvent
 
 if TYPE_CHECKING:
@@ -59,10 +59,6 @@ class Beam:
     def text(self) -> str:
         """Return all steps as one text."""
         return "".join(self.steps)
-
-    def trajectory(self) -> Trajectory:
-        """Describe it for the result."""
-        return Trajectory(tuple(self.steps), tuple(self.scores), self.ended, self.tree)
 
     def candidate(self, index: int) -> CompletionOutput:
         """Describe it for the result."""
