@@ -45,7 +45,7 @@ READ_AHEAD = 1 << 18
 ARCHITECTURE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
 STRING, ARRAY, BOOL, UINT32 = 8, 9, 7, 4
-# value type -> (struct format, bytes)
+# value type -> struct format, which numpy knows too
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -146,7 +146,7 @@ class KeyValue:
         type, n = c.number("I"), c.number("Q")
         if type == STRING:
             return [c.value(STRING, self.key) for _ in range(n)]
-        values = np.frombuffer(self.raw, np.dtype("<" + _NUMPY[type]), n, c.pos)
+        values = np.frombuffer(self.raw, np.dtype("<" + SCALARS[type]), n, c.pos)
         return values.astype(bool).tolist() if type == BOOL else values.tolist()
 
     @property
@@ -159,9 +159,6 @@ def value_of(kv: Mapping[str, KeyValue], key: str) -> Any:
     """Return the value under a key, None if there is none."""
     found = kv.get(key)
     return None if found is None else found.value
-
-
-_NUMPY = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1", 10: "u8", 11: "i8", 12: "f8"}
 
 
 @dataclass(frozen=True)
