@@ -372,19 +372,16 @@ class Engine:
     def _no_token(self, sample: Sample, complex: bool) -> None:
         """Fail a sample: grammar and logit_bias forbid every token, or (`complex`) it takes too many steps to see which
         they allow."""
+        where = f"Sample {sample.index}: after {len(sample.tokens)} tokens the"
         if complex:
-            what = f"Sample {sample.index}: after {len(sample.tokens)} tokens the text"
-            sample.request.error = too_complex(what)
-            self.cancel(sample.request)
-            return
-        if sample.request.params.grammar is not None and self.vocab.eos < 0:
+            sample.request.error = too_complex(f"{where} text")
+        elif sample.request.params.grammar is not None and self.vocab.eos < 0:
             # The text is complete, or will never be; without an end-of-text token that looks alike.
             self._finish(sample, "stop", pending=0)
             return
-        sample.request.error = TilebeamError(
-            f"Sample {sample.index}: after {len(sample.tokens)} tokens the grammar and logit_bias allow no token of "
-            "this model's vocabulary."
-        )
+        else:
+            why = "grammar and logit_bias allow no token of this model's vocabulary"
+            sample.request.error = TilebeamError(f"{where} {why}.")
         self.cancel(sample.request)
 
     def _finish(self, sample: Sample, reason: FinishReason, pending: int = 1) -> None:
