@@ -12,6 +12,7 @@ from .contents import read_manifest as read_manifest
 from .errors import GGUFError as GGUFError
 from .gguf_file import GGUFFile as GGUFFile
 from .gguf_file import TensorInfo as TensorInfo
+from .gguf_file import value_of as value_of
 from .inspection import inspect as inspect
 from .matrices import WITHOUT_OUTPUT as WITHOUT_OUTPUT
 from .matrices import Matrix as Matrix

@@ -13,7 +13,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext import LAYOUT_VERSION, TILE, Type
 
 from .errors import GGUFError
-from .gguf_file import UINT32, GGUFFile, KeyValue, TensorInfo
+from .gguf_file import UINT32, GGUFFile, KeyValue, TensorInfo, value_of
 from .gguf_write import tensor_header
 from .split import Source, open_gguf
 from .weights import GGML_TYPE
@@ -147,8 +147,8 @@ def read_manifest(f: GGUFFile) -> Manifest:
         layout_version=version,
         tool_version=f.text(K_TOOL),
         source_alignment=f.number(K_ALIGNMENT),
-        lossless=_truth(f, K_LOSSLESS),
-        same_contents=_truth(f, K_CONTENTS),
+        lossless=f.truth(K_LOSSLESS),
+        same_contents=f.truth(K_CONTENTS),
         source_sha256=digests[K_SOURCE],
         data_sha256=digests[K_DATA],
         meta_sha256=digests[K_META],
@@ -159,17 +159,10 @@ def read_manifest(f: GGUFFile) -> Manifest:
     )
 
 
-def _truth(f: GGUFFile, key: str) -> bool:
-    kv = f.kv.get(key)
-    if kv is None or not isinstance(kv.value, bool):
-        raise GGUFError(f"{f.path}: the metadata has no boolean {key!r}")
-    return kv.value
-
-
 def architecture_of(f: Source) -> str:
     """Return the model's real architecture, also of a repacked file. Raises GGUFError if it is missing or no name."""
-    moved = f.kv.get(K_ARCHITECTURE)
-    return f.architecture if moved is None else str(moved.value)
+    moved = value_of(f.kv, K_ARCHITECTURE)
+    return f.architecture if moved is None else str(moved)
 
 
 def layers_key(architecture: str) -> str:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +45,7 @@ READ_AHEAD = 1 << 18
 ARCHITECTURE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
 STRING, ARRAY, BOOL, UINT32 = 8, 9, 7, 4
-# value type -> (struct format, bytes)
+# value type -> struct format, which numpy knows too
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -146,7 +146,7 @@ class KeyValue:
         type, n = c.number("I"), c.number("Q")
         if type == STRING:
             return [c.value(STRING, self.key) for _ in range(n)]
-        values = np.frombuffer(self.raw, np.dtype("<" + _NUMPY[type]), n, c.pos)
+        values = np.frombuffer(self.raw, np.dtype("<" + SCALARS[type]), n, c.pos)
         return values.astype(bool).tolist() if type == BOOL else values.tolist()
 
     @property
@@ -155,7 +155,10 @@ class KeyValue:
         return None if self.type != ARRAY else struct.unpack_from("<IQ", self.raw, self.body)
 
 
-_NUMPY = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1", 10: "u8", 11: "i8", 12: "f8"}
+def value_of(kv: Mapping[str, KeyValue], key: str) -> Any:
+    """Return the value under a key, None if there is none."""
+    found = kv.get(key)
+    return None if found is None else found.value
 
 
 @dataclass(frozen=True)
@@ -318,17 +321,21 @@ class GGUFFile(Closing):
 
     def text(self, key: str) -> str:
         """Return a string value. Raises GGUFError if the key is missing or no string."""
-        kv = self.kv.get(key)
-        if kv is None or kv.type != STRING:
-            raise GGUFError(f"{self.path}: the metadata has no text {key!r}")
-        return str(kv.value)
+        return str(self._typed(key, STRING, "text"))
 
     def number(self, key: str) -> int:
         """Return an unsigned 32-bit value. Raises GGUFError if the key is missing or of another type."""
+        return int(self._typed(key, UINT32, "number"))
+
+    def truth(self, key: str) -> bool:
+        """Return a boolean. Raises GGUFError if the key is missing or of another type."""
+        return bool(self._typed(key, BOOL, "boolean"))
+
+    def _typed(self, key: str, type: int, what: str) -> Any:
         kv = self.kv.get(key)
-        if kv is None or kv.type != UINT32:
-            raise GGUFError(f"{self.path}: the metadata has no number {key!r}")
-        return int(kv.value)
+        if kv is None or kv.type != type:
+            raise GGUFError(f"{self.path}: the metadata has no {what} {key!r}")
+        return kv.value
 
     def read(self, offset: int, n: int) -> Bytes:
         """Return ``n`` bytes at ``offset`` as uint8. Raises GGUFError if the file has become shorter."""

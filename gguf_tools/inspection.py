@@ -128,15 +128,9 @@ def table(info: dict[str, Any]) -> Group:
     for kind, n in info["types"].items():
         lines.append(f"  {kind:12} {n['tensors']:5} tensors {n['bytes'] / MIB:10.1f} MiB")
     tensors = Table(box=None, pad_edge=False)
-    for name, justify in (
-        ("tensor", "left"),
-        ("type", "left"),
-        ("grouping", "left"),
-        ("shape", "right"),
-        ("bytes", "right"),
-        ("device", "left"),
-    ):
-        tensors.add_column(name, justify=justify, no_wrap=True, overflow="fold")  # type: ignore[arg-type]
+    for name in ("tensor", "type", "grouping", "shape", "bytes", "device"):
+        number = name in ("shape", "bytes")
+        tensors.add_column(name, justify="right" if number else "left", no_wrap=True, overflow="fold")
     for t in info["tensors"]:
         shape = " x ".join(map(str, t["ne"]))
         # the name may hold anything, brackets too

@@ -11,7 +11,7 @@ from typing import Literal
 from tilebeam import _ext as ggml_ext
 
 from .contents import architecture_of, model_kv
-from .gguf_file import Q, TensorInfo
+from .gguf_file import Q, TensorInfo, value_of
 from .policy import EMBEDDING, OUTPUT
 from .split import Source
 from .weights import OTHER_OPS, TB_TYPE, is_looked_up, layer_of
@@ -97,8 +97,8 @@ def is_multiplied(f: Source, t: TensorInfo) -> bool:
 def matrices_of(f: Source) -> tuple[Matrix, ...]:
     """Return all weight matrices of a file, in its order."""
     architecture = architecture_of(f)
-    layers = model_kv(f).get(f"{architecture}.block_count")
-    n_layer = layers.value if layers is not None and isinstance(layers.value, int) else 0
+    layers = value_of(model_kv(f), f"{architecture}.block_count")
+    n_layer = layers if isinstance(layers, int) else 0
     found = []
     for t in f.tensors.values():
         if is_multiplied(f, t):

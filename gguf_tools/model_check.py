@@ -12,7 +12,7 @@ from typing import Any
 
 from .contents import model_kv
 from .errors import GGUFError
-from .gguf_file import ARRAY, STRING, KeyValue
+from .gguf_file import STRING, value_of
 from .split import Source
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
@@ -41,7 +41,7 @@ NOT_MODELS = {
 
 def require_model(f: Source) -> None:
     """Raise GGUFError, which says where it is wanted, if a file is no model but belongs to one."""
-    kind = f.kv["general.type"].value if "general.type" in f.kv else None
+    kind = value_of(f.kv, "general.type")
     kind = "adapter" if "adapter.type" in f.kv else "mmproj" if f.architecture == "clip" else kind
     if isinstance(kind, str) and kind in NOT_MODELS:
         raise GGUFError(f"{f.path} {NOT_MODELS[kind]}")
@@ -54,8 +54,7 @@ class _Metadata:
         self._path, self._architecture, self._kv = f.path, architecture, model_kv(f)
 
     def get(self, name: str) -> Any:
-        kv = self._kv.get(f"{self._architecture}.{name}")
-        return None if kv is None else kv.value
+        return value_of(self._kv, f"{self._architecture}.{name}")
 
     def integer(self, name: str) -> int | None:
         value = self.get(name)
@@ -114,15 +113,15 @@ def _check_vocabulary(f: Source) -> None:
     """Check the vocabulary: lists that do not belong together are read past their end, and tokens that occur twice are
     asserted not to."""
     tokens = f.kv.get("tokenizer.ggml.tokens")
-    kind, count, at = _array(tokens)
-    if tokens is None or kind != STRING:
+    if tokens is None or tokens.array is None or tokens.array[0] != STRING:
         return
+    count = tokens.array[1]
     for name in ("scores", "token_type"):
         beside = f.kv.get(f"tokenizer.ggml.{name}")
-        if beside is not None and _array(beside)[1] != count:
+        if beside is not None and (beside.array is None or beside.array[1] != count):
             raise GGUFError(f"{f.path}: tokenizer.ggml.{name} does not have one entry for each of {count} tokens")
     # By hand: a vocabulary may have hundreds of thousands of tokens, and the reader has checked all lengths.
-    raw, length, texts = tokens.raw, struct.Struct("<Q").unpack_from, []
+    raw, at, length, texts = tokens.raw, tokens.body + 12, struct.Struct("<Q").unpack_from, []
     for _ in range(count):
         begin = at + 8
         at = begin + length(raw, at)[0]
@@ -132,14 +131,6 @@ def _check_vocabulary(f: Source) -> None:
     # llama.cpp gives empty tokens names of their own.
     if len(set(texts)) + max(0, texts.count(b"") - 1) != count:
         raise GGUFError(f"{f.path}: the vocabulary has a token twice")
-
-
-def _array(entry: KeyValue | None) -> tuple[int, int, int]:
-    """Return (element type, length, where the first element begins in the raw record); of anything else (-1, -1, 0)."""
-    if entry is None or entry.type != ARRAY:
-        return -1, -1, 0
-    kind, count = struct.unpack_from("<IQ", entry.raw, entry.body)
-    return kind, count, entry.body + 12
 
 
 def _short(value: Any) -> str:

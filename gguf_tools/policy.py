@@ -12,7 +12,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
 
 from .errors import GGUFError
-from .gguf_file import Q, TensorInfo, tensor_bytes
+from .gguf_file import Q, TensorInfo, tensor_bytes, value_of
 from .split import Source
 from .weights import BLOCK, FLOAT_TYPES, TB_TYPE, fits_tiles, has_values, is_weight, layer_of, tiled_type
 
@@ -164,9 +164,8 @@ def plan(f: Source, policy: Policy) -> list[Target]:
 
 def _layers_ahead(f: Source) -> range:
     """Return the layers that predict tokens behind the next one, which come last."""
-    layers, ahead = (f.kv.get(f"{f.architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
-    numbers = [kv.value for kv in (layers, ahead) if kv is not None and isinstance(kv.value, int)]
-    return range(numbers[0] - numbers[1], numbers[0]) if len(numbers) == 2 else range(0)
+    layers, ahead = (value_of(f.kv, f"{f.architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    return range(layers - ahead, layers) if isinstance(layers, int) and isinstance(ahead, int) else range(0)
 
 
 def _target(t: TensorInfo, policy: Policy, tied: bool) -> Target:

@@ -304,11 +304,6 @@ def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType |
     if file_type is not None:
         changed[K_FILE_TYPE] = w.kv_u32(K_FILE_TYPE, FILE_TYPE[file_type])
         changed[K_QUANTIZATION] = w.kv_u32(K_QUANTIZATION, QUANTIZATION_VERSION)
-    return replaced(f, changed)
-
-
-def replaced(f: Source, changed: dict[str, bytes]) -> list[bytes]:
-    """Replace some of a file's records in place, or append them where the key is new."""
     records = [changed.get(key, kv.raw) for key, kv in f.kv.items()]
     return records + [record for key, record in changed.items() if key not in f.kv]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .closing import Closing
 from .errors import GGUFError
-from .gguf_file import Bytes, GGUFFile, KeyValue, TensorInfo
+from .gguf_file import Bytes, GGUFFile, KeyValue, TensorInfo, value_of
 
 PREFIX = "split."
 K_NUMBER, K_COUNT, K_TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -23,12 +23,12 @@ NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", r
 
 def part_count(f: GGUFFile) -> int:
     """Count the files of the model that ``f`` belongs to. Raises GGUFError if it says so in no sensible way."""
-    kv = f.kv.get(K_COUNT)
-    if kv is None or kv.value in (0, 1):
+    count = value_of(f.kv, K_COUNT)
+    if count in (None, 0, 1):
         return 1
-    if not isinstance(kv.value, int) or isinstance(kv.value, bool) or not 0 < kv.value <= MAX_PARTS:
-        raise GGUFError(f"{f.path}: {K_COUNT} is {kv.value!r}")
-    return kv.value
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_PARTS:
+        raise GGUFError(f"{f.path}: {K_COUNT} is {count!r}")
+    return count
 
 
 class SplitFile(Closing):
@@ -63,16 +63,15 @@ class SplitFile(Closing):
         first = self.parts[0]
         tensors: dict[str, TensorInfo] = {}
         for i, part in enumerate(self.parts):
-            number = part.kv.get(K_NUMBER)
-            if number is None or number.value != i or part_count(part) != len(self.parts):
+            if value_of(part.kv, K_NUMBER) != i or part_count(part) != len(self.parts):
                 raise GGUFError(f"{part.path} does not say that it is part {i + 1} of {len(self.parts)}")
             for t in part.tensors.values():
                 if t.name in tensors:
                     raise GGUFError(f"{part.path}: tensor {t.name!r} occurs in another part, too")
                 tensors[t.name] = TensorInfo(t.name, t.type, t.ne, t.offset, t.nbytes, i)
-        total = first.kv.get(K_TENSORS)
-        if total is not None and total.value != len(tensors):
-            raise GGUFError(f"{first.path}: the model has {total.value} tensors, its parts {len(tensors)}")
+        total = value_of(first.kv, K_TENSORS)
+        if total is not None and total != len(tensors):
+            raise GGUFError(f"{first.path}: the model has {total} tensors, its parts {len(tensors)}")
         self.tensors = tensors
         self.kv: dict[str, KeyValue] = {key: kv for key, kv in first.kv.items() if not key.startswith(PREFIX)}
         self.alignment, self.version, self.architecture = first.alignment, first.version, first.architecture

@@ -12,10 +12,10 @@ from typing import BinaryIO, Literal, TypeVar
 import numpy as np
 from tilebeam._ext import TILE, cpus
 
+from .errors import GGUFError
 from .gguf_file import Bytes, TensorInfo
 from .gguf_write import start_writeback
 from .split import Source
-from .weights import refuse
 
 # Size of one piece, about. Small where the values go through float arrays several times the source's size: with all
 # threads at work a few dozen MiB are in memory.
@@ -143,7 +143,7 @@ def pieces(file: Source, jobs: Sequence[TensorJob], threads: int) -> Iterator[tu
         try:
             made = make(RowBlock(data, t.k, n // t.row_bytes, result[:n]))
         except ValueError as e:
-            raise refuse(t, e) from e
+            raise GGUFError(f"tensor {t.name!r} ({t.type.name}) cannot be converted: {e}") from e
         return i, data, made, (room, result)
 
     threads = max(1, min(threads, MEMORY // max(map(_footprint, jobs), default=1) - 2))

@@ -200,8 +200,3 @@ def unpack_rows(tiled: Type, tiles: Bytes, k: int, rows: int, out: Bytes | None 
     if tiled == ggml_ext.column_type(plain):
         return ggml_ext.unpack(tiled, tiles, k, rows, out)
     return from_float(GGML_TYPE[plain], ggml_ext.dequantize(tiled, tiles, k, rows))
-
-
-def refuse(t: TensorInfo, e: ValueError) -> GGUFError:
-    """Make the error of a tensor that cannot be converted."""
-    return GGUFError(f"tensor {t.name!r} ({t.type.name}) cannot be converted: {e}")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from itertools import repeat
+from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 
 from tilebeam.checks import is_finite, is_integer
 from tilebeam.errors import TilebeamError
 
+T = TypeVar("T")
 # Seeds of samples are below this.
 _SEEDS = 2**32 - 1
 # Room for a sentence that leads to an answer, and for an answer as long as MATH's.
@@ -296,6 +298,16 @@ def one_each(sampling: SamplingParams | Sequence[SamplingParams], prompts: int) 
     if len(sampling) != prompts:
         raise TilebeamError(f"{prompts} prompts but {len(sampling)} SamplingParams.")
     return list(sampling)
+
+
+def paired(
+    prompts: Iterable[T], sampling: SamplingParams | Sequence[SamplingParams]
+) -> Iterator[tuple[T, SamplingParams]]:
+    """Return prompts, of which there may be any number, each with its parameters; see `one_each`."""
+    if isinstance(sampling, SamplingParams):
+        return zip(prompts, repeat(sampling))
+    every = list(prompts)
+    return zip(every, one_each(sampling, len(every)), strict=True)
 
 
 def _is_schema(value: object) -> bool:

@@ -83,12 +83,6 @@ class TextState:
     last: Floats
     confidence: Confidence = field(default_factory=Confidence)
 
-    @classmethod
-    def empty(cls, n_embd: int) -> TextState:
-        """Return the state of a text without tokens."""
-        zeros = np.zeros(n_embd, np.float32)
-        return cls(0, zeros, zeros, zeros)
-
     def then(self, later: TextState) -> TextState:
         """Return the state of a text in two parts: this one's and a later one's."""
         faded = self.recent * DECAY**later.count

@@ -70,7 +70,7 @@ def test_sampled_texts_are_those_without_drafts(equal: LM, mode: str, monkeypatc
     plain = equal.generate(PROMPTS, params)
     count = Count(equal, monkeypatch)
     without = [equal.generate(PROMPTS, params), count.batches][1]
-    _, outputs, drafter = drafted(equal, PROMPTS, params, mode)
+    _, outputs, _ = drafted(equal, PROMPTS, params, mode)
     assert told(outputs) == told(plain)
     batches = count.batches - 2 * without
     usage = [o.usage for o in outputs]
@@ -78,7 +78,6 @@ def test_sampled_texts_are_those_without_drafts(equal: LM, mode: str, monkeypatc
         assert (u.prompt_tokens, u.completion_tokens) == (p.usage.prompt_tokens, p.usage.completion_tokens)
         assert 0 <= u.accepted_tokens <= u.drafted_tokens
         assert u.accepted_tokens < u.completion_tokens
-        assert sum(s.drafted for s in drafter.samples if s.request.usage is u) == u.drafted_tokens
         assert sum(len(s.token_ids) for s in o.outputs) == u.completion_tokens
     total, accepted = sum(u.drafted_tokens for u in usage), sum(u.accepted_tokens for u in usage)
     if mode == "empty":

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits, states_behind
+from engine_kit import EXACT, Count, ScriptedDrafter, empty_state, equal_logits, states_behind
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, TilebeamError
@@ -123,7 +123,7 @@ def test_of_drafts_only_accepted_tokens_count(lm: LM, mode: str) -> None:
 def grown(lm: LM, prompt: list[int], lengths: list[int], forks: int) -> tuple[list[int], TextState]:
     """A text drawn in several calls, each of which draws several and goes on with the last."""
     tokens: list[int] = []
-    state = TextState.empty(lm.n_embd)
+    state = empty_state(lm.n_embd)
     for length in lengths:
         params = replace(PARAMS, n=forks, max_tokens=length, hidden_prompt=bool(tokens))
         sample: CompletionOutput = lm.generate([prompt + tokens], params)[0].outputs[-1]
@@ -234,7 +234,7 @@ def test_a_reading_in_between_leaves_nothing_behind(lm: LM) -> None:
 
 def test_an_empty_text_adds_nothing() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
-    empty = TextState.empty(4)
+    empty = empty_state(4)
     state = TextState(3, rows.sum(0), rows[2], rows[2])
     check(state.then(empty), state)
     check(empty.then(state), state)

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import ScriptedDrafter, check_engine
+from engine_kit import ScriptedDrafter, check_engine, empty_state
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.measure.trace import Tracer
 from tilebeam.outputs import RequestOutput
-from tilebeam.text_state import TextState
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
 import run as archs
@@ -123,7 +122,7 @@ def test_hidden_states_of_a_text_that_grows(pair: tuple[LM, LM]) -> None:
     """State that cannot go back is forked at a text's end, and its hidden states add up call by call."""
     lm, stock = pair
     tokens: list[int] = []
-    state = TextState.empty(lm.n_embd)
+    state = empty_state(lm.n_embd)
     with lm.keep_prefixes():
         for length in (3, 1, 4):
             params = drawn(3, length, hidden=True, hidden_prompt=bool(tokens))

@@ -17,7 +17,7 @@ import tilebeam
 from engine_kit import Count, check_engine
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine.request import make_request
-from tilebeam.model import cache_cells, memory_check
+from tilebeam.model import memory_check
 from tilebeam.outputs import Progress, RequestOutput
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
@@ -180,7 +180,7 @@ def test_windows_get_cells_by_memory_and_as_asked(
         assert (lm.info.window, lm.info.window_cells) == (32, 4096)
     with load(path, swa_full=False, n_ctx=256) as lm:
         assert lm.info.window_cells == 256  # fewer would not hold the windows
-    monkeypatch.setattr(cache_cells, "usable_memory", lambda: SimpleNamespace(with_swap=1 << 20))
+    monkeypatch.setattr(memory_check, "usable_memory", lambda: SimpleNamespace(with_swap=1 << 20))
     monkeypatch.setattr(memory_check, "check", lambda *_, **__: 0)
     with load(path, **size, swa_full=True) as lm:
         assert lm.info.window_cells == 4096

@@ -18,12 +18,19 @@ from tilebeam.engine.engine import Engine
 from tilebeam.engine.kv_cache import KvCache, PrefixCache
 from tilebeam.engine.request import Sample
 from tilebeam.native.llama import Context, log_router
+from tilebeam.text_state import TextState
 
 from bench.lib.synth import SynthConfig, preset, write_model
 
 # Of load: where rows of a batch come out the same, but for last bits, whatever else is in it.
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 _FLOAT = {"token_embd": "f32", "output": "f32"}
+
+
+def empty_state(n_embd: int) -> TextState:
+    """The state of a text without tokens."""
+    zeros = np.zeros(n_embd, np.float32)
+    return TextState(0, zeros, zeros, zeros)
 
 
 def equal_logits(path: Path, **changes: Any) -> Path:
@@ -69,14 +76,13 @@ class ScriptedDrafter(Drafter):
             position has it; "empty": none; "turns": one of the others after the other.
 
     Attributes:
-        asked: how many proposals were wanted; samples: for whom.
+        asked: how many proposals were wanted.
     """
 
     def __init__(self, outputs: list[RequestOutput], mode: str) -> None:
         self._known = {(tuple(o.prompt_token_ids), s.index): s.token_ids for o in outputs for s in o.outputs}
         self._mode = mode
         self.asked = 0
-        self.samples: dict[Sample, None] = {}
 
     def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
         assert 1 <= len(asked) <= rows
@@ -84,7 +90,6 @@ class ScriptedDrafter(Drafter):
 
     def _guess(self, sample: Sample) -> list[int]:
         self.asked += 1
-        self.samples[sample] = None
         at = len(sample.tokens)
         coming = self._known.get((tuple(sample.request.prompt_ids), sample.index), [])[at:]
         turn = (at + sample.index) % 4

@@ -10,7 +10,7 @@ import process_kit
 import pytest
 import tilebeam
 from head_kit import write_head
-from tilebeam.model import cache_cells, device_choice, file_check, head_file, memory_check
+from tilebeam.model import device_choice, file_check, head_file, loader, memory_check
 from tilebeam.model.cache_size import Cache, cache_of
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import control
@@ -106,7 +106,7 @@ def test_a_draft_head_that_does_not_fit(model: Path, tmp_path: Path, monkeypatch
     size = head.memory(OPTIONS["n_ctx"])
     assert size > 0.99 * path.stat().st_size + 90 * 4 * shape.n_vocab
     file, options = file_check.inspect(model, False), LoadOptions(**OPTIONS).checked()
-    groups, texts = device_choice.groups_of(file, "cpu", -1), (1 + cache_cells.KEPT) * 2 + 1
+    groups, texts = device_choice.groups_of(file, "cpu", -1), (1 + loader.KEPT) * 2 + 1
     give(monkeypatch, 1 << 40)
     plain, left = (memory_check.check(file, options, groups, texts, head=n) for n in (0, size))
     assert plain - left == size

@@ -55,12 +55,12 @@ def head_of(lm: LM, features: Any = FEATURES, hidden: int = 5) -> Head:
 
 def by_hand(lm: LM, head: Head, prompt: list[int], tokens: list[int]) -> float:
     """The score of a text by its hidden states, read afterwards, and what `LM.logits` says of it."""
-    state = TextState.empty(lm.n_embd)
+    state = engine_kit.empty_state(lm.n_embd)
     logits = lm.logits(prompt + tokens)[len(prompt) - 1 : -1].astype(np.float64)
     for row, token in zip(logits, tokens, strict=True):
         x = float(row[token] - np.logaddexp.reduce(row))
         drawn = Confidence(1, x, x * x, x, x, token == lm.eos)
-        state = state.then(replace(TextState.empty(lm.n_embd), confidence=drawn))
+        state = state.then(replace(engine_kit.empty_state(lm.n_embd), confidence=drawn))
     for row in engine_kit.states_behind(lm, prompt + tokens)[len(prompt) : -1]:
         state = state.then(TextState(1, row, row, row))
     return float(head(state.features(head.features)[None])[0])

@@ -58,10 +58,8 @@ def regex(pattern: str) -> Extractor:
     compiled = re.compile(pattern)
 
     def extract(text: str) -> str | None:
-        last = None
-        for match in compiled.finditer(text):
-            last = match
-        found = last.group(min(1, compiled.groups)) if last else None
+        matches = [*compiled.finditer(text)]
+        found = matches[-1].group(min(1, compiled.groups)) if matches else None
         return (normalize_answer(found) or None) if found is not None else None
 
     return _by_value(extract)

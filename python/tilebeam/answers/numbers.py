@@ -75,11 +75,8 @@ def last_number(text: str) -> str | None:
     if (only := the_number(text)) is not None:
         return only
     for line in reversed(text.split("\n")):  # no number goes on in the next line
-        last = None
-        for match in _NUMBER.finditer(line):
-            last = match
-        if last:
-            return _spelled(last, _negative(last))[0]
+        if found := [*_NUMBER.finditer(line)]:
+            return _spelled(found[-1], _negative(found[-1]))[0]
     return None
 
 

@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -195,31 +195,21 @@ class Dispatcher:
                     self._worker = threading.Thread(target=self._run_worker, args=(background,), name="tilebeam")
                     self._worker.start()
 
-    def wait(self, call: Call, ready: Callable[[], bool]) -> None:
-        """Return when the call is done or `ready`, stepping the engine meanwhile if no other thread does.
+    def wait(self, *calls: Call, ready: Callable[[], bool] = lambda: False) -> None:
+        """Return when one of the calls is done, or `ready`, stepping the engine meanwhile if no other thread does.
 
         Raises:
-            TilebeamError: this thread has the engine for itself, so that the call could never start.
+            TilebeamError: this thread has the engine for itself, so that the calls could never start.
         """
-        with self._lock:
-            call.waiter = threading.Condition(self._lock)
-            call.ready = ready
-            try:
-                self._wait_until(lambda: call.done or ready(), call.waiter)
-            finally:
-                call.waiter = call.ready = None
-
-    def wait_any(self, calls: Sequence[Call]) -> None:
-        """Return when one of several calls is done; as `wait`."""
         with self._lock:
             waiter = threading.Condition(self._lock)
             for call in calls:
-                call.waiter = waiter
+                call.waiter, call.ready = waiter, ready
             try:
-                self._wait_until(lambda: any(call.done for call in calls), waiter)
+                self._wait_until(lambda: any(call.done for call in calls) or ready(), waiter)
             finally:
                 for call in calls:
-                    call.waiter = None
+                    call.waiter = call.ready = None
 
     def cancel(self, call: Call) -> None:
         """End what is not finished of a call; it is done soon. Never blocks for long."""
@@ -457,7 +447,7 @@ class Dispatcher:
             if not isinstance(error, Exception):
                 raise
             return
-        self._steps -= self._steps > 0 and not self._engine.recovers
+        self._steps -= self._steps > 0 and not self._engine.scheduler.recovers
         for call in list(self._active):
             call.steps += 1
             failed = any(r.error is not None for r in call.requests)

@@ -86,7 +86,6 @@ class DraftHead:
     def close(self) -> None:
         """Follow no more."""
         self._target.follower = None
-        self._likeliest.close()
 
     # --- what happens to the target's sequences -----------------------------------------------------------------------
 

@@ -53,10 +53,6 @@ class DraftModel:
         self._likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
         self.times = PassTimes()
 
-    def close(self) -> None:
-        """Free what it has besides the context."""
-        self._likeliest.close()
-
     def finished(self, sample: Sample) -> None:
         """Give back a sample's cells."""
         seq = self._sequences.pop(sample, None)
@@ -99,11 +95,6 @@ class DraftModel:
             self.decode([(seq, lacks[:-1])])
             lacks = lacks[-1:]
         return seq, lacks
-
-    @property
-    def room(self) -> int:
-        """Cells that are free."""
-        return self.kv.free
 
     def decode(self, spans: list[tuple[CachedSequence, list[int]]]) -> list[tuple[int, float]]:
         """Decode tokens of several sequences, each once.
@@ -153,7 +144,7 @@ class Drafting:
         for i, sample in enumerate(samples):
             # what the samples before still have to decode, and a draft for each
             taken = sum(len(tokens) + MOST for _, tokens in self._spans.values()) + MOST
-            span = model.caught_up(sample, model.room - taken)
+            span = model.caught_up(sample, model.kv.free - taken)
             if span is not None:
                 self._spans[i] = span
 

@@ -27,7 +27,7 @@ from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import BAD_LOGITS, TOO_COMPLEX, Banned, BatchSampler, Sampler, SampleRows
 from tilebeam.engine.scheduler import BatchPlan, Scheduler
-from tilebeam.errors import NpuError, TilebeamError
+from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context
 from tilebeam.outputs import EngineFigures, FinishReason, Progress
 
@@ -84,11 +84,6 @@ class Engine:
     def busy(self) -> bool:
         """Return whether samples run or wait."""
         return self.scheduler.busy
-
-    @property
-    def recovers(self) -> bool:
-        """Return whether steps decode what had cells before; see `Scheduler.recovers`."""
-        return self.scheduler.recovers
 
     def running(self, progress: Progress) -> int:
         """Count the samples of one call that hold a slot now."""
@@ -195,7 +190,7 @@ class Engine:
             for sample in full:
                 self._finish(sample, "length")
         plan = self.scheduler.plan(drafts=not refused)
-        plan.write(self.context)
+        self.context.fill([(s.seq.id, len(s.seq) - len(s.tokens), s.tokens, s.outputs) for s in plan.spans])
         self._planned += time.perf_counter() - began
         return plan
 
@@ -284,7 +279,6 @@ class Engine:
             confirmed: list[tuple[Sample, int]] = []
             for (sample, entry), token in zip(sampling, rows.tokens.tolist(), strict=True):
                 if sample in spans and spans[sample].draft[depth : depth + 1] == [token]:
-                    sample.accepted += 1
                     accepted[sample] += 1
                     sample.request.usage.accepted_tokens += 1
                     if sample.finish is None:
@@ -297,7 +291,6 @@ class Engine:
                 self.sampler.sample(rows)
                 self._take_each(sampling, rows)
         for sample, span in spans.items():
-            sample.drafted += span.outputs - 1
             sample.request.usage.drafted_tokens += span.outputs - 1
             if drafter is not None:
                 drafter.verified(sample, accepted[sample])
@@ -379,19 +372,16 @@ class Engine:
     def _no_token(self, sample: Sample, complex: bool) -> None:
         """Fail a sample: grammar and logit_bias forbid every token, or (`complex`) it takes too many steps to see which
         they allow."""
+        where = f"Sample {sample.index}: after {len(sample.tokens)} tokens the"
         if complex:
-            what = f"Sample {sample.index}: after {len(sample.tokens)} tokens the text"
-            sample.request.error = too_complex(what)
-            self.cancel(sample.request)
-            return
-        if sample.request.params.grammar is not None and self.vocab.eos < 0:
+            sample.request.error = too_complex(f"{where} text")
+        elif sample.request.params.grammar is not None and self.vocab.eos < 0:
             # The text is complete, or will never be; without an end-of-text token that looks alike.
             self._finish(sample, "stop", pending=0)
             return
-        sample.request.error = TilebeamError(
-            f"Sample {sample.index}: after {len(sample.tokens)} tokens the grammar and logit_bias allow no token of "
-            "this model's vocabulary."
-        )
+        else:
+            why = "grammar and logit_bias allow no token of this model's vocabulary"
+            sample.request.error = TilebeamError(f"{where} {why}.")
         self.cancel(sample.request)
 
     def _finish(self, sample: Sample, reason: FinishReason, pending: int = 1) -> None:
@@ -428,9 +418,3 @@ def _rows(sampling: list[tuple[Sample, int]]) -> SampleRows:
         assert sample.sampler is not None
         rows.append((sample.sampler, entry, sample.request.wants))
     return SampleRows(rows)
-
-
-def npu_failure(code: int, reason: str) -> NpuError:
-    """Make the exception for a decode that the NPU failed."""
-    detail = reason or f"llama_decode returned {code} and the NPU gave no reason"
-    return NpuError(f"The NPU failed: {detail}. Load the model again to start a new session.")

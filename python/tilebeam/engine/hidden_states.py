@@ -49,7 +49,8 @@ class HiddenStates:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._count = np.zeros(0, np.int64)
-        self._total, self._recent, self._last = (np.zeros((0, context.model.n_embd), np.float32) for _ in range(3))
+        # By place: total, recent, last.
+        self._sums: npt.NDArray[np.float32] = np.zeros((3, 0, context.model.n_embd), np.float32)
         self._native: Any = None  # these arrays, until they grow
         if context.tap is not None:
             self._source, self._read = context.tap.pointer, context.tap.read
@@ -65,17 +66,14 @@ class HiddenStates:
             held = len(self._count)
             more = max(_ROWS, held)
             self._count = np.concatenate([self._count, np.zeros(more, np.int64)])
-            self._total, self._recent, self._last = (
-                np.concatenate([a, np.zeros((more, a.shape[1]), np.float32)])
-                for a in (self._total, self._recent, self._last)
-            )
+            added = np.zeros((3, more, self._sums.shape[2]), np.float32)
+            self._sums = np.concatenate([self._sums, added], axis=1)
             self._free = list(range(held + more - 1, held - 1, -1))
             self._native = None
         place = self._free.pop()
         self._count[place] = 0
         self._confidence[place] = Confidence()
-        for array in (self._total, self._recent, self._last):
-            array[place] = 0
+        self._sums[:, place] = 0
         return place
 
     def state(self, place: int, *, ended: bool = False) -> TextState:
@@ -84,7 +82,7 @@ class HiddenStates:
         Args:
             ended: its last token ends the text.
         """
-        total, recent, last = (a[place].copy() for a in (self._total, self._recent, self._last))
+        total, recent, last = self._sums[:, place].copy()
         confidence = self._confidence[place]
         if ended:
             confidence = replace(confidence, ended=True)
@@ -141,8 +139,8 @@ class HiddenStates:
         if self._native is None:
             self._native = ffi.new("struct tb_states *")
             self._native.total, self._native.recent, self._native.last = (
-                ffi.from_buffer("float[]", a) for a in (self._total, self._recent, self._last)
+                ffi.from_buffer("float[]", array) for array in self._sums
             )
             self._native.count = ffi.from_buffer("int64_t[]", self._count)
-            self._native.n_embd, self._native.decay = self._total.shape[1], DECAY
+            self._native.n_embd, self._native.decay = self._sums.shape[2], DECAY
         return self._native

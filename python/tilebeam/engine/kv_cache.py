@@ -173,7 +173,8 @@ class KvCache:
     def extend(self, seq: Sequence, tokens: list[int]) -> None:
         """Take cells for tokens that the next batch decodes."""
         if len(tokens) > len(self._free_cells):
-            raise self._no_room(len(tokens))
+            room = f"{self.free} of {self.limits.n_cells} KV cells are free"
+            raise TilebeamError(f"No room for {len(tokens)} tokens: {room}.")
         if tokens:
             cells = self._free_cells[-len(tokens) :]
             del self._free_cells[-len(tokens) :]
@@ -260,9 +261,6 @@ class KvCache:
         for seq in self.live:
             self.close(seq)
         self._memory.clear()
-
-    def _no_room(self, count: int) -> TilebeamError:
-        return TilebeamError(f"No room for {count} tokens: {self.free} of {self.limits.n_cells} KV cells are free.")
 
     def _release(self, cells: list[int]) -> None:
         if cells:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,7 +15,7 @@ import numpy as np
 from tilebeam.errors import GrammarTooComplexError, TilebeamError
 from tilebeam.grammars.rules import Kind, Rules, RulesError, read_rules
 from tilebeam.native.llama import Vocab, check_tokens
-from tilebeam.native.sampling import ffi, lib
+from tilebeam.native.sampling import address_of, ffi, lib
 
 # Grammars that a vocabulary remembers; each may be some MiB.
 _MOST_GRAMMARS = 32
@@ -157,15 +156,10 @@ def _starts(sizes: list[int]) -> Any:
 
 def _pieces(vocab: Vocab) -> tuple[Any, list[Any]]:
     """Return a struct tb_pieces, and what has to live as long."""
-
-    def function(name: str, of: Any) -> Any:
-        return ffi.cast(name, ctypes.cast(of, ctypes.c_void_p).value)
-
-    to_piece = function(
-        "int32_t (*)(const void *, int32_t, char *, int32_t, int32_t, bool)", C._lib.llama_token_to_piece
-    )
-    is_end = function("bool (*)(const void *, int32_t)", C._lib.llama_vocab_is_eog)
-    pointer = ffi.cast("void *", ctypes.cast(vocab.pointer, ctypes.c_void_p).value)
+    types = "int32_t (*)(const void *, int32_t, char *, int32_t, int32_t, bool)", "bool (*)(const void *, int32_t)"
+    to_piece = ffi.cast(types[0], address_of(C._lib.llama_token_to_piece))
+    is_end = ffi.cast(types[1], address_of(C._lib.llama_vocab_is_eog))
+    pointer = ffi.cast("void *", address_of(vocab.pointer))
     starts, ends = np.empty(vocab.size + 1, np.uint32), np.empty(vocab.size, np.uint8)
     kept = [ffi.from_buffer("uint32_t[]", starts), ffi.from_buffer("uint8_t[]", ends)]
     lib.tb_read_pieces(pointer, vocab.size, to_piece, is_end, ffi.NULL, *kept)

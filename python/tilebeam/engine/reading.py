@@ -19,7 +19,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from tilebeam.engine.kv_cache import Sequence, common_prefix
 from tilebeam.engine.request import check_prompt
 from tilebeam.engine.turns import Turn, Turns
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Context, check_tokens
+from tilebeam.native.llama import check_tokens
 
 ReadHook = Callable[[int, int], object]
 Floats = npt.NDArray[np.float32]
@@ -121,72 +120,24 @@ class _Job:
         self.first = min((p for p in self.rows if p >= self.start), default=self.stop)
 
 
-class _Question(Protocol):
-    """What is read at the positions asked for."""
+@dataclass(frozen=True)
+class _Question:
+    """What is read at the positions asked for.
 
-    hidden: bool  # hidden states, which a batch gives for all its entries
+    Attributes:
+        answer: puts what the last batch gave for an entry into the rows of a job's position.
+        hidden: it is hidden states, which a batch gives for all its entries.
+    """
 
-    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
-        """Put what the last batch gave for an entry into the rows of a job's position."""
-
-
-class _Logits:
-    """Logits of some tokens, of all: None."""
-
-    hidden = False
-
-    def __init__(self, tokens: npt.NDArray[np.int64] | None) -> None:
-        self._tokens = tokens
-
-    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
-        logits = context.logits(entry)
-        job.out.logits[job.rows[position]] = logits if self._tokens is None else logits[self._tokens]
+    answer: Callable[[int, _Job, int], None]
+    hidden: bool = False
 
 
-class _Hidden:
-    """Hidden states."""
-
-    hidden = True
-
-    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
-        job.out.hidden[job.rows[position]] = context.hidden(entry)
-
-
-class _Pooled:
-    """Hidden states of all positions asked for, averaged."""
-
-    hidden = True
-
-    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:  # noqa: ARG002
-        job.out.hidden[0] += context.hidden(entry) / len(job.rows)
-
-
-class _LogProbs:
-    """Log-probabilities of one token for each row of each text, whose readings are `TokenReading`s, and of the `top`
-    likeliest ones."""
-
-    hidden = False
-
-    def __init__(self, wanted: dict[_Job, SequenceOf[int]], n_vocab: int, top: int) -> None:
-        self._wanted = wanted
-        self._top = min(top, n_vocab)
-        self._work = np.empty(n_vocab, np.float32)
-
-    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
-        assert isinstance(job.out, TokenReading)
-        logits = context.logits(entry)
-        top, log_sum = log_sum_exp(logits, self._work)
-        for row in job.rows[position]:
-            token = self._wanted[job][row]
-            job.out.logprobs[row] = float(logits[token]) - log_sum
-            job.out.likeliest[row] = token == top
-            if self._top:
-                job.out.top[row] = self._best(logits, log_sum)
-
-    def _best(self, logits: Floats, log_sum: float) -> dict[int, float]:
-        found = np.argpartition(logits, -self._top)[-self._top :]
-        found = found[np.lexsort((found, -logits[found]))]
-        return {int(token): float(logits[token]) - log_sum for token in found}
+def _best(logits: Floats, count: int, log_sum: float) -> dict[int, float]:
+    """Return the likeliest tokens, likeliest first, and their log-probabilities."""
+    found = np.argpartition(logits, -count)[-count:]
+    found = found[np.lexsort((found, -logits[found]))]
+    return {int(token): float(logits[token]) - log_sum for token in found}
 
 
 def log_sum_exp(row: Floats, work: Floats) -> tuple[int, float]:
@@ -229,8 +180,13 @@ class Reader:
         wanted = None if tokens is None else np.asarray(tokens, np.int64)
         if wanted is not None:
             check_tokens(wanted.tolist(), size)
+
+        def answer(entry: int, job: _Job, position: int) -> None:
+            logits = self._context.logits(entry)
+            job.out.logits[job.rows[position]] = logits if wanted is None else logits[wanted]
+
         jobs = self._jobs(targets, positions, size if wanted is None else wanted.size, 0)
-        return self._answers(turns, jobs, _Logits(wanted), hook)
+        return self._answers(turns, jobs, _Question(answer), hook)
 
     def hidden(
         self,
@@ -240,19 +196,27 @@ class Reader:
         hook: ReadHook | None = None,
     ) -> list[Reading]:
         """See `LM.hidden`."""
+
+        def answer(entry: int, job: _Job, position: int) -> None:
+            job.out.hidden[job.rows[position]] = self._context.hidden(entry)
+
         jobs = self._jobs(targets, positions, 0, self._context.model.n_embd)
-        return self._answers(turns, jobs, _Hidden(), hook)
+        return self._answers(turns, jobs, _Question(answer, hidden=True), hook)
 
     def pooled(
         self, turns: Turns, targets: SequenceOf[list[int]], pooling: Pooling, hook: ReadHook | None = None
     ) -> list[Reading]:
         """Return one hidden state for each text, float32 [1, n_embd]: see `LM.embed`."""
+
+        def answer(entry: int, job: _Job, _: int) -> None:
+            job.out.hidden[0] += self._context.hidden(entry) / len(job.rows)
+
         jobs = self._jobs(targets, [[0]] * len(targets), 0, self._context.model.n_embd)
         for job in jobs:
             job.out.hidden[:] = 0
             job.rows = {position: [0] for position in pooled_positions(len(job.target), pooling)}
             job.first = min(job.rows)
-        return self._answers(turns, jobs, _Pooled(), hook)
+        return self._answers(turns, jobs, _Question(answer, hidden=True), hook)
 
     def logprobs(
         self,
@@ -278,7 +242,20 @@ class Reader:
             job.out = out
             out.logprobs, out.likeliest = np.empty(len(where)), np.empty(len(where), np.bool_)
             out.top = [{} for _ in where] if top else []
-        self._answers(turns, jobs, _LogProbs(dict(zip(jobs, tokens, strict=True)), size, top), hook)
+        wanted, most, work = dict(zip(jobs, tokens, strict=True)), min(top, size), np.empty(size, np.float32)
+
+        def answer(entry: int, job: _Job, position: int) -> None:
+            assert isinstance(job.out, TokenReading)
+            logits = self._context.logits(entry)
+            likeliest, log_sum = log_sum_exp(logits, work)
+            for row in job.rows[position]:
+                token = wanted[job][row]
+                job.out.logprobs[row] = float(logits[token]) - log_sum
+                job.out.likeliest[row] = token == likeliest
+                if most:
+                    job.out.top[row] = _best(logits, most, log_sum)
+
+        self._answers(turns, jobs, _Question(answer), hook)
         return outs
 
     def _jobs(
@@ -434,7 +411,7 @@ class Reader:
             new += max(0, job.start - max(job.reached, job.start - job.done))
             job.reached = max(job.reached, job.start)
             for entry, position in job.flagged:
-                question.answer(self._context, entry, job, position)
+                question.answer(entry, job, position)
             if job.flagged:
                 job.answered()
             if job.seq is not None:

@@ -40,8 +40,6 @@ class Sample:
     limit: int = 0  # tokens that it may have
     reached: int = 0  # tokens, with the prompt, that had cells when it was preempted: decoded before
     detokenized: int = 0  # tokens whose text is in the detokenizer
-    drafted: int = 0  # tokens that a drafter proposed and a step decoded
-    accepted: int = 0  # of them, those that were drawn
     place: int | None = None  # of its hidden states, while it wants any
     hidden: TextState | None = None  # at its end
     hidden_steps: list[TextState] = field(default_factory=list)

@@ -110,11 +110,6 @@ class Sampler:
         state.recent, state.n_recent, state.accepted = self._recent, size, len(last)
         lib.tb_chain_seed(state, seed)
 
-    @property
-    def address(self) -> int:
-        """The address of `state`, for native code."""
-        return int(ffi.cast("uintptr_t", self.state))
-
     def steer(self, forced: int | None, banned: Banned, *, free: bool = False) -> None:
         """Say how the next token is drawn.
 
@@ -145,6 +140,7 @@ class SampleRows:
     Attributes:
         pointer: struct tb_draw_row[], for native code.
         samplers, entries: of the rows.
+        tokens: a view of what was drawn: int32 [rows], a token, `NO_TOKEN`, `BAD_LOGITS` or `TOO_COMPLEX`.
 
     Args:
         rows: sampler, entry, and what is wanted besides the token: `TOKEN_ONLY`, `NORM` or `SPREAD`.
@@ -154,17 +150,12 @@ class SampleRows:
         self.samplers = [sampler for sampler, _, _ in rows]  # alive as long as their addresses are used
         self.entries = [entry for _, entry, _ in rows]
         self._rows = np.zeros(len(rows), _ROW)
-        self._rows["chain"] = [sampler.address for sampler in self.samplers]
+        self._rows["chain"] = [int(ffi.cast("uintptr_t", sampler.state)) for sampler in self.samplers]
         self._rows["entry"] = self.entries
         self._rows["wants"] = [wants for _, _, wants in rows]
-        self._tokens: npt.NDArray[np.int32] = self._rows["token"]
+        self.tokens: npt.NDArray[np.int32] = self._rows["token"]
         self.pointer = ffi.from_buffer("struct tb_draw_row[]", self._rows)
         self._parts: dict[int, list[tuple[Any, int]]] = {}
-
-    @property
-    def tokens(self) -> npt.NDArray[np.int32]:
-        """A view of what was drawn: int32 [rows], a token, `NO_TOKEN`, `BAD_LOGITS` or `TOO_COMPLEX`."""
-        return self._tokens
 
     def parts(self, most: int) -> list[tuple[Any, int]]:
         """Return where each of at most so many parts begins, about equally long ones, and its length. Rows that follow

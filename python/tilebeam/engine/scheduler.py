@@ -105,10 +105,6 @@ class BatchPlan:
     hidden: bool = False
     states: StateRows | None = None
 
-    def write(self, context: Context) -> None:
-        """Fill the batch arrays."""
-        context.fill([(s.seq.id, len(s.seq) - len(s.tokens), s.tokens, s.outputs) for s in self.spans])
-
 
 @dataclass(frozen=True)
 class _Prompt:

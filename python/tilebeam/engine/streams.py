@@ -69,7 +69,7 @@ class Stream(_Streaming):
     def __next__(self) -> Delta:
         call = self._call
         if not call.deltas:
-            self._dispatcher.wait(call, lambda: bool(call.deltas))
+            self._dispatcher.wait(call, ready=lambda: bool(call.deltas))
         if call.deltas:
             return call.deltas.popleft()
         if call.error is not None:
@@ -174,14 +174,14 @@ def run(
     try:
         while (progress is not None or on_sample is not None) and not call.done:
             seen = call.steps
-            dispatcher.wait(call, partial(_has_stepped, call, seen))
+            dispatcher.wait(call, ready=partial(_has_stepped, call, seen))
             if call.steps == seen or call.error is not None:
                 continue
             _tell_ended(dispatcher, call, on_sample)
             if progress is not None and progress(call.snapshot()) is False:
                 progress = on_sample = None
                 dispatcher.cancel(call)
-        dispatcher.wait(call, lambda: False)
+        dispatcher.wait(call)
         if call.error is None:
             _tell_ended(dispatcher, call, on_sample)
     except BaseException:
@@ -221,7 +221,7 @@ def run_each(dispatcher: Dispatcher, calls: Iterator[Call], samples: int) -> Ite
                 running[call] = i
             if not running:
                 break
-            dispatcher.wait_any(list(running))
+            dispatcher.wait(*running)
             for call in [call for call in running if call.done]:
                 output = call.outputs()[0]
                 yield running.pop(call), output

@@ -188,8 +188,9 @@ class _Converter:
         try:
             if "enum" in schema:
                 return [json_literal(value) for value in _values(schema)]
-            types = type_names(schema["type"]) if "type" in schema else _types_by_keywords(schema)
-            if types is None:
+            by_keywords = [name for name, keywords in BY_TYPE.items() if keywords & schema.keys()]
+            types = type_names(schema["type"]) if "type" in schema else by_keywords
+            if not types:
                 return ["value"]
             if "number" in types and "integer" in types:
                 types.remove("integer")
@@ -370,12 +371,6 @@ def _located(error: SchemaError, path: str) -> SchemaError:
     """Add the place in the schema to an error, unless it has one."""
     text = str(error)
     return error if text.startswith("#") else SchemaError(f"{path}: {text}", error.keyword)
-
-
-def _types_by_keywords(schema: Plain) -> list[str] | None:
-    """Return, where there is no "type", the types that its keywords are about, None if it has none."""
-    found = [name for name, keywords in BY_TYPE.items() if keywords & schema.keys()]
-    return found or None
 
 
 def _values(schema: Plain) -> list[Any]:

@@ -75,6 +75,7 @@ _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _DOT = complement([(10, 10), (13, 13), (0x2028, 0x2029)])
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _NOT_PLAIN: list[Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F), (0xD800, 0xDFFF)]
+_ESCAPED = frozenset({*range(0x20), 0x22, 0x5C, 0x7F})
 _RARE: list[Range] = [(1, 8), (0xB, 0xC), (0xE, 0x1F), (0x7F, 0x7F)]
 
 
@@ -86,7 +87,7 @@ def _as_json(ranges: Sequence[Range]) -> str:
     """
     plain = _without(ranges, _NOT_PLAIN)
     parts = [_one_of(plain)] if plain else []
-    escaped = [c for low, high in union(ranges) for c in range(low, min(high, 0x7F) + 1) if _is_escaped(c)]
+    escaped = [c for low, high in union(ranges) for c in range(low, min(high, 0x7F) + 1) if c in _ESCAPED]
     # Of a large set, such as all but a few, the rare control characters are left out.
     rare = [c for c in escaped if c not in _SHORT]
     written = [c for c in escaped if c in _SHORT] + (rare if not plain or len(rare) <= 4 else [])
@@ -113,10 +114,6 @@ def _one_of(ranges: Sequence[Range]) -> str:
     if ranges[0][0] == ranges[-1][1]:
         return literal(chr(ranges[0][0]))
     return "[" + "".join(in_class(a) if a == b else f"{in_class(a)}-{in_class(b)}" for a, b in ranges) + "]"
-
-
-def _is_escaped(code: int) -> bool:
-    return code < 0x20 or code in (0x22, 0x5C, 0x7F)
 
 
 # --- the syntax -------------------------------------------------------------------------------------------------------

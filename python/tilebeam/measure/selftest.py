@@ -135,7 +135,10 @@ def _plain(a: Array) -> tuple[Array, Type, Sequence[int], Sequence[int]]:
     return a, kind, a.shape[::-1], a.strides[::-1]
 
 
-def _nmse(got: Array, want: Array) -> float:
+def _nmse(got: Array | None, want: Array) -> float:
+    """Return the error of a result; where there is none it is infinite."""
+    if got is None:
+        return float("inf")
     error = float(np.mean((got.astype(np.float64) - want) ** 2) / np.mean(want**2))
     return error if np.isfinite(error) else float("inf")
 
@@ -167,7 +170,7 @@ def _mul_mat(executor: _Executor, isa: str, rng: np.random.Generator) -> Iterato
             x = rng.standard_normal((1, 1, m, k)).astype(np.float32)
             sources = [(data, kind, (k, n, 1, 1), nb), _plain(x)]
             got, kernel, why = executor.run(ggml_ext.lib.TB_OP_MUL_MAT, sources, (1, 1, m, n))
-            error = _nmse(got[0, 0], x[0, 0] @ values.T) if got is not None else float("inf")
+            error = _nmse(got, x @ values.T)
             yield KernelResult(isa, f"mul_mat {kind.label}, {m} row{'s' * (m > 1)}", kernel, error, why)
 
 
@@ -182,13 +185,11 @@ def _attention(executor: _Executor, isa: str, rng: np.random.Generator) -> Itera
         sources = [_plain(a) for a in (q, k, v, mask)]
         shape = (1, rows, heads, size)
         got, kernel, why = executor.run(ggml_ext.lib.TB_OP_FLASH_ATTN, sources, shape, [scale, 0.0, 0.0])
-        error = float("inf")
-        if got is not None:
-            each_head = [np.repeat(a.astype(np.float64), heads // groups, axis=1) for a in (k, v)]
-            scores = scale * np.einsum("bhrd,bhcd->bhrc", q, each_head[0]) + mask
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
-            error = _nmse(got, np.einsum("bhrc,bhcd->brhd", weights, each_head[1]))
+        each_head = [np.repeat(a.astype(np.float64), heads // groups, axis=1) for a in (k, v)]
+        scores = scale * np.einsum("bhrd,bhcd->bhrc", q, each_head[0]) + mask
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        error = _nmse(got, np.einsum("bhrc,bhcd->brhd", weights, each_head[1]))
         yield KernelResult(isa, f"flash_attn, head size {size}", kernel, error, why)
 
 
@@ -196,7 +197,7 @@ def _norm(executor: _Executor, isa: str, rng: np.random.Generator) -> Iterator[K
     x = rng.standard_normal((1, 1, 5, 320)).astype(np.float32)
     got, kernel, why = executor.run(ggml_ext.lib.TB_OP_RMS_NORM, [_plain(x)], x.shape, [1e-6])
     want = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + 1e-6)
-    yield KernelResult(isa, "rms_norm", kernel, _nmse(got, want) if got is not None else float("inf"), why)
+    yield KernelResult(isa, "rms_norm", kernel, _nmse(got, want), why)
 
 
 def run() -> list[KernelResult]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilebeam.model.load_options import KvType
 
@@ -36,15 +36,14 @@ class Cache:
 
 def cache_of(gguf: Source, architecture: str) -> Cache:
     """Read a file's header for what llama.cpp keeps of each token. Layers that it may leave out count nothing."""
-    from tilebeam.gguf import model_kv
+    from tilebeam.gguf import model_kv, value_of
 
     metadata = model_kv(gguf)
 
     def values(*keys: str, default: int = 0) -> list[int]:
         found: list[int] = []
         for key in keys:
-            entry = metadata.get(f"{architecture}.{key}")
-            value: Any = None if entry is None else entry.value
+            value = value_of(metadata, f"{architecture}.{key}")
             found += [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
         return found or [default]
 

@@ -135,8 +135,7 @@ class Core(Closing):
             seq = self._engine.kv.open()
             self._engine.kv.extend(seq, [0])
             self._context.fill([(seq.id, 0, [0], 1)])
-            if (code := self._context.decode(1)) != 0:
-                self._engine.fail(code)
+            self.check_decode(self._context.decode(1))
             size = self._context.sequence_bytes(seq.id, partial=True)
             self._engine.kv.close(seq)
         return size

@@ -103,8 +103,11 @@ def inspect(model: str | os.PathLike[str], verify: bool, lora: Sequence[tuple[st
             matrices, weights, cache = gguf_tools.matrices_of(gguf), weights_of(gguf, real), cache_of(gguf, real)
             parts = tuple(gguf.paths)
             file = CheckedFile(str(path), parts, gguf.architecture, matrices, weights, cache, _aligned(gguf))
-            file.pooling, file.causal = _pooling(gguf, real), _value(gguf, f"{real}.attention.causal") is not False
-            trained = _value(gguf, f"{real}.context_length")
+            pooling = gguf_tools.value_of(gguf.kv, f"{real}.pooling_type")
+            if isinstance(pooling, int) and 0 < pooling < len(POOLINGS):
+                file.pooling = POOLINGS[pooling]
+            file.causal = gguf_tools.value_of(gguf.kv, f"{real}.attention.causal") is not False
+            trained = gguf_tools.value_of(gguf.kv, f"{real}.context_length")
             file.n_ctx_train = trained if isinstance(trained, int) else 0
             file.adapters = read_adapters(lora, gguf, real)
             file.weights = adapted(file.weights, [pair for adapter in file.adapters for pair in adapter.pairs])
@@ -124,16 +127,6 @@ def inspect(model: str | os.PathLike[str], verify: bool, lora: Sequence[tuple[st
         raise TilebeamError(f"{path} cannot be loaded: {error}") from None
     file.repacked, file.architecture = RepackedFile.of(manifest), manifest.architecture
     return file
-
-
-def _value(gguf: Source, key: str) -> object:
-    found = gguf.kv.get(key)
-    return None if found is None else found.value
-
-
-def _pooling(gguf: Source, architecture: str) -> str | None:
-    number = _value(gguf, f"{architecture}.pooling_type")
-    return POOLINGS[number] if isinstance(number, int) and 0 < number < len(POOLINGS) else None
 
 
 def _aligned(gguf: Source) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
 from typing import Unpack, cast
 
 import numpy as np
@@ -17,7 +16,7 @@ from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.model.core import Core
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
 from tilebeam.prompt import Prompt, PromptLike, refuse_messages
-from tilebeam.sampling_params import SamplingFields, SamplingParams, one_each, updated
+from tilebeam.sampling_params import SamplingFields, SamplingParams, one_each, paired, updated
 
 # The mark that opens thoughts, and white space behind it, are at most so many tokens.
 _MARK_TOKENS = 64
@@ -106,12 +105,7 @@ class Generating(Core):
         """
         chosen = updated(sampling, fields)
         items: Iterable[PromptLike] = [prompts] if isinstance(prompts, str | Prompt) else prompts
-        if isinstance(chosen, SamplingParams):
-            pairs = zip(items, repeat(chosen))
-        else:
-            items = list(items)
-            pairs = zip(items, one_each(chosen, len(items)), strict=True)
-        calls = (self._numbered_call(i, *pair) for i, pair in enumerate(pairs))
+        calls = (self._numbered_call(i, *pair) for i, pair in enumerate(paired(items, chosen)))
         return run_each(self._dispatcher, calls, _AHEAD * self.n_seq_max)
 
     def _numbered_call(self, i: int, prompt: PromptLike, params: SamplingParams) -> Call:
@@ -170,15 +164,12 @@ class Generating(Core):
         """Make a request of a prompt, checked."""
         self.check_generates()
         with self._dispatcher.using():
-            vocab = self._model.vocab
+            ids = self._ids(prompt)
             if isinstance(prompt, str | Prompt):
-                asked = Prompt.of(prompt)
-                text, ids = asked.text, asked.tokens(self)
+                text = Prompt.of(prompt).text
             else:
-                refuse_messages(prompt)
-                ids = [int(t) for t in prompt]
                 check_prompt(ids, self._context)
-                text = vocab.text(ids)
+                text = self._model.vocab.text(ids)
             request = make_request(self._context, text, ids, params, progress)
             if params.forces:
                 request.forcing = self._forcing(ids, request.params)

@@ -90,10 +90,10 @@ def _read(path: str, file: Source) -> HeadFile:
     gguf_tools.check_model(file, ARCHITECTURE)
 
     def value(key: str, kind: type = int) -> Any:
-        found = file.kv.get(f"{ARCHITECTURE}.{key}")
-        if found is None or not isinstance(found.value, kind):
+        found = gguf_tools.value_of(file.kv, f"{ARCHITECTURE}.{key}")
+        if not isinstance(found, kind):
             raise gguf_tools.GGUFError(f"a draft head needs the metadata {ARCHITECTURE}.{key}")
-        return found.value
+        return found
 
     def need(what: str, *, holds: bool) -> None:
         if not holds:
@@ -110,8 +110,8 @@ def _read(path: str, file: Source) -> HeadFile:
     need("a matrix fc.weight that fits", holds=shapes.get("fc.weight", ())[:2] == (3 * width, n_embd))
     vocabulary = file.kv.get("tokenizer.ggml.tokens")
     n_vocab = vocabulary.array[1] if vocabulary is not None and vocabulary.array else value("vocab_size")
-    width_k, width_v = (file.kv.get(f"{ARCHITECTURE}.attention.{name}_length") for name in ("key", "value"))
-    need("keys as wide as values", holds=(width_k and width_k.value) == (width_v and width_v.value))
+    widths = [gguf_tools.value_of(file.kv, f"{ARCHITECTURE}.attention.{name}_length") for name in ("key", "value")]
+    need("keys as wide as values", holds=widths[0] == widths[1])
     own = shapes.get("token_embd.weight")
     need(
         "token embeddings for its vocabulary, or states as wide as its model's",
@@ -124,13 +124,13 @@ def _read(path: str, file: Source) -> HeadFile:
         need("tokens of its vocabulary in d2t", holds=bool(((tokens >= 0) & (tokens < n_vocab)).all()))
     else:
         need("an output for each token", holds=shapes["output.weight"][1:] == (n_vocab,))
-    model, cache = file.kv.get(K_MODEL), cache_of(file, ARCHITECTURE)
+    model, cache = gguf_tools.value_of(file.kv, K_MODEL), cache_of(file, ARCHITECTURE)
     return HeadFile(
         path,
         tuple(layer - 1 for layer in inputs),
         width,
         n_vocab,
-        model.value if model is not None and isinstance(model.value, str) else None,
+        model if isinstance(model, str) else None,
         sum(tensor.nbytes for tensor in file.tensors.values()),
         cache.k + cache.v,
     )

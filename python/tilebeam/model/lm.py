@@ -71,9 +71,7 @@ class LM(Chatting, Reads, Embeddings):
             if self.head is not None and draft is None and lookup is not False:
                 drafter = Speculation(self.head, MOST_WITH_HEAD)
             elif draft is not None:
-                model = DraftModel(draft._context, self._context)
-                stack.callback(model.close)
-                drafter = Speculation(model)
+                drafter = Speculation(DraftModel(draft._context, self._context))
             elif lookup:
                 drafter = Speculation()
             elif lookup is None and not self.info.deterministic:

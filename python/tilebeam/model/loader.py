@@ -17,9 +17,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
-from tilebeam.model import cache_cells, device_choice, hub, memory_check
+from tilebeam.model import device_choice, hub, memory_check
 from tilebeam.model import packed_cache as packed_files
-from tilebeam.model.cache_cells import KEPT
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.device_choice import Choice
 from tilebeam.model.file_check import CheckedFile, inspect
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.native.layer_tap import LayerTap
 
+# Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
+# prompts; those that were forgotten meanwhile are decoded again.
+KEPT = 7
 # One load at a time: executor and memory limit are options of the whole program.
 _loading = free_in_children()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
@@ -271,7 +273,7 @@ class _Loader:
             self._control = control()
             self._placement = self._place(self._control)
         texts = self._n_ids(1 if self._file.cache.recurrent else KEPT)
-        self._window_cells = cache_cells.of_windows(self._file, self._o, self._matrices, texts)
+        self._window_cells = memory_check.window_cells(self._file, self._o, self._matrices, texts)
         spare = self._check_memory(texts)
         copied = not self._limited and device_choice.copied(self._file, self._matrices, spare)
         self._mapped = self._file.aligned and not copied
@@ -610,8 +612,8 @@ class _Loader:
 
     def _failure(self, code: int, log: str) -> TilebeamError:
         """Make the exception for a failed llama_decode."""
-        if self._control is not None:
-            from tilebeam.engine.engine import npu_failure
-
-            return npu_failure(code, self._control.last_error() or log)
-        return TilebeamError(f"llama_decode failed with code {code}: {log or 'no reason was given'}")
+        if self._control is None:
+            return TilebeamError(f"llama_decode failed with code {code}: {log or 'no reason was given'}")
+        no_reason = f"llama_decode returned {code} and the NPU gave no reason"
+        detail = self._control.last_error() or log or no_reason
+        return NpuError(f"The NPU failed: {detail}. Load the model again to start a new session.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tilebeam.checks import is_finite
 from tilebeam.errors import TilebeamError, gguf_errors
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def files_and_scales(lora: Lora | Sequence[Lora]) -> list[tuple[str, float]]:
     found = []
     for entry in entries:
         path, scale = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, 1.0)
-        number = isinstance(scale, int | float) and not isinstance(scale, bool) and math.isfinite(scale)
-        if not isinstance(path, str | os.PathLike) or not number:
+        if not isinstance(path, str | os.PathLike) or not is_finite(scale):
             raise TilebeamError(f"lora takes files, or pairs (file, scale), not {entry!r}.")
         found.append((os.fsdecode(path), float(scale)))
     return found

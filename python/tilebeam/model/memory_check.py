@@ -1,5 +1,6 @@
 """The check, before anything is loaded, that a model fits the memory that this process can have: the system ends a
-process that takes more without a word, and a container's memory is often small.
+process that takes more without a word, and a container's memory is often small. And how many cells of its cache a
+context gets for sliding windows.
 
 Counted is what will be filled, as far as the file's header tells for certain, and never more: a model that fits is not
 refused. Weights that are mapped from the file count nothing, for the page cache can be had back.
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tilebeam.gguf import MatrixGroup
     from tilebeam.model.file_check import CheckedFile
 
+# Of the memory that this process can have, what a KV cache of full size may take where windows could do with less.
+_FULL = 1 / 2
 # Bytes of llama.cpp's tables for each entry of a vocabulary, at least.
 _ENTRY_BYTES = 100
 
@@ -82,6 +85,22 @@ def check(
         f"{_size(left)}: {listed([f'{_size(size)} for {what}' for size, what in parts if size])}. "
         f"{said[0].upper()}{said[1:]}."
     )
+
+
+def window_cells(file: CheckedFile, o: CheckedOptions, groups: Sequence[MatrixGroup], texts: int) -> int | None:
+    """Return the KV cells that layers with a sliding window get: as many as llama.cpp gives them for so many texts;
+    None: as many as others.
+
+    Args:
+        groups: the file's matrices as they will run, whose memory the cache cannot have.
+    """
+    cache = file.cache
+    cells = (min(o.n_ctx, cache.window * texts + o.n_ubatch) + 255) // 256 * 256
+    if not cache.window or not file.generates or o.swa_full or cells >= o.n_ctx:
+        return None
+    size = o.n_ctx * (cache.k * KV_BYTES[o.type_k] + cache.v * KV_BYTES[o.type_v])
+    room = _FULL * (usable_memory().with_swap - unmapped(file, groups))
+    return cells if o.swa_full is False or size > room else None
 
 
 def unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilebeam._ext import TILE, packed_bytes
 from tilebeam.errors import TilebeamError
@@ -84,14 +84,13 @@ class Placement:
 
 def weights_of(gguf: Source, architecture: str) -> Weights:
     """Read a file's header for what the devices must hold. Metadata that is absent counts as large as it can be."""
-    from tilebeam.gguf import layer_of, model_kv, runs_on_device
+    from tilebeam.gguf import layer_of, model_kv, runs_on_device, value_of
     from tilebeam.gguf.weights import TB_TYPE
 
     metadata = model_kv(gguf)
 
     def number(key: str, default: int) -> int:
-        entry = metadata.get(f"{architecture}.{key}")
-        value: Any = entry.value if entry is not None else None
+        value = value_of(metadata, f"{architecture}.{key}")
         if isinstance(value, list):
             value = max((v for v in value if isinstance(v, int)), default=None)
         return value if isinstance(value, int) and value > 0 else default
@@ -140,7 +139,6 @@ class Planner:
     """Finds placements of one model for one use."""
 
     def __init__(self, weights: Weights, use: Use) -> None:
-        self.w = weights
         self.use = use
         cache = pages(use.n_ctx * weights.kv_row * use.kv_bytes) + PAGE
         self._items = [size + (cache if i < weights.n_layer else 0) for i, size in enumerate(weights.layers)]

@@ -41,13 +41,9 @@ class Reads(Core):
                 raise TilebeamError(f"chunk must be at least 1, not {chunk}.")
             for start in range(0, len(ids), step):
                 part = ids[start : start + step]
-                n = len(part)
-                context.token[:n] = part
-                context.pos[:n] = np.arange(start, start + n)
-                context.seq[:n] = 0
-                context.output[:n] = 1
-                self.check_decode(context.decode(n))
-                for i in range(n):
+                context.fill([(0, start, part, len(part))])
+                self.check_decode(context.decode(len(part)))
+                for i in range(len(part)):
                     result[start + i] = context.logits(i)
             return result
 

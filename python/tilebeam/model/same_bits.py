@@ -62,7 +62,7 @@ def _logits(
 
     begin = len(text) - last
     decode((0, 0, text, last))
-    alone = context.logits_block(begin, last).copy()
+    alone = np.stack([context.logits(i) for i in range(begin, len(text))])
     context.clear()
     decode((1, 0, other[:_OTHER], 0), (0, 0, text[:begin], 1))
     beside = []

@@ -71,7 +71,7 @@ class LoadResult:
 @cache
 def _ffi() -> FFI:
     ffi = FFI()
-    ffi.cdef(declarations([_paths.header("control.h", "backend/plugin/control.h")]))
+    ffi.cdef(declarations([_paths.header("backend/plugin/control.h")]))
     return ffi
 
 

@@ -15,11 +15,6 @@ from cffi import FFI
 from tilebeam._ext.cdef import declarations
 from tilebeam.native import paths as _paths
 
-_HEADERS = (
-    ("npu_api.h", "backend/capi/npu_api.h"),
-    ("session_api.h", "backend/capi/session_api.h"),
-)
-
 
 @cache
 def load() -> tuple[Any, Any]:
@@ -33,8 +28,8 @@ def load() -> tuple[Any, Any]:
 
     ffi = FFI()
     ffi.include(ggml_ext.ffi)
-    for name, source in _HEADERS:
-        ffi.cdef(declarations([_paths.header(name, source)]))
+    for name in ("npu_api.h", "session_api.h"):
+        ffi.cdef(declarations([_paths.header(f"backend/capi/{name}")]))
     return ffi, ffi.dlopen(str(_paths.native("libtilebeam_npu.so")))
 
 

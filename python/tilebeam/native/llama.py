@@ -457,14 +457,6 @@ class Context:
             raise TilebeamError(f"llama.cpp has no logits for entry {i} of the last batch.")
         return np.ctypeslib.as_array(pointer, (self.model.vocab.size,))
 
-    def logits_block(self, first: int, count: int) -> F32:
-        """Return a view of the logits of batch entries first .. first + count - 1, which must all have `output` set,
-        shape [count, n_vocab]; valid until the next decode."""
-        for i in (first, first + count - 1):
-            self.logits(i)
-        pointer = C.llama_get_logits_ith(self.pointer, first)
-        return np.ctypeslib.as_array(pointer, (count, self.model.vocab.size))
-
     def output_hidden(self, on: bool) -> None:
         """Have the next batches give hidden states too, or no longer. llama.cpp then wants `output` set for every
         entry."""

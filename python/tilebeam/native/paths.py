@@ -25,12 +25,13 @@ def native(name: str) -> Path:
     return path
 
 
-def header(name: str, source: str) -> Path:
-    """Return the path of a C header: the installed copy, or ``source`` relative to the repository.
+def header(source: str) -> Path:
+    """Return the path of a C header: the installed copy, or the ``source`` in the repository.
 
     Raises:
         FileNotFoundError: neither exists.
     """
+    name = source.rpartition("/")[2]
     for path in (PACKAGE / "include" / name, SOURCE / source):
         if path.is_file():
             return path

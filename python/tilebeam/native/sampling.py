@@ -17,7 +17,7 @@ from tilebeam.native import paths as _paths
 ffi: Any = FFI()
 lib: Any
 try:
-    ffi.cdef(declarations([_paths.header("sampling.h", "backend/sampling/sampling.h")]))
+    ffi.cdef(declarations([_paths.header("backend/sampling/sampling.h")]))
     lib = ffi.dlopen(str(_paths.native("libtilebeam_sampling.so")))
 except OSError as e:
     raise ImportError(f"tilebeam: {e}") from e

@@ -30,10 +30,7 @@ from tilebeam.scoring.reward_formats import preset as preset_named
 from tilebeam.scoring.reward_heads import Head, make_head
 
 # The names heads have: TRL's value heads, transformers' classifiers, Qwen's process reward models.
-_HEAD = re.compile(
-    r"(?P<name>(?:[\w.]+\.)?(?:v_head|value_head|score|reward_head|rm_head|classifier)(?:\.(?:summary|dense|out_proj))?)"
-    r"(?:\.(?P<layer>\d+))?\.(?P<part>weight|bias)"
-)
+_NAMES = r"(?:[\w.]+\.)?(?:v_head|value_head|score|reward_head|rm_head|classifier)(?:\.(?:summary|dense|out_proj))?"
 _HEADER_LIMIT = 100 << 20  # safetensors' own
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 # What a reward model's architecture is called, and what the converter knows its body as.
@@ -153,14 +150,10 @@ def _body_config(config: dict[str, Any]) -> dict[str, Any]:
 def _heads(tensors: list[_Tensor], name: str | None) -> dict[int, dict[str, _Tensor]]:
     """Find the one head: layer number -> its weight and bias."""
     groups: dict[str, dict[int, dict[str, _Tensor]]] = {}
+    names = _NAMES if name is None else re.escape(name)
+    part = re.compile(rf"(?P<name>{names})(?:\.(?P<layer>\d+))?\.(?P<part>weight|bias)")
     for tensor in tensors:
-        if name is None:
-            match = _HEAD.fullmatch(tensor.name)
-        else:
-            match = re.fullmatch(
-                rf"(?P<name>{re.escape(name)})(?:\.(?P<layer>\d+))?\.(?P<part>weight|bias)", tensor.name
-            )
-        if match:
+        if match := part.fullmatch(tensor.name):
             layers = groups.setdefault(match["name"], {})
             layers.setdefault(int(match["layer"] or 0), {})[match["part"]] = tensor
     if not groups:

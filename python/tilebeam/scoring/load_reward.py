@@ -205,7 +205,9 @@ def _plan(spec: RewardSpec) -> _Plan:
     if kind not in KINDS:
         raise TilebeamError(f"Unknown kind of reward model {kind!r}: choose from {', '.join(KINDS)}.")
     chosen = replace(chosen, kind=cast(Kind, kind), **_labels(spec, facts))
-    chosen = replace(chosen, format=_tagged(chosen.format, spec, facts))
+    tag = facts.get("tag") if spec.tag is None else spec.tag
+    if tag is not None:
+        chosen = replace(chosen, format=replace(chosen.format, tag=tag))
     if kind == "token" and not chosen.format.tag:
         raise TilebeamError("A reward model that answers with tokens needs a tag or a preset.")
     head = _head(path, kind, chosen, loaded)
@@ -284,8 +286,3 @@ def _labels(spec: RewardSpec, facts: dict[str, Any]) -> dict[str, Any]:
         raise TilebeamError(f"A reward model has two labels, a good and a bad one, not {spec.labels!r}.")
     good, bad = spec.labels
     return {"good": good, "bad": bad}
-
-
-def _tagged(form: RewardFormat, spec: RewardSpec, facts: dict[str, Any]) -> RewardFormat:
-    tag = facts.get("tag") if spec.tag is None else spec.tag
-    return form if tag is None else replace(form, tag=tag)

@@ -121,7 +121,8 @@ def check_own(head: Head) -> None:
 
 def maker_of(lm: LM) -> dict[str, str]:
     """Describe a model as the file of its head does: by "name" and "shape"."""
-    return {"name": lm.metadata.get("general.name", ""), "shape": _shape(lm.n_layer, lm.n_embd, lm.n_vocab)}
+    shape = f"{lm.n_layer} layers, {lm.n_embd} elements, {lm.n_vocab} tokens"
+    return {"name": lm.metadata.get("general.name", ""), "shape": shape}
 
 
 def check_maker(head: Head, lm: LM) -> None:
@@ -133,10 +134,6 @@ def check_maker(head: Head, lm: LM) -> None:
             f"The reward head was made for another model: {made_for or f'{head.n_embd} elements'}; this one is "
             f"{' of '.join(filter(None, found.values()))}. Train one for it with `tilebeam reward train`."
         )
-
-
-def _shape(n_layer: object, n_embd: object, n_vocab: int) -> str:
-    return f"{n_layer} layers, {n_embd} elements, {n_vocab} tokens"
 
 
 def _same_maker(wanted: Mapping[str, str], found: Mapping[str, str]) -> bool:
@@ -159,8 +156,8 @@ def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None
     if all(head.layer is None for head in heads):
         return None
     with gguf_errors(f"{path} cannot be loaded"), gguf_tools.open_gguf(path) as gguf:
-        entry = gguf_tools.model_kv(gguf).get("general.name")
-    found = {"name": str(entry.value) if entry else "", "shape": ""}
+        name = gguf_tools.value_of(gguf_tools.model_kv(gguf), "general.name")
+    found = {"name": "" if name is None else str(name), "shape": ""}
     return next((h.layer for h in heads if _same_maker({"name": h.maker.get("name", "")}, found)), None)
 
 

@@ -16,6 +16,7 @@ from tilebeam.answers.extract import Extractor, equality_of
 from tilebeam.answers.extractors import as_extractor
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
+from tilebeam.outputs import Usage
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.contract import (
@@ -25,13 +26,14 @@ from tilebeam.search.contract import (
     SearchProgress,
     SearchResult,
     StepGenerator,
+    Trajectory,
     VoteResult,
 )
 from tilebeam.search.events import EventHook, Fate, candidate_event
 from tilebeam.search.limits import best_index, standings
 from tilebeam.search.sampled import vote_weights, voted, weighed
 from tilebeam.search.search_defaults import BEAM_WIDTH, MAX_STEP_TOKENS, MAX_STEPS
-from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
+from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander
 
 
 @dataclass(repr=False)
@@ -113,7 +115,8 @@ class _StepSearch(Algorithm[StepResult]):
         """See `Algorithm.search`. The budget is N, a multiple of beam_width or less than it. The best candidate has the
         best aggregate, those that ended before those that did not."""
         width = width_for(self.beam_width, call.budget)
-        tasks = tasks_of(lm, call)
+        asked = zip(call.prompts, call.sampling, strict=True)
+        tasks = [PromptTask(prompt, prompt.tokens(lm), params, Usage()) for prompt, params in asked]
         searches = [_Search(task, [Beam()], number) for number, task in enumerate(tasks)]
         tell = SearchProgress(call.progress, self.max_steps * call.budget * len(tasks))
         with self._expander.session(lm):
@@ -215,7 +218,7 @@ class _StepSearch(Algorithm[StepResult]):
             "usage": search.task.usage,
             "seed": search.task.params.seed or 0,
             "budget": budget,
-            "trajectories": [b.trajectory() for b in beams],
+            "trajectories": [Trajectory(tuple(b.steps), tuple(b.scores), b.ended, b.tree) for b in beams],
             "pruned": search.pruned,
             "rounds": search.rounds,
             "duplicates": search.duplicates,

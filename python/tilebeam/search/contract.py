@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import repeat
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, Unpack, cast, overload
 
 from tilebeam.answers.voted_answer import VotedAnswer
@@ -26,7 +25,7 @@ from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage, short
 from tilebeam.prompt import Messages, Prompt, is_messages, is_one
-from tilebeam.sampling_params import SamplingFields, SamplingParams, one_each, updated
+from tilebeam.sampling_params import SamplingFields, SamplingParams, one_each, paired, updated
 from tilebeam.search.chats import ChatGenerator
 from tilebeam.search.events import EventHook
 from tilebeam.search.search_defaults import BUDGET
@@ -352,13 +351,8 @@ class Algorithm(ABC, Generic[Result]):
             TilebeamError: by the iterator: as `run`; the number of the prompt is in the error's notes.
         """
         checked_integer("at_once", at_once)
-        params, prompts = updated(sampling, fields), _several(prompts)
-        if isinstance(params, SamplingParams):
-            pairs = zip(prompts, repeat(params))
-        else:
-            prompts = list(prompts)
-            pairs = zip(prompts, one_each(params, len(prompts)), strict=True)
-        return self._completed(lm, pairs, budget, at_once)
+        params = updated(sampling, fields)
+        return self._completed(lm, paired(_several(prompts), params), budget, at_once)
 
     def _completed(
         self, lm: Generator, pairs: Iterator[tuple[Askable, SamplingParams]], budget: int, at_once: int

@@ -244,32 +244,23 @@ def weighed(candidates: Sequence[CompletionOutput], extract: Extractor, weights:
 def voted(
     candidates: Sequence[CompletionOutput], weights: Sequence[float], extract: Extractor, equal: Equal
 ) -> tuple[list[str | None], dict[str, float], VotedAnswer | None, int]:
-    """Let candidates vote: the answer of each, and what `elected` makes of them."""
-    answers = merged([extract(c.text) for c in candidates], equal)
-    return answers, *elected(candidates, answers, weights, elect=getattr(extract, "elect", None))
+    """Let candidates vote.
 
-
-def elected(
-    candidates: Sequence[CompletionOutput],
-    answers: Sequence[str | None],
-    weights: Sequence[float],
-    elect: Callable[[Sequence[str], Sequence[float]], str] | None = None,
-) -> tuple[dict[str, float], VotedAnswer | None, int]:
-    """Count votes: their total weights, the answer that won, and of the candidates that voted for it (without an
-    answer, of those that stand highest) the heaviest, of equals the first.
-
-    Args:
-        elect: chooses the winner of answers and weights; None: the heaviest wins.
+    Returns:
+        the answer of each; the votes' total weights; the answer that won; and of the candidates that voted for it
+        (without an answer, of those that stand highest) the heaviest, of equals the first.
     """
+    answers = merged([extract(c.text) for c in candidates], equal)
     ends = standings(candidates)
     voting = voters(answers, ends)
     votes = tally(voting, weights)
     winner = next(iter(votes), None)
+    elect: Callable[[Sequence[str], Sequence[float]], str] | None = getattr(extract, "elect", None)
     if winner is not None and elect is not None:
-        voted = [(a, w) for a, w in zip(voting, weights, strict=True) if a is not None]
-        winner = elect(*zip(*voted, strict=True))
+        heard = [(a, w) for a, w in zip(voting, weights, strict=True) if a is not None]
+        winner = elect(*zip(*heard, strict=True))
     eligible = [i for i, a in enumerate(voting) if winner is None or a == winner]
-    return votes, None if winner is None else VotedAnswer(winner), best_index(ends, weights, eligible)
+    return answers, votes, None if winner is None else VotedAnswer(winner), best_index(ends, weights, eligible)
 
 
 def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:

@@ -18,7 +18,7 @@ from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import checked_scores, shares
-from tilebeam.search.contract import SearchCall, StepGenerator, Trajectory
+from tilebeam.search.contract import StepGenerator
 from tilebeam.search.events import EventHook, Fate, SearchEvent
 
 if TYPE_CHECKING:
@@ -60,10 +60,6 @@ class Beam:
         """Return all steps as one text."""
         return "".join(self.steps)
 
-    def trajectory(self) -> Trajectory:
-        """Describe it for the result."""
-        return Trajectory(tuple(self.steps), tuple(self.scores), self.ended, self.tree)
-
     def candidate(self, index: int) -> CompletionOutput:
         """Describe it for the result."""
         reason: FinishReason = "stop" if self.ended else "length"
@@ -91,14 +87,6 @@ class PromptTask:
             own.prompt_tokens, own.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         self.usage += own
         self.calls += 1
-
-
-def tasks_of(lm: StepGenerator, call: SearchCall) -> list[PromptTask]:
-    """Return the searches of a call's prompts."""
-    return [
-        PromptTask(prompt, prompt.tokens(lm), params, Usage())
-        for prompt, params in zip(call.prompts, call.sampling, strict=True)
-    ]
 
 
 @dataclass(frozen=True)

@@ -64,52 +64,37 @@ class _Draft:
     """A sample on its way: what was written and inserted so far; of it the last text that the model wrote, and where
     its tokens begin."""
 
-    first: CompletionOutput
-    text: str
+    sample: CompletionOutput
     last: str
-    tokens: list[int]
     written: int  # tokens that the model wrote
-    logprobs: list[float] | None
-    finish: FinishReason
-    stop_reason: str | None
     programs: list[str] = field(default_factory=list)
-    hidden: Any = None
     begin: int = 0
 
     @classmethod
     def of(cls, first: CompletionOutput) -> _Draft:
         """Begin with what the model wrote up to the first mark."""
-        tokens, logprobs = list(first.token_ids), None if first.logprobs is None else list(first.logprobs)
-        ends = first.finish_reason, first.stop_reason
-        return cls(first, first.text, first.text, tokens, len(tokens), logprobs, *ends, hidden=first.hidden)
+        logprobs = None if first.logprobs is None else list(first.logprobs)
+        sample = replace(first, token_ids=list(first.token_ids), logprobs=logprobs)
+        return cls(sample, first.text, len(first.token_ids))
 
     def add(self, more: CompletionOutput) -> None:
         """Append what the model wrote behind an output."""
-        self.text, self.last, self.begin = self.text + more.text, more.text, len(self.tokens)
-        self.tokens += more.token_ids
+        own = self.sample
+        self.last, self.begin = more.text, len(own.token_ids)
         self.written += len(more.token_ids)
-        self.finish, self.stop_reason = more.finish_reason, more.stop_reason
-        if self.logprobs is not None:
-            self.logprobs += more.logprobs or []
-        for name in ("entropies", "certainties"):
-            if (values := getattr(self.first, name)) is not None:
+        own.text += more.text
+        own.token_ids += more.token_ids
+        own.finish_reason, own.stop_reason = more.finish_reason, more.stop_reason
+        for name in ("logprobs", "entropies", "certainties"):
+            if (values := getattr(own, name)) is not None:
                 values += getattr(more, name) or []
-        if self.hidden is not None and more.hidden is not None:
-            self.hidden = self.hidden.then(more.hidden)
+        if own.hidden is not None and more.hidden is not None:
+            own.hidden = own.hidden.then(more.hidden)
 
     def output(self) -> CompletionOutput:
         """Return the sample, complete."""
-        total = None if self.logprobs is None else sum(self.logprobs)
-        return replace(
-            self.first,
-            text=self.text,
-            token_ids=self.tokens,
-            finish_reason=self.finish,
-            stop_reason=self.stop_reason,
-            logprobs=self.logprobs,
-            cumulative_logprob=total,
-            hidden=self.hidden,
-        )
+        logprobs = self.sample.logprobs
+        return replace(self.sample, cumulative_logprob=None if logprobs is None else sum(logprobs))
 
 
 class ToolGenerator:
@@ -203,14 +188,15 @@ class ToolGenerator:
     ) -> tuple[CompletionOutput, Usage]:
         """Run a sample's program and let the model write on, until it ends."""
         draft, usage = _Draft.of(first), Usage()
-        while _wants_output(draft.finish, draft.stop_reason, draft.last):
+        own = draft.sample
+        while _wants_output(own.finish_reason, own.stop_reason, draft.last):
             left = None if params.max_tokens is None else params.max_tokens - draft.written
             if len(draft.programs) == self._rounds or (left is not None and left < 1) or told.cancelled:
-                draft.finish, draft.stop_reason = "aborted" if told.cancelled else "length", None
+                own.finish_reason, own.stop_reason = "aborted" if told.cancelled else "length", None
                 break
             self._insert(draft)
-            if len(ids) + len(draft.tokens) >= self._lm.n_ctx:
-                draft.finish, draft.stop_reason = "length", None
+            if len(ids) + len(own.token_ids) >= self._lm.n_ctx:
+                own.finish_reason, own.stop_reason = "length", None
                 break
             asked = replace(
                 params,
@@ -219,9 +205,9 @@ class ToolGenerator:
                 max_tokens=left,
                 min_tokens=0,
                 hidden_prompt=params.hidden,
-                continues=params.continues + len(draft.tokens),
+                continues=params.continues + len(own.token_ids),
             )
-            output = self._lm.generate([ids + draft.tokens], [asked], progress=told.hook())[0]
+            output = self._lm.generate([ids + own.token_ids], [asked], progress=told.hook())[0]
             draft.add(output.outputs[0])
             again = output.usage.prompt_tokens - output.usage.cached_tokens
             usage += replace(output.usage, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
@@ -229,12 +215,13 @@ class ToolGenerator:
 
     def _insert(self, draft: _Draft) -> None:
         """Put the output of a draft's last program behind it."""
-        program = (python_blocks(draft.text) or [""])[-1]
+        own = draft.sample
+        program = (python_blocks(own.text) or [""])[-1]
         none = "There is no block of Python above."
         output = shown(self._run([*draft.programs, program]) if program else none)
         draft.programs.append(program)
         # The last tokens may hold more than the mark: they are replaced. A text that ended without one gets it.
-        ended, kept = draft.stop_reason is None, draft.tokens[draft.begin :]
+        ended, kept = own.stop_reason is None, own.token_ids[draft.begin :]
         stopped = (draft.last.rstrip() + "\n" if ended else draft.last) + MARK
         if ended and kept and self._lm.is_control(kept[-1]):
             kept.pop()
@@ -244,9 +231,9 @@ class ToolGenerator:
             written = self._lm.detokenize(kept)
         missing = stopped[len(written) :] if stopped.startswith(written) else ""
         inserted = f"\n{output}\n```\n"
-        draft.text = draft.text.removesuffix(draft.last) + stopped + inserted
+        own.text = own.text.removesuffix(draft.last) + stopped + inserted
         more = self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
-        draft.tokens[draft.begin :] = [*kept, *more]
+        own.token_ids[draft.begin :] = [*kept, *more]
 
 
 def _wants_output(finish: FinishReason, reason: str | None, text: str) -> bool:
