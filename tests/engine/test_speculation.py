@@ -239,10 +239,17 @@ class TestCosts:
     def test_between_measured_steps_lies_a_line(self) -> None:
         costs = StepCosts()
         assert costs.of(1) is None
-        for rows, seconds in ((1, 1.0), (5, 3.0), (1, 9.0), (1, 1.0)):
+        for rows, seconds in ((1, 1.0), (5, 3.0), (1, 9.0), (1, 1.0), (5, 3.0)):
             costs.add(rows, seconds)
-        assert [costs.of(n) for n in (1, 2, 3, 5)] == [1.0, 1.5, 2.0, 3.0]  # the median of the three
+        assert [costs.of(n) for n in (1, 5)] == pytest.approx([1.0, 1.4])  # the median; of five rows nothing is known
+        costs.add(5, 3.0)
+        assert [costs.of(n) for n in (1, 2, 3, 5)] == [1.0, 1.5, 2.0, 3.0]
         assert (costs.of(7) or 0) > 3.0
+        for _ in range(3):
+            costs.add(4, 5.0)
+        assert [costs.of(n) for n in (3, 4, 5)] == pytest.approx([7 / 3, 3.0, 3.0])  # as five rows take no longer
+        costs.doubt(1)
+        assert costs.of(5) == pytest.approx(1.4)
 
     def test_a_machine_that_slows_down_does_so_for_all_steps(self) -> None:
         """Measured at different speeds, a step of five tokens would seem to take more than four times one of one."""
@@ -254,12 +261,24 @@ class TestCosts:
             costs.add(5, 4.5)
         assert [costs.of(n) for n in (1, 3, 5)] == pytest.approx([3.0, 3.75, 4.5])
 
+    def test_slow_steps_of_the_first_guesses_are_not_believed_for_long(self) -> None:
+        """Steps with guesses take ten times as long at the beginning only: behind a rest they are measured again."""
+        s, one = Speculation(), sample([1, 2], [*range(1, 20), 50, 1])
+        s._balance.lasting = True
+        for step in range(150):
+            found = ask(s, one)
+            s.stepped(1 + len(found), 10.0 if found and step < 10 else 1.0, 0.02)
+            if found:
+                s.verified(one, len(found))
+            s.rest()
+        assert len(ask(s, one)) >= 4
+
     def test_as_many_are_taken_as_pay(self) -> None:
         """A guess is right half the time, then a quarter ..: rows that are free are taken to the last, rows of half a
         step never."""
         for slope, least, most in ((0.0, 8, 8), (0.02, 2, 8), (0.6, 0, 0)):
             s, one = Speculation(), sample([1, 2], [*range(1, 20), 50, 1])
-            for rows in range(1, 10):
+            for rows in 3 * [*range(1, 10)]:
                 s.stepped(rows, 1 + slope * (rows - 1), 0.0)
             assert least <= len(ask(s, one)) <= most
 
@@ -288,7 +307,7 @@ class TestCosts:
     def test_of_many_samples_the_likeliest_guesses_are_taken(self) -> None:
         s = Speculation()
         sure, unsure = sample([*range(1, 12)], [*range(1, 30), 77]), sample([40, 41], [60, 40, 41, 42, 43, 99])
-        for rows in range(2, 20):
+        for rows in 3 * [*range(2, 20)]:
             s.stepped(rows, 1 + 0.2 * (rows - 2), 0.0)
         for _ in range(30):
             for one, found in zip((sure, unsure), s.propose([(sure, 8), (unsure, 8)], 2), strict=True):

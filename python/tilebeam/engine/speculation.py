@@ -9,8 +9,9 @@ for longer each time, and then tries again.
 
 from __future__ import annotations
 
+import math
 import sys
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from tilebeam.engine.lookup import Guess, Lookup
 from tilebeam.engine.request import Request, Sample
 
 _RECENT = 9  # steps of as many rows, of which the median counts
+_ENOUGH = 3  # steps of as many rows, until their median counts
 _RECENT_PACES = 5  # steps of any rows, whose median tells a new speed before that of a single number's ratios moves
 _ROW_COST = 0.1  # of a step of one row per sample: an unmeasured row's, with room for error
 FEW_SAMPLES = 4  # that decode together: up to these a row more costs little enough to look up guesses unasked
@@ -42,13 +44,15 @@ class StepCosts:
     """Seconds of steps, by how many tokens they decode.
 
     A machine's speed changes for all steps at once, but a step of some number of rows may not be measured for long. So
-    what is kept of each number is its ratio to the speed at that time, which the last steps of any number tell.
+    what is kept of each number is its ratio to the speed at that time, which the last steps of any number tell. Some
+    steps take longer for no reason of their own: a number counts as measured after a few, and more rows do not take
+    less time, whatever was measured.
     """
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
         self._ratios: dict[int, float] = {}
-        self._rows: list[int] = []
+        self._rows: list[int] = []  # that are measured
         self._pace = 1.0
         self._paces = deque([self._pace] * _RECENT_PACES, maxlen=_RECENT_PACES)
 
@@ -57,11 +61,18 @@ class StepCosts:
         if rows in self._ratios:
             self._paces.append(seconds / self._ratios[rows])
             self._pace = median_high(self._paces)
-        else:
-            self._recent[rows] = deque(maxlen=_RECENT)
-            insort(self._rows, rows)
-        self._recent[rows].append(seconds / self._pace)
-        self._ratios[rows] = median_high(self._recent[rows])
+        recent = self._recent.setdefault(rows, deque(maxlen=_RECENT))
+        recent.append(seconds / self._pace)
+        if rows in self._ratios or len(recent) == _ENOUGH or not self._rows:
+            self._ratios[rows] = median_high(recent)
+            self._rows = sorted(self._ratios)
+
+    def doubt(self, rows: int) -> None:
+        """Forget what steps of more rows cost, to measure it again."""
+        for more in [n for n in self._recent if n > rows]:
+            del self._recent[more]
+            self._ratios.pop(more, None)
+        self._rows = sorted(self._ratios)
 
     def of(self, rows: int) -> float | None:
         """Return seconds of a step of so many rows, between its measured neighbours; None: nothing was measured."""
@@ -70,16 +81,14 @@ class StepCosts:
     def _ratio(self, rows: int) -> float:
         known = self._rows
         at = bisect_left(known, rows)
-        if at < len(known) and known[at] == rows:
-            return self._ratios[rows]
-        if at == 0:
-            return self._ratios[known[0]]
+        most = min((self._ratios[n] for n in known[at:]), default=math.inf)
+        if at == 0 or known[min(at, len(known) - 1)] == rows:
+            return most
         low = known[at - 1]
+        least = self._ratio(low)
         if at == len(known):
-            return self._ratios[low] * (1 + (rows - low) * (_ROW_COST if low < _FEW else 0.5 / low))
-        high = known[at]
-        share = (rows - low) / (high - low)
-        return self._ratios[low] + share * max(0.0, self._ratios[high] - self._ratios[low])
+            return least * (1 + (rows - low) * (_ROW_COST if low < _FEW else 0.5 / low))
+        return least + (rows - low) / (known[at] - low) * (most - least)
 
 
 class Chances:
@@ -201,6 +210,8 @@ class Speculation(Drafter):
         candidates = [_Guesses() for _ in asked]
         self._asked = self._balance.wakes()
         if self._asked:
+            if self._balance.rested and not self._balance.asked:  # it may rest as something else slowed steps down
+                self._costs.doubt(rows)
             bounded = [(s, min(most, MOST)) for s, most in asked]
             with suppress(NoCells):  # then nothing is guessed in this step
                 candidates = self._guesses(bounded, rows)
