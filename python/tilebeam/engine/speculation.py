@@ -31,6 +31,8 @@ _ROW_COST = 0.1  # of a step of one row per sample: an unmeasured row's, with ro
 FEW_SAMPLES = 4  # that decode together: up to these a row more costs little enough to look up guesses unasked
 MOST_WITH_HEAD = 8  # samples that decode together: for more of them a head guesses nothing
 _HEAD_MOST = 4  # guesses of a head in a row: it was trained for three, and more rows would cost more
+_FIRST = 0.8  # the chance of a model's first guess, before anything is known
+_FORGETTING = 0.003  # of what is known of it, in a step in which it was not asked
 _FEW = 8  # rows, up to which a matrix unit has room for more
 _CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
 _LEAST_GAIN = 1.02  # tokens per second against a plain step's
@@ -191,6 +193,7 @@ class Speculation(Drafter):
         self._known: set[Request] = set()
         self._idle = 0  # steps with guesses of which none was worth it
         self._usual = 1.0  # tokens of a head's guesses that are likely right
+        self._first = _FIRST  # the chance of a model's first guess
         self._asked = False  # planning this step is paid for
 
     def forget(self) -> None:
@@ -255,21 +258,32 @@ class Speculation(Drafter):
         plain = self._costs.of(rows)
         if plain is None or not asked:  # nothing was measured yet
             return candidates
+
+        def pays(gain: float, drafted: int, more: int) -> bool:
+            now, then = self._costs.of(rows + drafted), self._costs.of(rows + drafted + more)
+            assert now is not None
+            assert then is not None
+            return gain * plain / rows > model.times.of(more) + then - now
+
+        # What is asked after a while reads what came meanwhile, even if it is then asked for nothing.
+        if not pays(self._first * len(asked), 0, len(asked)):
+            self._first += _FORGETTING * (_FIRST - self._first)
+            return candidates
         draft = model.drafting([sample for sample, _ in asked])
         active = [i for i, (_, most) in enumerate(asked) if most and draft.ready(i)]
         drafted = 0
         while active:
-            gain = sum(candidates[i].gains[-1] if candidates[i].gains else 0.8 for i in active)
-            now, more = self._costs.of(rows + drafted), self._costs.of(rows + drafted + len(active))
-            assert now is not None
-            assert more is not None
-            if gain * plain / rows <= model.times.of(len(active)) + more - now:
+            gain = sum(candidates[i].gains[-1] if candidates[i].gains else self._first for i in active)
+            if not pays(gain, drafted, len(active)):
                 break
             drawn = draft.next(active)
             if len(drawn) < len(active):  # a head that failed
                 break
             for i, (token, sign, first) in zip(active, drawn, strict=True):
                 candidates[i].add(token, sign, first, self._chances.of(asked[i][0].request, sign, first))
+            if not drafted:
+                mean = sum(candidates[i].gains[0] for i in active) / len(active)
+                self._first += 0.1 * (mean - self._first)
             drafted += len(active)
             active = [i for i in active if len(candidates[i].tokens) < asked[i][1] and candidates[i].gains[-1] > 0.1]
         return candidates
