@@ -4,7 +4,7 @@
 // of 32 k together stay at 30480, so widening happens once per tile; with five bits, 31 * 127 * 2 = 7874, once per four
 // quads. Signed bytes go in as |w| and a * sign(w):
 // 128 * 127 * 2 = 32512 does not saturate, but each quad must be widened by itself.
-#include "kernels/gemm.h"
+#include "kernels/kernels.h"
 
 #include <cstring>
 #include <immintrin.h>
@@ -248,11 +248,13 @@ template <class Format> gemm_int8 kernel(const char * name) {
 
 } // namespace
 
-void fill_gemm_avx2(gemm_kernels & k) {
-    TILEBEAM_COLUMN_KERNELS(k, "4x16_avx2");
-    fill_gemm_avx2_float(k);
-    fill_gemm_avx2_convert(k);
-    fill_gemm_avx2_k(k);
+void fill_avx2(kernel_table & t) {
+    TILEBEAM_COLUMN_KERNELS(t.gemm, "4x16_avx2");
+    fill_gemm_avx2_float(t.gemm);
+    fill_gemm_avx2_convert(t.gemm);
+    fill_gemm_avx2_k(t.gemm);
+    fill_attention_avx2(t.attention);
+    fill_vec_avx2(t.vec);
 }
 
 } // namespace tb::npu

@@ -1,6 +1,7 @@
 // Integer GEMM on the 256-bit vpdpbusd of CPUs without AVX-512: the shared kernels over 8 lanes.
 #include "kernels/avxvnni/unit.h"
 #include "kernels/gemm_vnni.h"
+#include "kernels/kernels.h"
 
 namespace tb::npu {
 
@@ -14,7 +15,10 @@ template <class Format> gemm_int8 kernel(const char * name) {
 
 } // namespace
 
-void fill_gemm_avxvnni(gemm_kernels & k) {
+// AVX2's set but for the integer GEMM.
+void fill_avxvnni(kernel_table & t) {
+    fill_avx2(t);
+    gemm_kernels & k = t.gemm;
     k.int8[gemm_q4] = kernel<format_q4<unit>>("gemm_q4c_32x8_avxvnni");
     k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_32x8_avxvnni");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_32x8_avxvnni");

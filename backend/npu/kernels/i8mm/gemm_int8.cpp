@@ -8,6 +8,7 @@
 // The sums of four columns stay in registers while a piece of k passes, two rows and two columns a register, columns
 // before rows: so scales and start values of two rows come with one load each.
 #include "kernels/gemm_shape.h"
+#include "kernels/kernels.h"
 #include "kernels/neon/int8.h"
 
 namespace tb::npu {
@@ -158,10 +159,12 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
 
 } // namespace
 
-void fill_gemm_i8mm(gemm_kernels & k) {
-    TILEBEAM_COLUMN_KERNELS(k, "10x4_i8mm");
-    k.quantize = quantize;
-    k.row_pairs = true;
+// NEON's set but for the integer GEMM.
+void fill_i8mm(kernel_table & t) {
+    fill_neon(t);
+    TILEBEAM_COLUMN_KERNELS(t.gemm, "10x4_i8mm");
+    t.gemm.quantize = quantize;
+    t.gemm.row_pairs = true;
 }
 
 } // namespace tb::npu
