@@ -14,8 +14,6 @@
 
 namespace tb::npu {
 
-void fill_gemm_avx2_k(gemm_kernels & k);
-
 namespace {
 
 __m256i broadcast_int(const uint8_t * p) { return _mm256_set1_epi32(read_k_int(p)); }

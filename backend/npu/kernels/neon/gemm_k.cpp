@@ -6,8 +6,6 @@
 
 namespace tb::npu {
 
-void fill_gemm_neon_k(gemm_kernels & k);
-
 namespace {
 
 struct unit {
