@@ -224,12 +224,6 @@ struct unit : lanes {
     }
 };
 
-int32_t sum_of(__m256i v) {
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
-}
-
 // 8 floats to integers in [-127, 127], in 32-bit lanes.
 __m256i rounded(const float * x, __m256 inverse) {
     return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
