@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/gemm.h"
+#include "kernels/gemm_formats.h"
 
 namespace tb::npu {
 namespace {
@@ -24,14 +24,7 @@ namespace {
 constexpr size_t unpacked_bytes = gemm_prepared_bytes + gemm_panel * sizeof(float);
 
 // Quads of bytes, then float scales, then, of formats that have any, float minima, or scales of the second 16 k.
-template <class unit> struct format_unpacked {
-    static constexpr size_t bytes = gemm_prepared_bytes;
-    static typename unit::ints weights(const uint8_t * tile, int c, int h, int i) {
-        return unit::load(tile + quad_bytes * (2 * c + h) + 4 * unit::width * i);
-    }
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_quants) + unit::width * i);
-    }
+template <class unit> struct format_unpacked : tile_prepared<unit> {
     static typename unit::floats minima(const uint8_t * tile, int i) {
         return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_bytes) + unit::width * i);
     }

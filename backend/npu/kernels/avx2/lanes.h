@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/tiles.h"
+
 namespace tb::npu {
 namespace {
 
@@ -28,6 +30,7 @@ struct lanes {
     using ints = __m256i;
     using floats = __m256;
     static constexpr int width = 8;
+    static constexpr int32_t code_offset = mxfp4_offset, byte_offset = 128; // see gemm_formats.h
 
     static ints load(const uint8_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
     static void store(uint8_t * p, ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), x); }
