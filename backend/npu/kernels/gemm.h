@@ -189,15 +189,7 @@ struct gemm_kernels {
     void (*round_fp16)(int64_t n, float * x);
 };
 
-void fill_gemm_portable(gemm_kernels & k);
-void fill_gemm_avx2(gemm_kernels & k);
-void fill_gemm_avxvnni(gemm_kernels & k);
-void fill_gemm_avx512vnni(gemm_kernels & k);
-void fill_gemm_avx512bf16(gemm_kernels & k);
 void fill_gemm_amx(gemm_kernels & k);
-void fill_gemm_neon(gemm_kernels & k);
-void fill_gemm_i8mm(gemm_kernels & k);
-void fill_gemm_hvx(gemm_kernels & k);
 
 } // namespace tb::npu
 

@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/gemm.h"
+#include "kernels/gemm_formats.h"
 
 namespace tb::npu {
 namespace {
@@ -24,14 +24,7 @@ namespace {
 constexpr size_t unpacked_bytes = gemm_prepared_bytes + gemm_panel * sizeof(float);
 
 // Quads of bytes, then float scales, then, of formats that have any, float minima, or scales of the second 16 k.
-template <class unit> struct format_unpacked {
-    static constexpr size_t bytes = gemm_prepared_bytes;
-    static typename unit::ints weights(const uint8_t * tile, int c, int h, int i) {
-        return unit::load(tile + quad_bytes * (2 * c + h) + 4 * unit::width * i);
-    }
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_quants) + unit::width * i);
-    }
+template <class unit> struct format_unpacked : tile_prepared<unit> {
     static typename unit::floats minima(const uint8_t * tile, int i) {
         return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_bytes) + unit::width * i);
     }
@@ -91,10 +84,7 @@ template <class unit, class Format> void multiply_tiles(const gemm_int8_args & a
     alignas(64) float sums[gemm_max_rows][gemm_panel];
     alignas(64) uint8_t unpacked[unpacked_bytes];
     const int rows = a.rows;
-    for (int m = 0; m < rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(sums[m] + i, a.add ? unit::load_floats(a.out[m] + i) : unit::zero());
-    }
+    open_sums<unit>(a, sums);
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
     for (int64_t t = 0; t < a.k_tiles; t++, tile += Format::bytes, record += gemm_record_bytes(rows)) {
@@ -113,10 +103,7 @@ template <class unit, class Format> void multiply_tiles(const gemm_int8_args & a
         }
         all_rows<unit, Format, Format>(tile, record, rows, sums);
     }
-    for (int m = 0; m < rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(a.out[m] + i, unit::load_floats(sums[m] + i));
-    }
+    close_sums<unit>(a, sums);
 }
 
 } // namespace

@@ -10,164 +10,29 @@
 #ifndef TILEBEAM_NPU_KERNELS_GEMM_VNNI_H
 #define TILEBEAM_NPU_KERNELS_GEMM_VNNI_H
 
-#include <cstring>
-
-#include "kernels/gemm.h"
+#include "kernels/avx2/lanes.h"
+#include "kernels/gemm_formats.h"
 
 namespace tb::npu {
 namespace {
 
-int32_t read_int(const uint8_t * p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return v;
-}
-
-float read_float(const uint8_t * p) {
-    float v;
-    std::memcpy(&v, p, 4);
-    return v;
-}
-
-// Vector `i` of the scales after a tile's quants.
-template <class unit> typename unit::floats half_scales(const uint8_t * p, int i) {
-    return unit::load_halves(p + 2 * unit::width * i);
-}
-
-// What tiles of a type have in common.
-template <class unit, uint32_t type> struct format_of {
-    static constexpr tile_traits traits = tile_of(type);
-    static constexpr bool streams = true, has_minima = false;
-    static constexpr size_t bytes = traits.bytes;
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return half_scales<unit>(tile + traits.quants, i);
-    }
-};
-
-template <class unit> struct format_q4 : format_of<unit, TB_Q4_0_COL> {
-    static constexpr int32_t offset = 8;
-    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) {
-            const typename unit::ints v = unit::load(tile + quad_bytes * c + column_bytes * unit::width * i);
-            w[2 * c] = unit::low_nibbles(v);
-            w[2 * c + 1] = unit::high_nibbles(v);
-        }
-    }
-};
-
-// Q5_0, Q4_1 and Q5_1.
-template <class unit, uint32_t type> struct format_bits : format_of<unit, type> {
-    static constexpr tile_traits traits = tile_of(type);
-    static constexpr bool has_minima = traits.minima;
-    static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
-    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
-        format_q4<unit>::weights(tile, i, w);
-        if constexpr (traits.fifth) {
-            const typename unit::ints plane = unit::load(tile + TB_QUANTS(4) + column_bytes * unit::width * i);
-#pragma GCC unroll 8
-            for (int j = 0; j < 8; j++)
-                w[j] = unit::either(w[j], unit::masked(unit::shifted(plane, 4 - j), 16));
-        }
-    }
-    static typename unit::floats minima(const uint8_t * tile, int i) {
-        return half_scales<unit>(tile + traits.quants + TB_HALF_SCALES, i);
-    }
-};
-
-// Q1_0 and Q2_0.
-template <class unit, uint32_t type> struct format_few_bits : format_of<unit, type> {
-    static constexpr int32_t offset = few_bits_offset;
-    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
-        const uint8_t * from = tile + column_bytes * unit::width * i;
-        if constexpr (tile_of(type).quants == TB_QUANTS(1)) {
-            const typename unit::ints ones = unit::load(from);
-#pragma GCC unroll 8
-            for (int j = 0; j < 8; j++)
-                w[j] = unit::masked(unit::shifted(ones, 1 - j), 2);
-        } else {
-#pragma GCC unroll 2
-            for (int c = 0; c < 2; c++) {
-                const typename unit::ints pairs = unit::load(from + quad_bytes * c);
-#pragma GCC unroll 4
-                for (int j = 0; j < 4; j++)
-                    w[4 * c + j] = unit::masked(unit::shifted(pairs, -2 * j), 3);
-            }
-        }
-    }
-};
-
-template <class unit> struct format_mxfp4 : format_of<unit, TB_MXFP4_COL> {
-    static constexpr int32_t offset = mxfp4_offset;
-    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
-        const typename unit::ints values = unit::table(TB_MXFP4_VALUES(mxfp4_offset));
-        format_q4<unit>::weights(tile, i, w);
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++)
-            w[j] = unit::look_up(values, w[j]);
-    }
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return unit::load_powers(tile + tile_of(TB_MXFP4_COL).quants + unit::width * i);
-    }
-};
-
-// Its tiles have scales for the first and the second 16 k.
-template <class unit> struct format_nvfp4 : format_mxfp4<unit> {
-    static constexpr bool halves = true;
-    static constexpr size_t bytes = tile_of(TB_NVFP4_COL).bytes;
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return unit::load_small(tile + tile_of(TB_NVFP4_COL).quants + unit::width * i);
-    }
-    static typename unit::floats minima(const uint8_t * tile, int i) {
-        return unit::load_small(tile + tile_of(TB_NVFP4_COL).quants + TB_TILE_N + unit::width * i);
-    }
-};
-
-template <class unit> struct format_iq4nl : format_of<unit, TB_IQ4_NL_COL> {
-    static constexpr int32_t offset = 128;
-    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
-        const typename unit::ints values = unit::table(TB_IQ4_NL_VALUES(128));
-        format_q4<unit>::weights(tile, i, w);
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++)
-            w[j] = unit::look_up(values, w[j]);
-    }
-};
-
-template <class unit> struct format_q8 : format_of<unit, TB_Q8_0_COL> {
-    static constexpr int32_t offset = 128;
+// A format of gemm_formats.h, all 32 k of a vector of columns at once.
+template <class unit, class Tile> struct whole_columns : Tile {
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
-            w[j] = unit::flip_signs(unit::load(tile + quad_bytes * j + column_bytes * unit::width * i));
+            w[j] = Tile::weights(tile, j / 2, j % 2, i);
     }
 };
 
-// The quants of a Q8_0 tile with float scales, in L1 already.
-template <class unit> struct format_prepared : format_q8<unit> {
-    static constexpr bool streams = false;
-    static constexpr size_t bytes = gemm_prepared_bytes;
-    static typename unit::floats scales(const uint8_t * tile, int i) {
-        return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_quants) + unit::width * i);
-    }
-};
-
-// ---- whole panels
-
-// A panel's sums, one row after the other: out's, or zeros; and back.
-template <class unit> void open_sums(const gemm_int8_args & a, float (*sums)[gemm_panel]) {
-    for (int m = 0; m < a.rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(sums[m] + i, a.add ? unit::load_floats(a.out[m] + i) : unit::zero());
-    }
-}
-
-template <class unit> void close_sums(const gemm_int8_args & a, const float (*sums)[gemm_panel]) {
-    for (int m = 0; m < a.rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(a.out[m] + i, unit::load_floats(sums[m] + i));
-    }
-}
+template <class unit> using format_q4 = whole_columns<unit, tile_q4<unit>>;
+template <class unit> using format_q8 = whole_columns<unit, tile_q8<unit>>;
+template <class unit> using format_iq4nl = whole_columns<unit, tile_iq4nl<unit>>;
+template <class unit> using format_prepared = tile_prepared<unit, format_q8<unit>>;
+template <class unit> using format_mxfp4 = whole_columns<unit, tile_mxfp4<unit>>;
+template <class unit> using format_nvfp4 = whole_columns<unit, tile_nvfp4<unit>>;
+template <class unit, uint32_t type> using format_bits = whole_columns<unit, tile_bits<unit, type>>;
+template <class unit, uint32_t type> using format_few_bits = whole_columns<unit, tile_few_bits<unit, type>>;
 
 // What 32 k add to sums: their dot products, times the columns' scales and the row's; minima times the sum of the row's
 // activations, `start`.
@@ -245,6 +110,24 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
     }
     close_sums<unit>(a, sums);
 }
+
+template <class unit, class Format> gemm_int8 panel_kernel(const char * name) {
+    return {name, gemm_max_rows, Format::offset, multiply_panel<unit, Format>};
+}
+
+// The kernels of `unit`, as TILEBEAM_COLUMN_KERNELS.
+#define TILEBEAM_VNNI_KERNELS(k, end)                                                                                  \
+    (k).int8[gemm_q4] = panel_kernel<unit, format_q4<unit>>("gemm_q4c_" end);                                          \
+    (k).int8[gemm_q8] = panel_kernel<unit, format_q8<unit>>("gemm_q8c_" end);                                          \
+    (k).int8[gemm_iq4nl] = panel_kernel<unit, format_iq4nl<unit>>("gemm_nlc_" end);                                    \
+    (k).int8[gemm_prepared] = panel_kernel<unit, format_prepared<unit>>("gemm_q8p_" end);                              \
+    (k).int8[gemm_q5_0] = panel_kernel<unit, format_bits<unit, TB_Q5_0_COL>>("gemm_q50c_" end);                        \
+    (k).int8[gemm_q4_1] = panel_kernel<unit, format_bits<unit, TB_Q4_1_COL>>("gemm_q41c_" end);                        \
+    (k).int8[gemm_q5_1] = panel_kernel<unit, format_bits<unit, TB_Q5_1_COL>>("gemm_q51c_" end);                        \
+    (k).int8[gemm_mxfp4] = panel_kernel<unit, format_mxfp4<unit>>("gemm_mx4c_" end);                                   \
+    (k).int8[gemm_nvfp4] = panel_kernel<unit, format_nvfp4<unit>>("gemm_nv4c_" end);                                   \
+    (k).int8[gemm_q1_0] = panel_kernel<unit, format_few_bits<unit, TB_Q1_0_COL>>("gemm_q10c_" end);                    \
+    (k).int8[gemm_q2_0] = panel_kernel<unit, format_few_bits<unit, TB_Q2_0_COL>>("gemm_q20c_" end)
 
 } // namespace
 } // namespace tb::npu

@@ -1,4 +1,5 @@
-// CPY, CONT and DUP: all elements of src0 in order into dst, whatever the two shapes, strides and types.
+// CPY, CONT and DUP: all elements of src0 in order into dst, whatever the two shapes, strides and types. CONCAT and
+// REPEAT: the same bytes in a larger tensor.
 #include "ops/ops.h"
 
 #include <algorithm>
@@ -36,6 +37,22 @@ template <class T> void transpose(const op_context & ctx, const view & src, cons
                     *reinterpret_cast<const T *>(from + y * src.nb(1) + x * src.nb(0));
             }
         }
+    }
+}
+
+// All elements of src to those of dst, which has its shape, by all threads of an op.
+void copy_same_shape(const op_context & ctx, const view & src, const view & dst) {
+    const bool crosswise = !dense_rows(src) || !dense_rows(dst) || dst.ne(0) < short_row;
+    if (!crosswise || src.type() != dst.type() || tb_type_block(src.type()) != 1) {
+        return copy_rows(ctx, src, dst);
+    }
+    switch (tb_type_size(src.type())) {
+    case 2:
+        return transpose<uint16_t>(ctx, src, dst);
+    case 4:
+        return transpose<uint32_t>(ctx, src, dst);
+    default:
+        return transpose<uint64_t>(ctx, src, dst);
     }
 }
 
@@ -99,23 +116,62 @@ void cpy(const op_context & ctx) {
     copy_same_shape(ctx, src, dst);
 }
 
-} // namespace
-
-void copy_same_shape(const op_context & ctx, const view & src, const view & dst) {
-    const bool crosswise = !dense_rows(src) || !dense_rows(dst) || dst.ne(0) < short_row;
-    if (!crosswise || src.type() != dst.type() || tb_type_block(src.type()) != 1) {
-        return copy_rows(ctx, src, dst);
-    }
-    switch (tb_type_size(src.type())) {
-    case 2:
-        return transpose<uint16_t>(ctx, src, dst);
-    case 4:
-        return transpose<uint32_t>(ctx, src, dst);
-    default:
-        return transpose<uint64_t>(ctx, src, dst);
+// dst is src0 and, along one dimension, src1 behind it. Bytes are copied as they are.
+void concat(const op_context & ctx) {
+    const int dim = ctx.param_i(0);
+    int64_t at = 0;
+    for (int i = 0; i < 2; i++) {
+        const view & src = ctx.src[i];
+        tb_tensor part = *ctx.dst.t; // of dst
+        std::copy_n(src.t->ne, 4, part.ne);
+        view dst;
+        dst.t = &part;
+        dst.data = ctx.dst.data + at * ctx.dst.nb(dim);
+        if (src.ne(0) * src.rows() != 0) {
+            copy_same_shape(ctx, src, dst);
+        }
+        at += src.ne(dim);
     }
 }
 
+// Rows of one element: the same element everywhere, which is a row with no way from one element to the next.
+void spread(const kernel_table & k, const view & x, const uint8_t * from, const view & dst, uint8_t * row, int64_t at,
+            int64_t n) {
+    tb_tensor still = *x.t;
+    still.ne[0] = dst.t->ne[0];
+    still.nb[0] = 0;
+    view v;
+    v.t = &still;
+    copy_run(k, v, from, 0, dst, row, at, n);
+}
+
+// dst is src0, repeated in every dimension as often as it fits. Bytes are copied as they are.
+void repeat(const op_context & ctx) {
+    const view & x = ctx.src[0];
+    const view & dst = ctx.dst;
+    const kernel_table & k = *ctx.kernels;
+    const int64_t period = x.ne(0);
+    for (const int64_t item : ctx.share_runs(dst)) {
+        const auto [i, at, n] = run_of(dst, item);
+        const uint8_t * from = x.at<const uint8_t>(i.i1 % x.ne(1), i.i2 % x.ne(2), i.i3 % x.ne(3));
+        uint8_t * row = dst.at<uint8_t>(i.i1, i.i2, i.i3);
+        if (period == 1) {
+            spread(k, x, from, dst, row, at, n);
+            continue;
+        }
+        for (int64_t done = 0; done < n;) {
+            const int64_t start = (at + done) % period;
+            const int64_t m = std::min(n - done, period - start);
+            copy_run(k, x, from, start, dst, row, at + done, m);
+            done += m;
+        }
+    }
+}
+
+} // namespace
+
 const op_entry cpy_entry = {cpy, nullptr};
+const op_entry concat_entry = {concat, nullptr};
+const op_entry repeat_entry = {repeat, nullptr, cut::runs};
 
 } // namespace tb::npu

@@ -112,9 +112,6 @@ void store_run(const kernel_table & k, const view & v, uint8_t * row, int64_t fi
 void copy_run(const kernel_table & k, const view & from, const uint8_t * src, int64_t src_at, const view & to,
               uint8_t * dst, int64_t dst_at, int64_t n);
 
-// All elements of src to those of dst, which has its shape, by all threads of an op.
-void copy_same_shape(const op_context & ctx, const view & src, const view & dst);
-
 // ALiBi's slope of head h of n_head; 1 if max_bias is 0.
 float alibi_slope(float max_bias, int64_t h, int64_t n_head);
 

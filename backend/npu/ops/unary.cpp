@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 namespace tb::npu {
 namespace {
@@ -54,7 +53,7 @@ template <class Body> void elementwise(const op_context & ctx, const Body & body
     }
 }
 
-void apply(const op_context & ctx, function f) {
+template <class F> void apply(const op_context & ctx, const F & f) {
     elementwise(ctx, [f](int64_t n, const float * x, float * y) {
         for (int64_t i = 0; i < n; i++) {
             y[i] = f(x[i]);
@@ -84,30 +83,18 @@ void gate(const op_context & ctx, glu_kind kind) {
 // params: [1] alpha of negative x, [2] of positive ones, [3] beta, [4] eps, as ggml_xielu makes them of a model's own.
 void xielu(const op_context & ctx) {
     const float negative = ctx.param_f(1), positive = ctx.param_f(2), beta = ctx.param_f(3), eps = ctx.param_f(4);
-    elementwise(ctx, [=](int64_t n, const float * x, float * y) {
-        for (int64_t i = 0; i < n; i++) {
-            const float v = x[i];
-            const float bent = v > 0.0f ? positive * v * v : (std::expm1(std::min(v, eps)) - v) * negative;
-            y[i] = bent + beta * v;
-        }
-    });
-}
-
-void relu(const op_context & ctx) {
-    elementwise(ctx, [](int64_t n, const float * x, float * y) {
-        for (int64_t i = 0; i < n; i++) {
-            y[i] = x[i] > 0.0f ? x[i] : 0.0f;
-        }
+    apply(ctx, [=](float x) {
+        const float bent = x > 0.0f ? positive * x * x : (std::expm1(std::min(x, eps)) - x) * negative;
+        return bent + beta * x;
     });
 }
 
 void unary(const op_context & ctx) {
     switch (const int32_t kind = ctx.param_i(0)) {
     case NEG:
-        return elementwise(ctx,
-                           [](int64_t n, const float * x, float * y) { std::transform(x, x + n, y, std::negate()); });
+        return apply(ctx, [](float x) { return -x; });
     case RELU:
-        return relu(ctx);
+        return apply(ctx, [](float x) { return x > 0.0f ? x : 0.0f; });
     case EXP:
         return elementwise(ctx, [&](int64_t n, const float * x, float * y) {
             if (x != y) std::copy_n(x, n, y);
@@ -145,11 +132,7 @@ void sqrt(const op_context & ctx) {
 void clamp(const op_context & ctx) {
     const float low = ctx.param_f(0);
     const float high = ctx.param_f(1);
-    elementwise(ctx, [=](int64_t n, const float * x, float * y) {
-        for (int64_t i = 0; i < n; i++) {
-            y[i] = std::max(std::min(x[i], high), low);
-        }
-    });
+    apply(ctx, [=](float x) { return std::max(std::min(x, high), low); });
 }
 
 // x * scale + bias

@@ -3,13 +3,12 @@
 
 #include <cmath>
 #include <cstring>
-#include <immintrin.h>
+
+#include "kernels/avx2/lanes.h"
 
 namespace tb::npu {
 
 namespace {
-
-void store(uint8_t * p, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), v); }
 
 __m256 magnitude(__m256 x) { return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff))); }
 
@@ -19,12 +18,6 @@ float largest(__m256 v) {
     __m128 r = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     r = _mm_max_ps(r, _mm_movehl_ps(r, r));
     return _mm_cvtss_f32(_mm_max_ss(r, _mm_movehdup_ps(r)));
-}
-
-int32_t total(__m256i v) {
-    __m128i r = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    r = _mm_add_epi32(r, _mm_shuffle_epi32(r, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(r, _mm_shuffle_epi32(r, 0xb1)));
 }
 
 void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row) {
@@ -52,13 +45,13 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
                 __m256i i32[4];
                 for (int i = 0; i < 4; i++)
                     i32[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
-                sum = total(_mm256_add_epi32(_mm256_add_epi32(i32[0], i32[1]), _mm256_add_epi32(i32[2], i32[3])));
+                sum = sum_of(_mm256_add_epi32(_mm256_add_epi32(i32[0], i32[1]), _mm256_add_epi32(i32[2], i32[3])));
                 q = _mm256_packs_epi16(_mm256_packs_epi32(i32[0], i32[1]), _mm256_packs_epi32(i32[2], i32[3]));
                 q = _mm256_shuffle_epi8(_mm256_permutevar8x32_epi32(q, fours), quad);
             }
         }
         const int32_t start = -offset * sum;
-        store(record + 32 * row, q);
+        lanes::store(record + 32 * row, q);
         std::memcpy(record + 32 * rows + 4 * row, &scale, 4);
         std::memcpy(record + 36 * rows + 4 * row, &start, 4);
     }

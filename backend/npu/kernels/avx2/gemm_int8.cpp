@@ -4,9 +4,8 @@
 // of 32 k together stay at 30480, so widening happens once per tile; with five bits, 31 * 127 * 2 = 7874, once per four
 // quads. Signed bytes go in as |w| and a * sign(w):
 // 128 * 127 * 2 = 32512 does not saturate, but each quad must be widened by itself.
-#include "kernels/gemm.h"
+#include "kernels/kernels.h"
 
-#include <cstring>
 #include <immintrin.h>
 
 #include "kernels/avx2/lanes.h"
@@ -20,128 +19,36 @@ void fill_gemm_avx2_k(gemm_kernels & k);
 
 namespace {
 
-__m256i broadcast_int(const uint8_t * p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return _mm256_set1_epi32(v);
-}
-
-__m256 broadcast_float(const uint8_t * p) {
-    float v;
-    std::memcpy(&v, p, 4);
-    return _mm256_set1_ps(v);
-}
-
 __m256i widen_pairs(__m256i v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
+
+// Quads whose products are summed in 16 bits; 1: each is widened by itself. Of few bits not eight, whose shifts the
+// compiler would not know.
+template <class Format> constexpr int narrow = Format::packed ? 4 : 1;
 
 struct unit : lanes {
     static constexpr int rows = 4; // at a time
+    static constexpr int32_t byte_offset = 0;
     // One row has registers for all columns, where quants take few steps: memory is read in order, activations once.
     template <class Format> static constexpr int vectors(int n) {
-        return n == 1 && Format::narrow != 4 ? gemm_panel / width : 2;
+        return n == 1 && narrow<Format> != 4 ? gemm_panel / width : 2;
     }
 
     template <class Format, class Source, int block_rows>
     static void block(const uint8_t * tile, int first, const tile_rows & at);
 };
 
-// Quad 2 * c + h of the 8 columns from 8 * i on, as nibbles.
-__m256i nibbles(const uint8_t * tile, int c, int h, int i) {
-    const __m256i v = unit::load(tile + 128 * c + 32 * i);
-    return _mm256_and_si256(h ? _mm256_srli_epi16(v, 4) : v, _mm256_set1_epi8(15));
-}
+using format_q4 = tile_q4<unit>;
+using format_q8 = tile_q8<unit>;
+using format_iq4nl = tile_iq4nl<unit>;
+using format_prepared = tile_prepared<unit>;
+using format_mxfp4 = tile_mxfp4<unit>;
+using format_nvfp4 = tile_nvfp4<unit>;
+template <uint32_t type> using format_bits = tile_bits<unit, type>;
+template <uint32_t type> using format_few_bits = tile_few_bits<unit, type>;
 
-// What tiles of a type have in common; narrow: quads whose products are summed in 16 bits, 1: each is widened by
-// itself.
-template <uint32_t type, int quads> struct format_of {
-    static constexpr tile_traits traits = tile_of(type);
-    static constexpr size_t bytes = traits.bytes;
-    static constexpr bool packed = true, streams = true, has_minima = false;
-    static constexpr int narrow = quads;
-    static __m256 scales(const uint8_t * tile, int i) { return unit::load_halves(tile + traits.quants + 16 * i); }
-};
-
-struct format_q4 : format_of<TB_Q4_0_COL, 8> {
-    static constexpr int32_t offset = 8;
-    static __m256i weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
-};
-
-// Q5_0, Q4_1 and Q5_1.
-template <uint32_t type> struct format_bits : format_of<type, tile_of(type).fifth ? 4 : 8> {
-    static constexpr tile_traits traits = tile_of(type);
-    static constexpr bool has_minima = traits.minima;
-    static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
-    static __m256i weights(const uint8_t * tile, int c, int h, int i) {
-        const __m256i q = nibbles(tile, c, h, i);
-        if constexpr (!traits.fifth) return q;
-        const int j = 2 * c + h;
-        const __m256i plane = unit::load(tile + TB_QUANTS(4) + 32 * i);
-        const __m256i bits = j < 4 ? _mm256_slli_epi16(plane, 4 - j) : _mm256_srli_epi16(plane, j - 4);
-        return _mm256_or_si256(q, _mm256_and_si256(bits, _mm256_set1_epi8(16)));
-    }
-    static __m256 minima(const uint8_t * tile, int i) {
-        return unit::load_halves(tile + traits.quants + TB_HALF_SCALES + 16 * i);
-    }
-};
-
-// Q1_0 and Q2_0. Not eight quads at a time, whose shifts the compiler would not know.
-template <uint32_t type> struct format_few_bits : format_of<type, 4> {
-    static constexpr int32_t offset = few_bits_offset;
-    static __m256i weights(const uint8_t * tile, int c, int h, int i) {
-        const int j = 2 * c + h;
-        if constexpr (tile_of(type).quants == TB_QUANTS(1)) {
-            const __m256i ones = unit::load(tile + 32 * i);
-            const __m256i bits = j == 0 ? _mm256_slli_epi16(ones, 1) : _mm256_srli_epi16(ones, j - 1);
-            return _mm256_and_si256(bits, _mm256_set1_epi8(2));
-        } else {
-            const __m256i pairs = unit::load(tile + 128 * (j / 4) + 32 * i);
-            return _mm256_and_si256(_mm256_srli_epi16(pairs, 2 * (j % 4)), _mm256_set1_epi8(3));
-        }
-    }
-};
-
-struct format_mxfp4 : format_of<TB_MXFP4_COL, 4> { // values of 0 to 24
-    static constexpr int32_t offset = mxfp4_offset;
-    static __m256i weights(const uint8_t * tile, int c, int h, int i) {
-        return lanes::look_up(lanes::table(TB_MXFP4_VALUES(mxfp4_offset)), nibbles(tile, c, h, i));
-    }
-    static __m256 scales(const uint8_t * tile, int i) {
-        return lanes::load_powers(tile + tile_of(TB_MXFP4_COL).quants + 8 * i);
-    }
-};
-
-struct format_nvfp4 : format_mxfp4 {
-    static constexpr size_t bytes = tile_of(TB_NVFP4_COL).bytes;
-    static constexpr bool halves = true;
-    static __m256 scales(const uint8_t * tile, int i) {
-        return lanes::load_small(tile + tile_of(TB_NVFP4_COL).quants + 8 * i);
-    }
-    static __m256 minima(const uint8_t * tile, int i) {
-        return lanes::load_small(tile + tile_of(TB_NVFP4_COL).quants + TB_TILE_N + 8 * i);
-    }
-};
-
-struct format_iq4nl : format_of<TB_IQ4_NL_COL, 1> {
-    static constexpr int32_t offset = 0;
-    static __m256i weights(const uint8_t * tile, int c, int h, int i) {
-        const __m256i values = _mm256_broadcastsi128_si256(_mm_setr_epi8(TB_IQ4_NL_VALUES(0)));
-        return _mm256_shuffle_epi8(values, nibbles(tile, c, h, i));
-    }
-};
-
-struct format_q8 : format_of<TB_Q8_0_COL, 1> {
-    static constexpr int32_t offset = 0;
-    static constexpr bool packed = false;
-    static __m256i weights(const uint8_t * tile, int c, int h, int i) {
-        return unit::load(tile + 256 * c + 128 * h + 32 * i);
-    }
-};
-
-struct format_prepared : format_unpacked<unit> {
-    static constexpr int32_t offset = 0;
-    static constexpr bool packed = false, streams = false, has_minima = false;
-    static constexpr int narrow = 1;
-};
+template <> constexpr int narrow<format_q4> = 8;
+template <> constexpr int narrow<format_bits<TB_Q4_1_COL>> = 8;
+template <> constexpr int narrow<format_iq4nl> = 1;
 
 // Quads 2 * c and 2 * c + 1 of some vectors of columns times those of `n` rows, added to 16 bits or 32.
 template <class Format, class Source, int n, int vectors>
@@ -157,10 +64,10 @@ __attribute__((always_inline)) inline void add_chunk(const uint8_t * tile, int c
         }
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++) {
-            const __m256i a = broadcast_int(q + 32 * m + 4 * h);
+            const __m256i a = unit::broadcast(read_int(q + 32 * m + 4 * h));
 #pragma GCC unroll 4
             for (int i = 0; i < vectors; i++) {
-                if constexpr (Format::narrow > 1) {
+                if constexpr (narrow<Format> > 1) {
                     sum[m][i] = _mm256_add_epi16(sum[m][i], _mm256_maddubs_epi16(w[i], a));
                 } else {
                     const __m256i p = _mm256_maddubs_epi16(u[i], _mm256_sign_epi8(a, w[i]));
@@ -185,7 +92,7 @@ __attribute__((always_inline)) inline void dot_products(const uint8_t * tile, in
         }
     };
     each([&](int m, int i) { sum[m][i] = _mm256_setzero_si256(); });
-    if constexpr (Format::narrow == 4) {
+    if constexpr (narrow<Format> == 4) {
         add_chunk<Format, Source>(tile, 0, first, q, sum);
         add_chunk<Format, Source>(tile, 1, first, q + 8, sum);
         each([&](int m, int i) {
@@ -203,7 +110,7 @@ __attribute__((always_inline)) inline void dot_products(const uint8_t * tile, in
 #pragma GCC unroll 1
         for (int c = 0; c < 4; c++, q += 8)
             add_chunk<Format, Source>(tile, c, first, q, sum);
-        if constexpr (Format::narrow == 8) each([&](int m, int i) { sum[m][i] = widen_pairs(sum[m][i]); });
+        if constexpr (narrow<Format> == 8) each([&](int m, int i) { sum[m][i] = widen_pairs(sum[m][i]); });
     }
 }
 
@@ -220,7 +127,7 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++) {
             __m256i dot = sum[m][i];
-            const __m256 s = broadcast_float(at.scales + 4 * m);
+            const __m256 s = unit::broadcast(read_float(at.scales + 4 * m));
             float * to = at.sums[m] + 8 * (first + i);
             if constexpr (has_halves<Format>) {
                 const auto add = [&](__m256i part, int h, __m256 of_part) {
@@ -231,11 +138,12 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
                 add(dot, 0, scale);
                 add(second[m][i], 1, least);
             } else if constexpr (Format::has_minima) {
-                const __m256 start = _mm256_cvtepi32_ps(broadcast_int(at.starts + 4 * m));
+                const __m256 start = _mm256_cvtepi32_ps(unit::broadcast(read_int(at.starts + 4 * m)));
                 const __m256 x = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, _mm256_mul_ps(least, start));
                 store_floats(to, _mm256_fmadd_ps(x, s, load_floats(to)));
             } else {
-                if constexpr (Format::offset != 0) dot = _mm256_add_epi32(broadcast_int(at.starts + 4 * m), dot);
+                if constexpr (Format::offset != 0)
+                    dot = _mm256_add_epi32(unit::broadcast(read_int(at.starts + 4 * m)), dot);
                 store_floats(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, s), load_floats(to)));
             }
         }
@@ -248,11 +156,13 @@ template <class Format> gemm_int8 kernel(const char * name) {
 
 } // namespace
 
-void fill_gemm_avx2(gemm_kernels & k) {
-    TILEBEAM_COLUMN_KERNELS(k, "4x16_avx2");
-    fill_gemm_avx2_float(k);
-    fill_gemm_avx2_convert(k);
-    fill_gemm_avx2_k(k);
+void fill_avx2(kernel_table & t) {
+    TILEBEAM_COLUMN_KERNELS(t.gemm, "4x16_avx2");
+    fill_gemm_avx2_float(t.gemm);
+    fill_gemm_avx2_convert(t.gemm);
+    fill_gemm_avx2_k(t.gemm);
+    fill_attention_avx2(t.attention);
+    fill_vec_avx2(t.vec);
 }
 
 } // namespace tb::npu

@@ -14,11 +14,7 @@
 
 namespace tb::npu {
 
-void fill_gemm_avx2_k(gemm_kernels & k);
-
 namespace {
-
-__m256i broadcast_int(const uint8_t * p) { return _mm256_set1_epi32(read_k_int(p)); }
 
 // The scales of 8 columns, each twice in its lane: a factor for vpmaddwd.
 template <class Format> __m256i scale_pairs(const uint8_t * scales, int i) {
@@ -103,7 +99,7 @@ inline __attribute__((always_inline)) void add_tile(const Source & source, int t
                 w[i] = source.weights(t, j, first + i);
 #pragma GCC unroll 4
             for (int m = 0; m < n; m++) {
-                const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
+                const __m256i x = lanes::broadcast(read_int(q + TB_K_BLOCK * m + 4 * j));
 #pragma GCC unroll 4
                 for (int i = 0; i < vectors; i++) {
                     const __m256i p = products<is_signed<Format>>(w[i], x);
@@ -225,12 +221,6 @@ struct unit : lanes {
         all_rows<Format>(unpacked<Format>(source), r.q, rows, sums);
     }
 };
-
-int32_t sum_of(__m256i v) {
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
-}
 
 // 8 floats to integers in [-127, 127], in 32-bit lanes.
 __m256i rounded(const float * x, __m256 inverse) {

@@ -6,9 +6,24 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
+
+#include "kernels/tiles.h"
 
 namespace tb::npu {
 namespace {
+
+inline int32_t read_int(const uint8_t * p) {
+    int32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
+
+inline float read_float(const uint8_t * p) {
+    float v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
 
 // The sum of 16 activations.
 inline int32_t sum_of_16(const uint8_t * q) {
@@ -17,10 +32,18 @@ inline int32_t sum_of_16(const uint8_t * q) {
     return _mm_cvtsi128_si32(s) + _mm_extract_epi16(s, 4) - 16 * 128;
 }
 
+// The sum of 8 integers.
+inline int32_t sum_of(__m256i v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
 struct lanes {
     using ints = __m256i;
     using floats = __m256;
     static constexpr int width = 8;
+    static constexpr int32_t code_offset = mxfp4_offset, byte_offset = 128; // see gemm_formats.h
 
     static ints load(const uint8_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
     static void store(uint8_t * p, ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), x); }

@@ -8,6 +8,7 @@
 #include <climits>
 
 #include "kernels/gemm_float_simd.h"
+#include "kernels/kernels.h"
 
 namespace tb::npu {
 
@@ -43,6 +44,10 @@ void run(const gemm_dot_args & a) { a.rows < fewest_rows ? dot<simd, element_bf1
 
 } // namespace
 
-void fill_gemm_avx512bf16(gemm_kernels & k) { k.dot[gemm_bf16] = {"gemm_bf16d_6x4_avx512bf16", INT_MAX, run}; }
+// avx512vnni's set but for these products.
+void fill_avx512bf16(kernel_table & t) {
+    fill_avx512vnni(t);
+    t.gemm.dot[gemm_bf16] = {"gemm_bf16d_6x4_avx512bf16", INT_MAX, run};
+}
 
 } // namespace tb::npu

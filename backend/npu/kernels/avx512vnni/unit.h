@@ -17,7 +17,8 @@ struct unit {
     using ints = __m512i;
     using floats = __m512;
     static constexpr int width = 16;
-    static constexpr int vectors = 2; // of weights at once: half of the registers
+    static constexpr int vectors = 2;                                       // of weights at once: half of the registers
+    static constexpr int32_t code_offset = mxfp4_offset, byte_offset = 128; // see gemm_formats.h
 
     static ints load(const uint8_t * p) { return _mm512_loadu_si512(p); }
     static void store(uint8_t * p, ints x) { _mm512_storeu_si512(p, x); }

@@ -5,8 +5,6 @@
 
 namespace tb::npu {
 
-void fill_gemm_avxvnni_k(gemm_kernels & k);
-
 namespace {
 
 struct k_unit : unit {

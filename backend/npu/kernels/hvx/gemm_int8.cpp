@@ -6,9 +6,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/gemm.h"
 #include "kernels/hvx/code_book.h"
 #include "kernels/hvx/hvx.h"
+#include "kernels/kernels.h"
 
 namespace tb::npu {
 
@@ -289,11 +289,13 @@ template <class Format> gemm_int8 kernel(const char * name) { return {name, max_
 
 } // namespace
 
-void fill_gemm_hvx(gemm_kernels & k) {
-    TILEBEAM_COLUMN_KERNELS(k, "8x32_hvx");
-    fill_gemm_hvx_convert(k);
-    fill_gemm_hvx_fp16(k);
-    fill_gemm_hvx_k(k);
+void fill_hvx(kernel_table & t) {
+    TILEBEAM_COLUMN_KERNELS(t.gemm, "8x32_hvx");
+    fill_gemm_hvx_convert(t.gemm);
+    fill_gemm_hvx_fp16(t.gemm);
+    fill_gemm_hvx_k(t.gemm);
+    fill_attention_hvx(t.attention);
+    fill_vec_hvx(t.vec);
 }
 
 } // namespace tb::npu

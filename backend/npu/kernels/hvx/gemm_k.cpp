@@ -8,8 +8,6 @@
 
 namespace tb::npu {
 
-void fill_gemm_hvx_k(gemm_kernels & k);
-
 namespace {
 
 using namespace hvx;

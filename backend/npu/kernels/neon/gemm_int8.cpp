@@ -1,5 +1,6 @@
 // Integer GEMM on sdot: 4 rows x 16 columns at a time, each 32-bit lane four k of one column; the activations' quads
 // are lanes of two registers per row. Nibbles 0..15 are positive signed bytes, so only they need a start value.
+#include "kernels/kernels.h"
 #include "kernels/neon/int8.h"
 
 namespace tb::npu {
@@ -24,11 +25,13 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
 
 } // namespace
 
-void fill_gemm_neon(gemm_kernels & k) {
-    TILEBEAM_COLUMN_KERNELS(k, "4x16_neon");
-    k.quantize = quantize;
-    fill_gemm_neon_float(k);
-    fill_gemm_neon_k(k);
+void fill_neon(kernel_table & t) {
+    TILEBEAM_COLUMN_KERNELS(t.gemm, "4x16_neon");
+    t.gemm.quantize = quantize;
+    fill_gemm_neon_float(t.gemm);
+    fill_gemm_neon_k(t.gemm);
+    fill_attention_neon(t.attention);
+    fill_vec_neon(t.vec);
 }
 
 } // namespace tb::npu

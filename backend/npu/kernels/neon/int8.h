@@ -1,5 +1,6 @@
 // What the integer GEMM of neon and i8mm share: weights as signed bytes, sdot behind the names that
-// kernels/gemm_tiles.h uses, activation quantization. Internal linkage, see vec_loops.h.
+// kernels/gemm_tiles.h uses, and most that kernels/gemm_k.h uses, activation quantization. Internal linkage, see
+// vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_NEON_INT8_H
 #define TILEBEAM_NPU_KERNELS_NEON_INT8_H
 
@@ -9,135 +10,78 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/gemm.h"
 #include "kernels/gemm_tiles.h"
 
 namespace tb::npu {
 namespace {
 
 struct unit {
-    using ints = int8x16_t;
+    using ints = int32x4_t;
     using floats = float32x4_t;
     static constexpr int width = 4;
-    static constexpr int rows = 4; // at a time
+    static constexpr int rows = 4;                             // at a time
+    static constexpr int32_t code_offset = 0, byte_offset = 0; // all weights are signed
     template <class> static constexpr int vectors(int) { return 4; }
 
-    static ints load(const uint8_t * p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
-    static void store(uint8_t * p, ints v) { vst1q_u8(p, vreinterpretq_u8_s8(v)); }
+    static ints load(const uint8_t * p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+    static void store(uint8_t * p, ints x) { vst1q_u8(p, vreinterpretq_u8_s32(x)); }
+    static int8x16_t bytes(ints x) { return vreinterpretq_s8_s32(x); }
+    static ints masked(ints x, int bits) {
+        return vreinterpretq_s32_u8(vandq_u8(vreinterpretq_u8_s32(x), vdupq_n_u8(static_cast<uint8_t>(bits))));
+    }
+    static ints either(ints a, ints b) { return vorrq_s32(a, b); }
+    static ints low_nibbles(ints x) { return masked(x, 15); }
+    static ints high_nibbles(ints x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
+    // To the left, or right if negative, each byte by itself.
+    static ints shifted(ints x, int by) {
+        return vreinterpretq_s32_u8(vshlq_u8(vreinterpretq_u8_s32(x), vdupq_n_s8(static_cast<int8_t>(by))));
+    }
+    template <class... Byte> static ints table(Byte... bytes) {
+        const uint8_t at[] = {static_cast<uint8_t>(bytes)...};
+        return load(at);
+    }
+    static ints look_up(ints table, ints index) {
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), vreinterpretq_u8_s32(index)));
+    }
+
     static floats load_floats(const float * p) { return vld1q_f32(p); }
     static void store_floats(float * p, floats x) { vst1q_f32(p, x); }
     static floats zero() { return vdupq_n_f32(0); }
+    static floats load_halves(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+    static uint8x8_t load_four(const uint8_t * p) {
+        uint32_t four;
+        std::memcpy(&four, p, sizeof(four));
+        return vreinterpret_u8_u32(vdup_n_u32(four));
+    }
+    // Exponents of MXFP4's scales. A subnormal power is the larger of the two as an integer.
+    static floats load_powers(const uint8_t * p) {
+        const int32x4_t x = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load_four(p)))));
+        const int32x4_t one = vdupq_n_s32(1);
+        return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(x, one), 23), vshlq_n_s32(vaddq_s32(x, one), 21)));
+    }
+    // UE4M3 scales of NVFP4, halves of them, as FP16 numbers times 128; the NaN counts as 0.
+    static floats load_small(const uint8_t * p) {
+        const uint8x8_t x = load_four(p), most = vdup_n_u8(0x7f);
+        const uint8x8_t bits = vbic_u8(vand_u8(x, most), vceq_u8(x, most));
+        const uint16x4_t halves_of_four = vshl_n_u16(vget_low_u16(vmovl_u8(bits)), 7);
+        return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(halves_of_four)), 128.0f);
+    }
 
     template <class Format, class Source, int block_rows>
     static void block(const uint8_t * tile, int first, const tile_rows & at);
 };
 
-// Quad 2 * c + h of the 4 columns from 4 * i on, as nibbles.
-int8x16_t nibbles(const uint8_t * tile, int c, int h, int i) {
-    const uint8x16_t v = vld1q_u8(tile + quad_bytes * c + 16 * i);
-    return vreinterpretq_s8_u8(h ? vshrq_n_u8(v, 4) : vandq_u8(v, vdupq_n_u8(15)));
-}
+using format_q4 = tile_q4<unit>;
+using format_q8 = tile_q8<unit>;
+using format_iq4nl = tile_iq4nl<unit>;
+using format_prepared = tile_prepared<unit>;
+using format_mxfp4 = tile_mxfp4<unit>;
+using format_nvfp4 = tile_nvfp4<unit>;
+template <uint32_t type> using format_bits = tile_bits<unit, type>;
+template <uint32_t type> using format_few_bits = tile_few_bits<unit, type>;
 
-float32x4_t half_scales(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-
-// What tiles of a type have in common.
-template <uint32_t type> struct format_of {
-    static constexpr tile_traits traits = tile_of(type);
-    static constexpr size_t bytes = traits.bytes;
-    static constexpr int32_t offset = 0;
-    static constexpr bool packed = true, streams = true, has_minima = false;
-    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + traits.quants + 8 * i); }
-};
-
-struct format_q4 : format_of<TB_Q4_0_COL> {
-    static constexpr int32_t offset = 8;
-    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
-};
-
-// Q5_0, Q4_1 and Q5_1.
-template <uint32_t type> struct format_bits : format_of<type> {
-    static constexpr tile_traits traits = tile_of(type);
-    static constexpr bool has_minima = traits.minima;
-    static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
-    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
-        const int8x16_t q = nibbles(tile, c, h, i);
-        if constexpr (!traits.fifth) return q;
-        const uint8x16_t plane = vld1q_u8(tile + TB_QUANTS(4) + 16 * i);
-        const uint8x16_t bits = vshlq_u8(plane, vdupq_n_s8(static_cast<int8_t>(4 - 2 * c - h))); // right if negative
-        return vorrq_s8(q, vreinterpretq_s8_u8(vandq_u8(bits, vdupq_n_u8(16))));
-    }
-    static float32x4_t minima(const uint8_t * tile, int i) {
-        return half_scales(tile + traits.quants + TB_HALF_SCALES + 8 * i);
-    }
-};
-
-// Q1_0 and Q2_0.
-template <uint32_t type> struct format_few_bits : format_of<type> {
-    static constexpr int32_t offset = few_bits_offset;
-    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
-        constexpr bool one = tile_of(type).quants == TB_QUANTS(1);
-        const int j = 2 * c + h, by = one ? 1 - j : -2 * (j % 4); // to the left, or right if negative
-        const uint8x16_t plane = vld1q_u8(tile + (one ? 0 : quad_bytes * (j / 4)) + 16 * i);
-        const uint8x16_t bits = vshlq_u8(plane, vdupq_n_s8(static_cast<int8_t>(by)));
-        return vreinterpretq_s8_u8(vandq_u8(bits, vdupq_n_u8(one ? 2 : 3)));
-    }
-};
-
-struct format_mxfp4 : format_of<TB_MXFP4_COL> {
-    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
-        return vqtbl1q_s8(vld1q_s8(mxfp4_values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
-    }
-    // A subnormal power is the larger of the two as an integer.
-    static float32x4_t scales(const uint8_t * tile, int i) {
-        uint32_t four;
-        std::memcpy(&four, tile + tile_of(TB_MXFP4_COL).quants + 4 * i, sizeof(four));
-        const uint8x8_t bytes_of_four = vreinterpret_u8_u32(vdup_n_u32(four));
-        const int32x4_t x = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes_of_four))));
-        const int32x4_t one = vdupq_n_s32(1);
-        return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(x, one), 23), vshlq_n_s32(vaddq_s32(x, one), 21)));
-    }
-};
-
-struct format_nvfp4 : format_mxfp4 {
-    static constexpr size_t bytes = tile_of(TB_NVFP4_COL).bytes;
-    static constexpr bool halves = true;
-    // UE4M3, halves of them, as FP16 numbers times 128; the NaN counts as 0.
-    static float32x4_t small(const uint8_t * p) {
-        uint32_t four;
-        std::memcpy(&four, p, sizeof(four));
-        const uint8x8_t x = vreinterpret_u8_u32(vdup_n_u32(four)), most = vdup_n_u8(0x7f);
-        const uint8x8_t bits = vbic_u8(vand_u8(x, most), vceq_u8(x, most));
-        const uint16x4_t halves_of_four = vshl_n_u16(vget_low_u16(vmovl_u8(bits)), 7);
-        return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(halves_of_four)), 128.0f);
-    }
-    static float32x4_t scales(const uint8_t * tile, int i) {
-        return small(tile + tile_of(TB_NVFP4_COL).quants + 4 * i);
-    }
-    static float32x4_t minima(const uint8_t * tile, int i) {
-        return small(tile + tile_of(TB_NVFP4_COL).quants + TB_TILE_N + 4 * i);
-    }
-};
-
-struct format_iq4nl : format_of<TB_IQ4_NL_COL> {
-    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
-        return vqtbl1q_s8(vld1q_s8(iq4nl_values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
-    }
-};
-
-struct format_q8 : format_of<TB_Q8_0_COL> {
-    static constexpr bool packed = false;
-    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
-        return unit::load(tile + quad_bytes * (2 * c + h) + 16 * i);
-    }
-};
-
-struct format_prepared : format_unpacked<unit> {
-    static constexpr int32_t offset = 0;
-    static constexpr bool packed = false, streams = false, has_minima = false;
-};
-
-template <int lane> int32x4_t dot_lane(int32x4_t sum, int8x16_t w, int8x16_t a) {
-    return vdotq_laneq_s32(sum, w, a, lane);
+template <int lane> int32x4_t dot_lane(int32x4_t sum, int32x4_t w, int8x16_t a) {
+    return vdotq_laneq_s32(sum, unit::bytes(w), a, lane);
 }
 
 // A row's activations of four quads are the lanes of a register.
@@ -185,12 +129,12 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
         int8x16_t a[n];
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++)
-            a[m] = load(at.q + 32 * m + 16 * part);
+            a[m] = bytes(load(at.q + 32 * m + 16 * part));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            const int8x16_t w0 = Source::weights(tile, c, 0, first + i), w1 = Source::weights(tile, c, 1, first + i);
-            const int8x16_t w2 = Source::weights(tile, c + 1, 0, first + i);
-            const int8x16_t w3 = Source::weights(tile, c + 1, 1, first + i);
+            const int32x4_t w0 = Source::weights(tile, c, 0, first + i), w1 = Source::weights(tile, c, 1, first + i);
+            const int32x4_t w2 = Source::weights(tile, c + 1, 0, first + i);
+            const int32x4_t w3 = Source::weights(tile, c + 1, 1, first + i);
 #pragma GCC unroll 4
             for (int m = 0; m < n; m++) {
                 sum[m][i] = dot_lane<1>(dot_lane<0>(sum[m][i], w0, a[m]), w1, a[m]);

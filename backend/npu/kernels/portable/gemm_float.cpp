@@ -1,6 +1,6 @@
 // Float GEMM in portable C++, and what turns weights of every kind into its panels: F32, F16 and BF16 rows, and tiles
 // for the FP16 numerics.
-#include "kernels/gemm.h"
+#include "kernels/kernels.h"
 
 #include <cstring>
 
@@ -98,7 +98,8 @@ void round_fp16(int64_t n, float * x) {
 
 } // namespace
 
-void fill_gemm_portable(gemm_kernels & k) {
+void fill_portable(kernel_table & t) {
+    gemm_kernels & k = t.gemm;
     fill_gemm_portable_int8(k);
     fill_gemm_portable_k(k);
     k.f32 = {"gemm_f32_8x32_portable", 8, run};
@@ -109,6 +110,8 @@ void fill_gemm_portable(gemm_kernels & k) {
     k.dequantize = dequantize;
     k.pack = pack;
     k.round_fp16 = round_fp16;
+    fill_attention_portable(t.attention);
+    fill_vec_portable(t.vec);
 }
 
 } // namespace tb::npu

@@ -5,8 +5,6 @@
 
 namespace tb::npu {
 
-void fill_gemm_portable_k(gemm_kernels & k);
-
 namespace {
 
 constexpr int max_rows = 8;
