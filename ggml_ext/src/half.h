@@ -57,11 +57,6 @@ static inline float tb_small_to_float(uint8_t x) {
 }
 
 // 2^(x - 128): what a scale of MXFP4 stands for, half of E8M0's 2^(x - 127). Subnormal for 0 and 1.
-static inline float tb_power_to_float(uint8_t x) {
-    const uint32_t bits = x < 2 ? 0x00200000u << x : (x - 1u) << 23;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
+static inline float tb_power_to_float(uint8_t x) { return tb_bits_float(x < 2 ? 0x00200000u << x : (x - 1u) << 23); }
 
 #endif // TILEBEAM_HALF_H

@@ -20,55 +20,28 @@ typedef struct {
     int d, dmin;
 } shape;
 
-static const shape Q2_K = {NONE, 0, 16, NONE, NONE, 0, 16, 80, 82};
-static const shape Q3_K = {NONE, 0, 32, 0, NONE, 96, 12, 108, NONE};
-static const shape Q4_K = {16, 32, NONE, NONE, NONE, 4, 12, 0, 2};
-static const shape Q5_K = {48, 32, NONE, 16, NONE, 4, 12, 0, 2};
-static const shape Q6_K = {0, 64, 128, NONE, NONE, 192, 16, 208, NONE};
-static const shape IQ4_XS = {8, 16, NONE, NONE, NONE, 2, 6, 0, NONE};
-static const shape TQ2_0 = {NONE, 0, 0, NONE, NONE, 0, 0, 64, NONE};
-static const shape TQ1_0 = {NONE, 0, NONE, NONE, 0, 0, 0, 52, NONE};
-// Of grid types (grid_blocks.h) only which parts a panel has.
-static const shape IQ2_XXS = {NONE, 0, 0, 0, NONE, 0, 4, 0, NONE};
-static const shape IQ2_XS = {NONE, 0, 0, 0, NONE, 0, 8, 0, NONE};
-static const shape IQ3 = {0, 0, NONE, NONE, NONE, 0, 4, 0, NONE};
-static const shape IQ1_S = {NONE, 0, 0, NONE, NONE, 0, 4, 0, NONE};
+static const shape SHAPES[] = {
+    [TB_Q2_K_COL] = {NONE, 0, 16, NONE, NONE, 0, 16, 80, 82},
+    [TB_Q3_K_COL] = {NONE, 0, 32, 0, NONE, 96, 12, 108, NONE},
+    [TB_Q4_K_COL] = {16, 32, NONE, NONE, NONE, 4, 12, 0, 2},
+    [TB_Q5_K_COL] = {48, 32, NONE, 16, NONE, 4, 12, 0, 2},
+    [TB_Q6_K_COL] = {0, 64, 128, NONE, NONE, 192, 16, 208, NONE},
+    [TB_IQ4_XS_COL] = {8, 16, NONE, NONE, NONE, 2, 6, 0, NONE},
+    [TB_TQ2_0_COL] = {NONE, 0, 0, NONE, NONE, 0, 0, 64, NONE},
+    [TB_TQ1_0_COL] = {NONE, 0, NONE, NONE, 0, 0, 0, 52, NONE},
+    // of grid types (grid_blocks.h) only which parts a panel has
+    [TB_IQ2_XXS_COL] = {NONE, 0, 0, 0, NONE, 0, 4, 0, NONE},
+    [TB_IQ2_XS_COL] = {NONE, 0, 0, 0, NONE, 0, 8, 0, NONE},
+    [TB_IQ2_S_COL] = {NONE, 0, 0, 0, NONE, 0, 8, 0, NONE},
+    [TB_IQ1_M_COL] = {NONE, 0, 0, 0, NONE, 0, 8, 0, NONE},
+    [TB_IQ3_XXS_COL] = {0, 0, NONE, NONE, NONE, 0, 4, 0, NONE},
+    [TB_IQ3_S_COL] = {0, 0, NONE, NONE, NONE, 0, 4, 0, NONE},
+    [TB_IQ1_S_COL] = {NONE, 0, 0, NONE, NONE, 0, 4, 0, NONE},
+};
 
 static size_t block_bytes(uint32_t type) { return tb_type_size(tb_tiled_source(type)); }
 
 static size_t k_panel_bytes(uint32_t type) { return tb_tile_bytes(type) * (TB_K_BLOCK / TILE); }
-
-static const shape * shape_of(uint32_t type) {
-    switch (type) {
-    case TB_Q2_K_COL:
-        return &Q2_K;
-    case TB_Q3_K_COL:
-        return &Q3_K;
-    case TB_Q4_K_COL:
-        return &Q4_K;
-    case TB_Q5_K_COL:
-        return &Q5_K;
-    case TB_IQ4_XS_COL:
-        return &IQ4_XS;
-    case TB_TQ2_0_COL:
-        return &TQ2_0;
-    case TB_TQ1_0_COL:
-        return &TQ1_0;
-    case TB_IQ2_XXS_COL:
-        return &IQ2_XXS;
-    case TB_IQ2_XS_COL:
-    case TB_IQ2_S_COL:
-    case TB_IQ1_M_COL:
-        return &IQ2_XS;
-    case TB_IQ3_XXS_COL:
-    case TB_IQ3_S_COL:
-        return &IQ3;
-    case TB_IQ1_S_COL:
-        return &IQ1_S;
-    default:
-        return &Q6_K;
-    }
-}
 
 // What the lowest of the pairs of bits, or of the single bits, counts: they stand above the other bits.
 static int pairs_shift(const shape * s) { return s->nibbles == NONE ? 0 : 4; }
@@ -101,7 +74,7 @@ static inline void read_scales(uint32_t type, const uint8_t * in, panel_column *
             set_six_bits(c->scales, 4, t, (in[2 + t / 2] >> t % 2 * 4 & 15) | (in[t / 4] >> t % 4 * 2 & 3) << 4);
         return;
     }
-    memcpy(c->scales, in, (size_t)shape_of(type)->n_scales);
+    memcpy(c->scales, in, (size_t)SHAPES[type].n_scales);
     if (type != TB_Q4_K_COL && type != TB_Q5_K_COL) return;
     for (int t = 0; t < 4; t++) {
         c->scales[t] = (uint8_t)((in[t] & 15) | in[t + 4] << 4);
@@ -118,7 +91,7 @@ static void write_scales(uint32_t type, const panel_column * c, uint8_t * out) {
         out[t / 4] |= (uint8_t)(scale >> 4 << t % 4 * 2);
     }
     if (type == TB_IQ4_XS_COL) return;
-    memcpy(out, c->scales, (size_t)shape_of(type)->n_scales);
+    memcpy(out, c->scales, (size_t)SHAPES[type].n_scales);
     if (type != TB_Q4_K_COL && type != TB_Q5_K_COL) return;
     for (int t = 0; t < 4; t++) {
         out[t] = (uint8_t)((c->scales[t] & 15) | c->scales[t + 8] << 4);
@@ -167,7 +140,7 @@ static void write_quants(const shape * s, const panel_column * c, uint8_t * b) {
 
 static void from_block(uint32_t type, const uint8_t * block, panel_column * c) {
     if (grid_from_block(type, block, c)) return;
-    const shape * s = shape_of(type);
+    const shape * s = &SHAPES[type];
     c->d = tb_load16(block + s->d);
     c->dmin = s->dmin == NONE ? 0 : tb_load16(block + s->dmin);
     read_scales(type, block + s->scales, c);
@@ -176,7 +149,7 @@ static void from_block(uint32_t type, const uint8_t * block, panel_column * c) {
 
 static void to_block(uint32_t type, const panel_column * c, uint8_t * block) {
     if (grid_to_block(type, c, block)) return;
-    const shape * s = shape_of(type);
+    const shape * s = &SHAPES[type];
     memset(block, 0, block_bytes(type));
     tb_store16(block + s->d, c->d);
     if (s->dmin != NONE) tb_store16(block + s->dmin, c->dmin);
@@ -205,8 +178,9 @@ static inline uint64_t two_quads(const uint8_t * b) { return quads(load32(b) | (
 
 // One super-block into column n of a panel, word by word: a byte for each quant on the way would cost as much again.
 // Inlined for each type, whose shape the compiler then knows.
-static inline __attribute__((always_inline)) void pack_column(uint32_t type, const shape * s, const uint8_t * b,
-                                                              uint8_t * panel, uint32_t n) {
+static inline __attribute__((always_inline)) void pack_column(uint32_t type, const uint8_t * b, uint8_t * panel,
+                                                              uint32_t n) {
+    const shape * s = &SHAPES[type];
     const uint32_t low = 0x0f0f0f0fu;
     uint8_t * to = panel + 4 * n;
     for (int k = 0; k < TB_K_BLOCK && s->nibbles != NONE; k += 2 * s->half) {
@@ -262,16 +236,16 @@ static uint32_t gather_plane(const uint8_t * q, uint32_t quads, uint32_t width, 
     return quad(w);
 }
 
-// A panel of a type whose quants are read off a grid; 0: this is none.
-static int pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride,
-                      uint8_t * panel) {
-    const shape * s = shape_of(type);
+// A panel of a type whose quants are read off a grid.
+static void pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride,
+                       uint8_t * panel) {
+    const shape * s = &SHAPES[type];
     const size_t block = block_bytes(type), bytes = k_panel_bytes(type);
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
         if (rows < TILE) memset(panel + b * bytes, 0, bytes);
         for (uint32_t n = 0; n < rows; n++) {
             panel_column c;
-            if (!grid_from_block(type, src + n * row_stride + b * block, &c)) return 0;
+            grid_from_block(type, src + n * row_stride + b * block, &c);
             uint8_t * to = panel + b * bytes;
             for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++, to += CHUNK)
                 store32(to + 4 * n, join8(load64(c.q + 8 * i) & 0x0f0f0f0f0f0f0f0fu));
@@ -285,11 +259,10 @@ static int pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * 
             if (s->dmin != NONE) tb_store16(to + TB_K_HALVES + 2 * n, c.dmin);
         }
     }
-    return 1;
 }
 
 static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, panel_column * c) {
-    const shape * s = shape_of(type);
+    const shape * s = &SHAPES[type];
     memset(c->q, 0, sizeof(c->q));
     for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++)
         store64(c->q + 8 * i, split8(load32(panel + i * CHUNK + 4 * n)));
@@ -308,7 +281,7 @@ static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, panel_
     c->dmin = s->dmin == NONE ? 0 : tb_load16(panel + TB_K_HALVES + 2 * n);
 }
 
-static inline __attribute__((always_inline)) void pack_panel(uint32_t type, const shape * s, uint64_t k, uint32_t rows,
+static inline __attribute__((always_inline)) void pack_panel(uint32_t type, uint64_t k, uint32_t rows,
                                                              const uint8_t * src, size_t row_stride, uint8_t * panel) {
     const size_t block = block_bytes(type), bytes = k_panel_bytes(type);
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
@@ -320,7 +293,7 @@ static inline __attribute__((always_inline)) void pack_panel(uint32_t type, cons
             const uint8_t * next = b + 1 < k / TB_K_BLOCK ? from + block : src + (n + TILE) * row_stride;
             for (size_t line = 0; line < block + 64; line += 64)
                 __builtin_prefetch(next + line);
-            pack_column(type, s, from, panel + b * bytes, n);
+            pack_column(type, from, panel + b * bytes, n);
         }
     }
 }
@@ -328,20 +301,23 @@ static inline __attribute__((always_inline)) void pack_panel(uint32_t type, cons
 void k_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride, uint8_t * panel) {
     switch (type) {
     case TB_Q4_K_COL:
-        return pack_panel(TB_Q4_K_COL, &Q4_K, k, rows, src, row_stride, panel);
+        return pack_panel(TB_Q4_K_COL, k, rows, src, row_stride, panel);
     case TB_Q5_K_COL:
-        return pack_panel(TB_Q5_K_COL, &Q5_K, k, rows, src, row_stride, panel);
+        return pack_panel(TB_Q5_K_COL, k, rows, src, row_stride, panel);
     case TB_Q6_K_COL:
-        return pack_panel(TB_Q6_K_COL, &Q6_K, k, rows, src, row_stride, panel);
+        return pack_panel(TB_Q6_K_COL, k, rows, src, row_stride, panel);
     case TB_Q3_K_COL:
-        return pack_panel(TB_Q3_K_COL, &Q3_K, k, rows, src, row_stride, panel);
+        return pack_panel(TB_Q3_K_COL, k, rows, src, row_stride, panel);
     case TB_Q2_K_COL:
-        return pack_panel(TB_Q2_K_COL, &Q2_K, k, rows, src, row_stride, panel);
+        return pack_panel(TB_Q2_K_COL, k, rows, src, row_stride, panel);
     case TB_IQ4_XS_COL:
-        return pack_panel(TB_IQ4_XS_COL, &IQ4_XS, k, rows, src, row_stride, panel);
+        return pack_panel(TB_IQ4_XS_COL, k, rows, src, row_stride, panel);
+    case TB_TQ2_0_COL:
+        return pack_panel(TB_TQ2_0_COL, k, rows, src, row_stride, panel);
+    case TB_TQ1_0_COL:
+        return pack_panel(TB_TQ1_0_COL, k, rows, src, row_stride, panel);
     default:
-        if (pack_grids(type, k, rows, src, row_stride, panel)) return;
-        return pack_panel(type, shape_of(type), k, rows, src, row_stride, panel);
+        return pack_grids(type, k, rows, src, row_stride, panel);
     }
 }
 
@@ -392,7 +368,7 @@ static uint8_t digit(const uint8_t * bytes, int k) {
 // In the order in which ggml multiplies: d * scale first, then by the quant.
 static void column_values(uint32_t type, const panel_column * c, float * out) {
     if (grid_values(type, c, out)) return;
-    const int minima = shape_of(type)->dmin != NONE;
+    const int minima = SHAPES[type].dmin != NONE;
     const float d = tb_half_to_float(c->d), dmin = tb_half_to_float(c->dmin);
     for (int i = 0; i < TB_K_BLOCK / 16; i++, out += 16) {
         const factors f = factors_of(type, c->scales, i);

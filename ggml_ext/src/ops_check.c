@@ -409,12 +409,6 @@ uint64_t tb_tensor_span(const tb_tensor * t, int * empty) {
     return span;
 }
 
-// Bytes that all elements take if none share any.
-static uint64_t element_bytes(const tb_tensor * t) {
-    if (tb_type_is_tiled(t->type)) return tb_tiled_bytes(t->type, t->ne[0], t->ne[1]) * t->ne[2] * t->ne[3];
-    return n_elements(t) / tb_type_block(t->type) * tb_type_size(t->type);
-}
-
 // Of tiles: a matrix of a stack, or a part of one, begins after any number of them, and MXFP4's have 17 * 32 bytes.
 static uint64_t tiled_align(uint32_t type) {
     const uint64_t smallest = (uint64_t)tb_tile_bytes(type) * (tb_tile_k(type) / TB_TILE_K);

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "tilebeam/layout.h"
 #include "tilebeam/ops.h"
 
 #define MAX_HEAD 576
@@ -45,6 +46,12 @@ static inline int has_shape(const tb_tensor * t, uint32_t n0, uint32_t n1, uint3
 }
 
 static inline uint64_t n_elements(const tb_tensor * t) { return (uint64_t)t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
+
+// Bytes that all elements take if none share any.
+static inline uint64_t element_bytes(const tb_tensor * t) {
+    if (tb_type_is_tiled(t->type)) return tb_tiled_bytes(t->type, t->ne[0], t->ne[1]) * t->ne[2] * t->ne[3];
+    return n_elements(t) / tb_type_block(t->type) * tb_type_size(t->type);
+}
 
 static inline int dense_rows(const tb_tensor * t) {
     return tb_type_is_tiled(t->type) || t->nb[0] == tb_type_size(t->type);

@@ -82,14 +82,10 @@ TARGET static inline
     __attribute__((always_inline)) void NAME(search)(enum code code, const struct grid * grid, struct batch * b) {
     for (int at = 0; at < LANES; at += V) {
         const VF zero = {0.0f};
-        VF best_d = *(const VF *)&b->d[at], best_e = zero + INFINITY;
-        {
-            VF e = zero;
-            for (int i = 0; i < GROUP; i++) {
-                const VF r = AT(b->x, i, at) - best_d * AT(b->q, i, at);
-                e += AT(b->w, i, at) * r * r;
-            }
-            best_e = e;
+        VF best_d = *(const VF *)&b->d[at], best_e = zero;
+        for (int i = 0; i < GROUP; i++) {
+            const VF r = AT(b->x, i, at) - best_d * AT(b->q, i, at);
+            best_e += AT(b->w, i, at) * r * r;
         }
         for (int side = 0; side < grid->sides; side++) {
             // vanishing groups stay as they are: with this reference all their codes are the one nearest to 0
