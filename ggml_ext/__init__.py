@@ -261,10 +261,6 @@ def unpack(tiled: Type, tiles: Bytes, k: int, n: int, out: Bytes | None = None) 
     return out
 
 
-def _panels(n: int) -> range:
-    return range(0, n, TILE)
-
-
 def dequantize(type: Type, data: Bytes, k: int, n: int) -> Floats:
     """Return the float32 values, shape (N, K), of a tiled matrix or of plain rows: floats, or blocks that become tiles.
 
@@ -278,7 +274,7 @@ def dequantize(type: Type, data: Bytes, k: int, n: int) -> Floats:
         return out
     panel = tiled_bytes(type, k, TILE)
     source = _flat(data, np.uint8, tiled_bytes(type, k, n), "data")
-    for row in _panels(n):
+    for row in range(0, n, TILE):
         _check(lib.tb_dequantize_panel(type, k, min(TILE, n - row), source + row // TILE * panel, to + row * k))
     return out
 

@@ -161,35 +161,19 @@ const char * take_error() {
 } // namespace
 
 void * control_function(const char * name) {
-    // Assigned through their own types, so that a change of control.h does not compile unnoticed.
-    static const tilebeam_announce_t announce_fn = announce_file;
-    static const tilebeam_loaded_t loaded_fn = loaded;
-    static const tilebeam_get_options_t get_options_fn = get_options;
-    static const tilebeam_configure_t configure_fn = configure;
-    static const tilebeam_status_t status_fn = status;
-    static const tilebeam_device_status_t device_status_fn = device_status;
-    static const tilebeam_device_t device_fn = device_pointer;
-    static const tilebeam_trace_start_t trace_start_fn = trace_start;
-    static const tilebeam_trace_stop_t trace_stop_fn = trace_stop;
-    static const tilebeam_trace_take_t trace_take_fn = trace_take;
-    static const tilebeam_last_error_t last_error_fn = last_error;
-    static const tilebeam_take_error_t take_error_fn = take_error;
     const struct {
         const char * name;
         void * function;
     } table[] = {
-        {"tilebeam_announce", reinterpret_cast<void *>(announce_fn)},
-        {"tilebeam_loaded", reinterpret_cast<void *>(loaded_fn)},
-        {"tilebeam_get_options", reinterpret_cast<void *>(get_options_fn)},
-        {"tilebeam_configure", reinterpret_cast<void *>(configure_fn)},
-        {"tilebeam_status", reinterpret_cast<void *>(status_fn)},
-        {"tilebeam_device_status", reinterpret_cast<void *>(device_status_fn)},
-        {"tilebeam_device", reinterpret_cast<void *>(device_fn)},
-        {"tilebeam_trace_start", reinterpret_cast<void *>(trace_start_fn)},
-        {"tilebeam_trace_stop", reinterpret_cast<void *>(trace_stop_fn)},
-        {"tilebeam_trace_take", reinterpret_cast<void *>(trace_take_fn)},
-        {"tilebeam_last_error", reinterpret_cast<void *>(last_error_fn)},
-        {"tilebeam_take_error", reinterpret_cast<void *>(take_error_fn)},
+    // Through their own types, so that a change of control.h does not compile unnoticed.
+#define TILEBEAM_CONTROL(name, function) {"tilebeam_" #name, reinterpret_cast<void *>(tilebeam_##name##_t{function})}
+        TILEBEAM_CONTROL(announce, announce_file),  TILEBEAM_CONTROL(loaded, loaded),
+        TILEBEAM_CONTROL(get_options, get_options), TILEBEAM_CONTROL(configure, configure),
+        TILEBEAM_CONTROL(status, status),           TILEBEAM_CONTROL(device_status, device_status),
+        TILEBEAM_CONTROL(device, device_pointer),   TILEBEAM_CONTROL(trace_start, trace_start),
+        TILEBEAM_CONTROL(trace_stop, trace_stop),   TILEBEAM_CONTROL(trace_take, trace_take),
+        TILEBEAM_CONTROL(last_error, last_error),   TILEBEAM_CONTROL(take_error, take_error),
+#undef TILEBEAM_CONTROL
     };
     for (const auto & f : table)
         if (std::strcmp(f.name, name) == 0) return f.function;

@@ -19,25 +19,24 @@ namespace {
 
 #if defined(__x86_64__)
 
-// __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the wide registers.
-bool has_avx2() {
+// What CPUID says; zeros where it lacks the leaf.
+struct cpuid {
     unsigned a = 0;
     unsigned b = 0;
     unsigned c = 0;
     unsigned d = 0;
-    const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+
+    cpuid(unsigned leaf, unsigned subleaf) { __get_cpuid_count(leaf, subleaf, &a, &b, &c, &d); }
+};
+
+// __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the wide registers.
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (cpuid(1, 0).c & bit_F16C) != 0;
 }
 
 // Features of CPUID leaf 7, subleaf 1, whose names GCC 12 does not know here. The registers are those of AVX2 and
 // AVX-512, so that the system saves them.
-bool has_feature(unsigned bit) {
-    unsigned a = 0;
-    unsigned b = 0;
-    unsigned c = 0;
-    unsigned d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << bit) != 0;
-}
+bool has_feature(unsigned bit) { return (cpuid(7, 1).a & 1u << bit) != 0; }
 
 bool has_avxvnni() { return has_avx2() && has_feature(4); }
 
@@ -58,12 +57,8 @@ bool may_use_tiles() {
 }
 
 bool has_amx() {
-    unsigned a = 0;
-    unsigned b = 0;
-    unsigned c = 0;
-    unsigned d = 0;
     constexpr unsigned instructions = 1u << 24 | 1u << 25; // AMX-TILE, AMX-INT8
-    if (!has_avx512bf16() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & instructions) != instructions) {
+    if (!has_avx512bf16() || (cpuid(7, 0).d & instructions) != instructions) {
         return false;
     }
     constexpr unsigned state = 1u << 17 | 1u << 18; // configuration, tiles
