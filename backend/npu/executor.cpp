@@ -140,7 +140,7 @@ struct executor::impl {
     arena scratch;
     arena prepared;
     int n_threads = 1;   // that schedules are made for
-    int fixed_hands = 0; // config.hands
+    int fixed_hands = 0; // see set_hands
     std::unique_ptr<thread_pool> pool;
     int pool_wanted = 0;    // threads that it was asked for
     crew present;           // threads of the pool that take part
@@ -175,7 +175,6 @@ executor::executor(const config & cfg) : self(std::make_unique<impl>()) {
     }
     self->memory_limit = cfg.memory_limit;
     self->fuse = cfg.fuse;
-    self->fixed_hands = cfg.hands;
     attention_exp2_table(); // made here and not in the middle of an op, where there may be no memory
     set_threads(cfg.n_threads);
 }

@@ -14,7 +14,6 @@ namespace tb::npu {
 
 struct config {
     int n_threads = 0;         // 0: one per performance core that this process may use
-    int hands = 0;             // see set_hands
     std::string isa;           // "" = best of this CPU; else a name from kernel_isas()
     uint64_t memory_limit = 0; // address space for mapped buffers, bytes; 0 = none
     bool fuse = true;          // false: op by op (schedule.h)

@@ -46,11 +46,9 @@ size_t get_alignment(ggml_backend_buffer_type_t) { return alignment; }
 bool is_host(ggml_backend_buffer_type_t) { return false; }
 
 size_t tiled_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * t) {
-    const uint32_t type = tb_tiled_column(type_of(t->type));
-    const size_t matrix = t->view_src || type == TB_TYPE_COUNT
-                              ? 0
-                              : tb_tiled_bytes(type, static_cast<uint64_t>(t->ne[0]), static_cast<uint64_t>(t->ne[1]));
-    return matrix ? matrix * static_cast<size_t>(t->ne[2] * t->ne[3]) : ggml_nbytes(t);
+    if (t->view_src) return ggml_nbytes(t);
+    const uint64_t bytes = stored_bytes(t, tb_tiled_column(type_of(t->type)));
+    return bytes != 0 ? bytes : ggml_nbytes(t);
 }
 
 const char * get_name(ggml_backend_dev_t dev) { return of(dev).name; }

@@ -41,12 +41,7 @@ struct answer {
     uint32_t value = 0;
 };
 
-answer refuse(tb_status status, const char * why) {
-    answer a;
-    a.status = status;
-    a.why = why;
-    return a;
-}
+answer refuse(tb_status status, std::string why) { return {status, std::move(why)}; }
 
 template <class T> T read_at(const std::vector<uint8_t> & bytes, size_t offset) {
     T value;
@@ -141,9 +136,8 @@ answer service::shake_hands() {
     tb_cpu_hello c;
     std::memcpy(&c, &channel->cpu, sizeof c);
     const auto differ = [](const char * what, uint64_t theirs, uint64_t ours) {
-        const std::string text = std::string(what) + " " + std::to_string(theirs) +
-                                 " of the CPU side is not the NPU's " + std::to_string(ours);
-        return refuse(TB_E_VERSION, text.c_str());
+        return refuse(TB_E_VERSION, std::string(what) + " " + std::to_string(theirs) +
+                                        " of the CPU side is not the NPU's " + std::to_string(ours));
     };
     if (c.magic != TB_PROTOCOL_MAGIC) {
         return refuse(TB_E_PROTOCOL, "the control region does not start with the protocol's magic number");
@@ -180,7 +174,7 @@ answer service::shake_hands() {
         for (const char * isa : isas) {
             text += std::string(" ") + isa;
         }
-        return refuse(TB_E_UNSUPPORTED, text.c_str());
+        return refuse(TB_E_UNSUPPORTED, text);
     }
     executor = std::make_unique<npu::executor>(cfg);
     spin_us = std::min(c.spin_us, 1000000u);
@@ -252,7 +246,7 @@ answer service::map_buffer(uint32_t seq) {
     void * base = map_shared(file.fd, m.offset, m.size, protection);
     if (base == MAP_FAILED) {
         const std::string text = std::string("mapping failed: ") + std::strerror(errno);
-        return refuse(errno == EACCES || errno == EPERM ? TB_E_BUFFER : TB_E_NOMEM, text.c_str());
+        return refuse(errno == EACCES || errno == EPERM ? TB_E_BUFFER : TB_E_NOMEM, text);
     }
     madvise(base, m.size, MADV_HUGEPAGE);
     try {

@@ -20,11 +20,7 @@ namespace tb::session {
 constexpr int64_t ns_per_ms = 1000000;
 
 inline result failure(tb_status status, std::string why, uint32_t op_index = 0) {
-    result r;
-    r.status = status;
-    r.op_index = op_index;
-    r.why = std::move(why);
-    return r;
+    return {status, op_index, std::move(why)};
 }
 
 // What is known of the time that a graph takes.

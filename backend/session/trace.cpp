@@ -54,11 +54,6 @@ void trace::note_losses(uint64_t lost, uint64_t damaged) {
     n_damaged += damaged;
 }
 
-uint64_t trace::count() {
-    std::lock_guard<fork_lock> hold(lock);
-    return records.size();
-}
-
 uint64_t trace::take(tb_trace_record * out, uint64_t n) {
     std::lock_guard<fork_lock> hold(lock);
     const size_t taken = static_cast<size_t>(std::min<uint64_t>(n, records.size()));

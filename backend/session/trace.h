@@ -28,7 +28,6 @@ class trace {
     void add(const std::vector<tb_trace_record> & records);
     void note_losses(uint64_t lost, uint64_t damaged);
 
-    uint64_t count();
     uint64_t take(tb_trace_record * out, uint64_t most); // oldest first; they are gone then
     void losses(uint64_t * lost, uint64_t * damaged);    // records that are missing
 
