@@ -31,11 +31,9 @@ template <bool both> int32x4_t two_numbers(const uint8_t * p) {
 
 // k 8 * s to 8 * s + 7 of rows 2 * pair and 2 * pair + 1.
 template <bool both> int8x16_t two_rows(const uint8_t * record, int pair, int s) {
-    if constexpr (both) return unit::load(record + 64 * pair + 16 * s);
+    if constexpr (both) return unit::bytes(unit::load(record + 64 * pair + 16 * s));
     return vreinterpretq_s8_s64(vld1q_dup_s64(reinterpret_cast<const int64_t *>(record + 64 * pair + 8 * s)));
 }
-
-int32x4_t words(int8x16_t v) { return vreinterpretq_s32_s8(v); }
 
 // Columns 4 * g to 4 * g + 3 of `tiles` tiles.
 template <class Format, int rows>
@@ -71,9 +69,9 @@ void columns(const uint8_t * tile, const uint8_t * record, int64_t tiles, int g,
                       [&](int p) { start(p, two_numbers<false>(record + 36 * rows + 8 * p)); });
 #pragma GCC unroll 4
             for (int s = steps * h; s < steps * (h + 1); s++) {
-                const int32x4_t w0 = words(Format::weights(tile, s, 0, g)), w1 = words(Format::weights(tile, s, 1, g));
-                const int8x16_t low = vreinterpretq_s8_s32(vzip1q_s32(w0, w1));
-                const int8x16_t high = vreinterpretq_s8_s32(vzip2q_s32(w0, w1));
+                const int32x4_t w0 = Format::weights(tile, s, 0, g), w1 = Format::weights(tile, s, 1, g);
+                const int8x16_t low = unit::bytes(vzip1q_s32(w0, w1));
+                const int8x16_t high = unit::bytes(vzip2q_s32(w0, w1));
                 const auto multiply = [&](int p, int8x16_t x) {
                     sum[p][0] = vmmlaq_s32(sum[p][0], low, x);
                     sum[p][1] = vmmlaq_s32(sum[p][1], high, x);

@@ -2,43 +2,21 @@
 // Also the i8mm set's.
 #include "kernels/gemm_k.h"
 
-#include <arm_neon.h>
+#include "kernels/neon/int8.h"
 
 namespace tb::npu {
 
 namespace {
 
-struct unit {
-    using ints = int32x4_t;
-    using floats = float32x4_t;
-    static constexpr int width = 4;
+struct k_unit : unit {
     static constexpr int vectors = 1; // of weights at once
     static constexpr bool signed_weights = true;
     static constexpr bool starts = true;
 
-    static ints load(const uint8_t * p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
-    static void store(uint8_t * p, ints x) { vst1q_u8(p, vreinterpretq_u8_s32(x)); }
     static ints zeros() { return vdupq_n_s32(0); }
     static ints broadcast(int32_t x) { return vdupq_n_s32(x); }
-    static ints masked(ints x, int bits) {
-        return vreinterpretq_s32_u8(vandq_u8(vreinterpretq_u8_s32(x), vdupq_n_u8(static_cast<uint8_t>(bits))));
-    }
     static ints less_bytes(ints x, int by) {
         return vreinterpretq_s32_u8(vsubq_u8(vreinterpretq_u8_s32(x), vdupq_n_u8(static_cast<uint8_t>(by))));
-    }
-    static ints either(ints a, ints b) { return vorrq_s32(a, b); }
-    static ints low_nibbles(ints x) { return masked(x, 15); }
-    static ints high_nibbles(ints x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
-    template <class... Byte> static ints table(Byte... bytes) {
-        const uint8_t at[] = {static_cast<uint8_t>(bytes)...};
-        return load(at);
-    }
-    static ints look_up(ints table, ints index) {
-        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), vreinterpretq_u8_s32(index)));
-    }
-    // To the left, or right if negative, each byte by itself.
-    static ints shifted(ints x, int by) {
-        return vreinterpretq_s32_u8(vshlq_u8(vreinterpretq_u8_s32(x), vdupq_n_s8(static_cast<int8_t>(by))));
     }
 
     // Of bytes times `by`, modulo 256, the first digit to the base of 3 that follows the point: times 3, the carry.
@@ -69,27 +47,22 @@ struct unit {
     // a - (b << by)
     template <int by> static ints less_shifted(ints a, ints b) { return vsubq_s32(a, vshlq_n_s32(b, by)); }
 
-    static floats load_floats(const float * p) { return vld1q_f32(p); }
-    static void store_floats(float * p, floats x) { vst1q_f32(p, x); }
-    static floats load_halves(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
     static floats broadcast(float x) { return vdupq_n_f32(x); }
     static floats to_floats(ints x) { return vcvtq_f32_s32(x); }
     static floats mul(floats a, floats b) { return vmulq_f32(a, b); }
     static floats fma(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
     static floats fms(floats a, floats b, floats c) { return vnegq_f32(vfmsq_f32(c, a, b)); }
 
-    static void dot(ints & sum, ints w, ints x) {
-        sum = vdotq_s32(sum, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
-    }
+    static void dot(ints & sum, ints w, ints x) { sum = vdotq_s32(sum, bytes(w), bytes(x)); }
     template <class Format>
     static void block(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                       int32_t (*sums)[gemm_panel]) {
-        k_block_of_dots<unit, Format>(panel, scales, r, rows, sums);
+        k_block_of_dots<k_unit, Format>(panel, scales, r, rows, sums);
     }
 };
 
 } // namespace
 
-void fill_gemm_neon_k(gemm_kernels & k) { fill_k_kernels<unit>(k, TILEBEAM_K_NAMES("32x4_neon")); }
+void fill_gemm_neon_k(gemm_kernels & k) { fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x4_neon")); }
 
 } // namespace tb::npu

@@ -1,5 +1,6 @@
 // What the integer GEMM of neon and i8mm share: weights as signed bytes, sdot behind the names that
-// kernels/gemm_tiles.h uses, activation quantization. Internal linkage, see vec_loops.h.
+// kernels/gemm_tiles.h uses, and most that kernels/gemm_k.h uses, activation quantization. Internal linkage, see
+// vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_NEON_INT8_H
 #define TILEBEAM_NPU_KERNELS_NEON_INT8_H
 
@@ -15,28 +16,33 @@ namespace tb::npu {
 namespace {
 
 struct unit {
-    using ints = int8x16_t;
+    using ints = int32x4_t;
     using floats = float32x4_t;
     static constexpr int width = 4;
     static constexpr int rows = 4;                             // at a time
     static constexpr int32_t code_offset = 0, byte_offset = 0; // all weights are signed
     template <class> static constexpr int vectors(int) { return 4; }
 
-    static ints load(const uint8_t * p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
-    static void store(uint8_t * p, ints v) { vst1q_u8(p, vreinterpretq_u8_s8(v)); }
-    static ints masked(ints x, int bits) { return vandq_s8(x, vdupq_n_s8(static_cast<int8_t>(bits))); }
-    static ints either(ints a, ints b) { return vorrq_s8(a, b); }
+    static ints load(const uint8_t * p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+    static void store(uint8_t * p, ints x) { vst1q_u8(p, vreinterpretq_u8_s32(x)); }
+    static int8x16_t bytes(ints x) { return vreinterpretq_s8_s32(x); }
+    static ints masked(ints x, int bits) {
+        return vreinterpretq_s32_u8(vandq_u8(vreinterpretq_u8_s32(x), vdupq_n_u8(static_cast<uint8_t>(bits))));
+    }
+    static ints either(ints a, ints b) { return vorrq_s32(a, b); }
     static ints low_nibbles(ints x) { return masked(x, 15); }
-    static ints high_nibbles(ints x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
+    static ints high_nibbles(ints x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
     // To the left, or right if negative, each byte by itself.
     static ints shifted(ints x, int by) {
-        return vreinterpretq_s8_u8(vshlq_u8(vreinterpretq_u8_s8(x), vdupq_n_s8(static_cast<int8_t>(by))));
+        return vreinterpretq_s32_u8(vshlq_u8(vreinterpretq_u8_s32(x), vdupq_n_s8(static_cast<int8_t>(by))));
     }
     template <class... Byte> static ints table(Byte... bytes) {
-        const int8_t at[] = {static_cast<int8_t>(bytes)...};
-        return vld1q_s8(at);
+        const uint8_t at[] = {static_cast<uint8_t>(bytes)...};
+        return load(at);
     }
-    static ints look_up(ints table, ints index) { return vqtbl1q_s8(table, vreinterpretq_u8_s8(index)); }
+    static ints look_up(ints table, ints index) {
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), vreinterpretq_u8_s32(index)));
+    }
 
     static floats load_floats(const float * p) { return vld1q_f32(p); }
     static void store_floats(float * p, floats x) { vst1q_f32(p, x); }
@@ -123,12 +129,13 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
         int8x16_t a[n];
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++)
-            a[m] = load(at.q + 32 * m + 16 * part);
+            a[m] = bytes(load(at.q + 32 * m + 16 * part));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            const int8x16_t w0 = Source::weights(tile, c, 0, first + i), w1 = Source::weights(tile, c, 1, first + i);
-            const int8x16_t w2 = Source::weights(tile, c + 1, 0, first + i);
-            const int8x16_t w3 = Source::weights(tile, c + 1, 1, first + i);
+            const int8x16_t w0 = bytes(Source::weights(tile, c, 0, first + i));
+            const int8x16_t w1 = bytes(Source::weights(tile, c, 1, first + i));
+            const int8x16_t w2 = bytes(Source::weights(tile, c + 1, 0, first + i));
+            const int8x16_t w3 = bytes(Source::weights(tile, c + 1, 1, first + i));
 #pragma GCC unroll 4
             for (int m = 0; m < n; m++) {
                 sum[m][i] = dot_lane<1>(dot_lane<0>(sum[m][i], w0, a[m]), w1, a[m]);
