@@ -1,5 +1,6 @@
-// The formats of tiles for integer GEMM, written once over the names of a `unit` (avx2/lanes.h, avx512vnni/unit.h,
-// neon/int8.h): vectors of unit::width columns, each 32-bit lane four k of one column.
+// The formats of tiles for integer GEMM, and how a panel's sums begin and end: written once over the names of a `unit`
+// (avx2/lanes.h, avx512vnni/unit.h, neon/int8.h), vectors of unit::width columns, each 32-bit lane four k of one
+// column.
 //
 // weights(tile, c, h, i) is quad 2 * c + h of the columns of vector i, as bytes: a weight and `offset`. What is added
 // to the values of MXFP4 and to weights that fill a byte says the unit, unit::code_offset and unit::byte_offset; with 0
@@ -112,6 +113,23 @@ template <class unit, class Quads = tile_q8<unit>> struct tile_prepared : Quads 
         return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_quants) + unit::width * i);
     }
 };
+
+// ---- whole panels
+
+// A panel's sums, one row after the other: out's, or zeros; and back.
+template <class unit> void open_sums(const gemm_int8_args & a, float (*sums)[gemm_panel]) {
+    for (int m = 0; m < a.rows; m++) {
+        for (int i = 0; i < gemm_panel; i += unit::width)
+            unit::store_floats(sums[m] + i, a.add ? unit::load_floats(a.out[m] + i) : unit::zero());
+    }
+}
+
+template <class unit> void close_sums(const gemm_int8_args & a, const float (*sums)[gemm_panel]) {
+    for (int m = 0; m < a.rows; m++) {
+        for (int i = 0; i < gemm_panel; i += unit::width)
+            unit::store_floats(a.out[m] + i, unit::load_floats(sums[m] + i));
+    }
+}
 
 } // namespace
 } // namespace tb::npu

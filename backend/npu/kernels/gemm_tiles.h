@@ -84,10 +84,7 @@ template <class unit, class Format> void multiply_tiles(const gemm_int8_args & a
     alignas(64) float sums[gemm_max_rows][gemm_panel];
     alignas(64) uint8_t unpacked[unpacked_bytes];
     const int rows = a.rows;
-    for (int m = 0; m < rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(sums[m] + i, a.add ? unit::load_floats(a.out[m] + i) : unit::zero());
-    }
+    open_sums<unit>(a, sums);
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
     for (int64_t t = 0; t < a.k_tiles; t++, tile += Format::bytes, record += gemm_record_bytes(rows)) {
@@ -106,10 +103,7 @@ template <class unit, class Format> void multiply_tiles(const gemm_int8_args & a
         }
         all_rows<unit, Format, Format>(tile, record, rows, sums);
     }
-    for (int m = 0; m < rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(a.out[m] + i, unit::load_floats(sums[m] + i));
-    }
+    close_sums<unit>(a, sums);
 }
 
 } // namespace

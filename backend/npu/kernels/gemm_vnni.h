@@ -10,24 +10,11 @@
 #ifndef TILEBEAM_NPU_KERNELS_GEMM_VNNI_H
 #define TILEBEAM_NPU_KERNELS_GEMM_VNNI_H
 
-#include <cstring>
-
+#include "kernels/avx2/lanes.h"
 #include "kernels/gemm_formats.h"
 
 namespace tb::npu {
 namespace {
-
-int32_t read_int(const uint8_t * p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return v;
-}
-
-float read_float(const uint8_t * p) {
-    float v;
-    std::memcpy(&v, p, 4);
-    return v;
-}
 
 // A format of gemm_formats.h, all 32 k of a vector of columns at once.
 template <class unit, class Tile> struct whole_columns : Tile {
@@ -46,23 +33,6 @@ template <class unit> using format_mxfp4 = whole_columns<unit, tile_mxfp4<unit>>
 template <class unit> using format_nvfp4 = whole_columns<unit, tile_nvfp4<unit>>;
 template <class unit, uint32_t type> using format_bits = whole_columns<unit, tile_bits<unit, type>>;
 template <class unit, uint32_t type> using format_few_bits = whole_columns<unit, tile_few_bits<unit, type>>;
-
-// ---- whole panels
-
-// A panel's sums, one row after the other: out's, or zeros; and back.
-template <class unit> void open_sums(const gemm_int8_args & a, float (*sums)[gemm_panel]) {
-    for (int m = 0; m < a.rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(sums[m] + i, a.add ? unit::load_floats(a.out[m] + i) : unit::zero());
-    }
-}
-
-template <class unit> void close_sums(const gemm_int8_args & a, const float (*sums)[gemm_panel]) {
-    for (int m = 0; m < a.rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(a.out[m] + i, unit::load_floats(sums[m] + i));
-    }
-}
 
 // What 32 k add to sums: their dot products, times the columns' scales and the row's; minima times the sum of the row's
 // activations, `start`.

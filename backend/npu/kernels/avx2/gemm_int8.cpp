@@ -6,7 +6,6 @@
 // 128 * 127 * 2 = 32512 does not saturate, but each quad must be widened by itself.
 #include "kernels/kernels.h"
 
-#include <cstring>
 #include <immintrin.h>
 
 #include "kernels/avx2/lanes.h"
@@ -19,18 +18,6 @@ void fill_gemm_avx2_convert(gemm_kernels & k);
 void fill_gemm_avx2_k(gemm_kernels & k);
 
 namespace {
-
-__m256i broadcast_int(const uint8_t * p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return _mm256_set1_epi32(v);
-}
-
-__m256 broadcast_float(const uint8_t * p) {
-    float v;
-    std::memcpy(&v, p, 4);
-    return _mm256_set1_ps(v);
-}
 
 __m256i widen_pairs(__m256i v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
 
@@ -77,7 +64,7 @@ __attribute__((always_inline)) inline void add_chunk(const uint8_t * tile, int c
         }
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++) {
-            const __m256i a = broadcast_int(q + 32 * m + 4 * h);
+            const __m256i a = unit::broadcast(read_int(q + 32 * m + 4 * h));
 #pragma GCC unroll 4
             for (int i = 0; i < vectors; i++) {
                 if constexpr (narrow<Format> > 1) {
@@ -140,7 +127,7 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++) {
             __m256i dot = sum[m][i];
-            const __m256 s = broadcast_float(at.scales + 4 * m);
+            const __m256 s = unit::broadcast(read_float(at.scales + 4 * m));
             float * to = at.sums[m] + 8 * (first + i);
             if constexpr (has_halves<Format>) {
                 const auto add = [&](__m256i part, int h, __m256 of_part) {
@@ -151,11 +138,12 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
                 add(dot, 0, scale);
                 add(second[m][i], 1, least);
             } else if constexpr (Format::has_minima) {
-                const __m256 start = _mm256_cvtepi32_ps(broadcast_int(at.starts + 4 * m));
+                const __m256 start = _mm256_cvtepi32_ps(unit::broadcast(read_int(at.starts + 4 * m)));
                 const __m256 x = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, _mm256_mul_ps(least, start));
                 store_floats(to, _mm256_fmadd_ps(x, s, load_floats(to)));
             } else {
-                if constexpr (Format::offset != 0) dot = _mm256_add_epi32(broadcast_int(at.starts + 4 * m), dot);
+                if constexpr (Format::offset != 0)
+                    dot = _mm256_add_epi32(unit::broadcast(read_int(at.starts + 4 * m)), dot);
                 store_floats(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, s), load_floats(to)));
             }
         }

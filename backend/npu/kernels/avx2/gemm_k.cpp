@@ -16,8 +16,6 @@ namespace tb::npu {
 
 namespace {
 
-__m256i broadcast_int(const uint8_t * p) { return _mm256_set1_epi32(read_k_int(p)); }
-
 // The scales of 8 columns, each twice in its lane: a factor for vpmaddwd.
 template <class Format> __m256i scale_pairs(const uint8_t * scales, int i) {
     const __m256i s = lanes::widened<!Format::minima>(scales + 8 * i);
@@ -101,7 +99,7 @@ inline __attribute__((always_inline)) void add_tile(const Source & source, int t
                 w[i] = source.weights(t, j, first + i);
 #pragma GCC unroll 4
             for (int m = 0; m < n; m++) {
-                const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
+                const __m256i x = lanes::broadcast(read_int(q + TB_K_BLOCK * m + 4 * j));
 #pragma GCC unroll 4
                 for (int i = 0; i < vectors; i++) {
                     const __m256i p = products<is_signed<Format>>(w[i], x);

@@ -6,11 +6,24 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/tiles.h"
 
 namespace tb::npu {
 namespace {
+
+inline int32_t read_int(const uint8_t * p) {
+    int32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
+
+inline float read_float(const uint8_t * p) {
+    float v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
 
 // The sum of 16 activations.
 inline int32_t sum_of_16(const uint8_t * q) {
