@@ -236,16 +236,16 @@ static uint32_t gather_plane(const uint8_t * q, uint32_t quads, uint32_t width, 
     return quad(w);
 }
 
-// A panel of a type whose quants are read off a grid; 0: this is none.
-static int pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride,
-                      uint8_t * panel) {
+// A panel of a type whose quants are read off a grid.
+static void pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride,
+                       uint8_t * panel) {
     const shape * s = &SHAPES[type];
     const size_t block = block_bytes(type), bytes = k_panel_bytes(type);
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
         if (rows < TILE) memset(panel + b * bytes, 0, bytes);
         for (uint32_t n = 0; n < rows; n++) {
             panel_column c;
-            if (!grid_from_block(type, src + n * row_stride + b * block, &c)) return 0;
+            grid_from_block(type, src + n * row_stride + b * block, &c);
             uint8_t * to = panel + b * bytes;
             for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++, to += CHUNK)
                 store32(to + 4 * n, join8(load64(c.q + 8 * i) & 0x0f0f0f0f0f0f0f0fu));
@@ -259,7 +259,6 @@ static int pack_grids(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * 
             if (s->dmin != NONE) tb_store16(to + TB_K_HALVES + 2 * n, c.dmin);
         }
     }
-    return 1;
 }
 
 static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, panel_column * c) {
@@ -313,9 +312,12 @@ void k_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src,
         return pack_panel(TB_Q2_K_COL, k, rows, src, row_stride, panel);
     case TB_IQ4_XS_COL:
         return pack_panel(TB_IQ4_XS_COL, k, rows, src, row_stride, panel);
+    case TB_TQ2_0_COL:
+        return pack_panel(TB_TQ2_0_COL, k, rows, src, row_stride, panel);
+    case TB_TQ1_0_COL:
+        return pack_panel(TB_TQ1_0_COL, k, rows, src, row_stride, panel);
     default:
-        if (pack_grids(type, k, rows, src, row_stride, panel)) return;
-        return pack_panel(type, k, rows, src, row_stride, panel);
+        return pack_grids(type, k, rows, src, row_stride, panel);
     }
 }
 

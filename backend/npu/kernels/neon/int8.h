@@ -80,8 +80,8 @@ using format_nvfp4 = tile_nvfp4<unit>;
 template <uint32_t type> using format_bits = tile_bits<unit, type>;
 template <uint32_t type> using format_few_bits = tile_few_bits<unit, type>;
 
-template <int lane> int32x4_t dot_lane(int32x4_t sum, int32x4_t w, int8x16_t a) {
-    return vdotq_laneq_s32(sum, unit::bytes(w), a, lane);
+template <int lane> int32x4_t dot_lane(int32x4_t sum, int8x16_t w, int8x16_t a) {
+    return vdotq_laneq_s32(sum, w, a, lane);
 }
 
 // A row's activations of four quads are the lanes of a register.
@@ -132,9 +132,10 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
             a[m] = bytes(load(at.q + 32 * m + 16 * part));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            const int32x4_t w0 = Source::weights(tile, c, 0, first + i), w1 = Source::weights(tile, c, 1, first + i);
-            const int32x4_t w2 = Source::weights(tile, c + 1, 0, first + i);
-            const int32x4_t w3 = Source::weights(tile, c + 1, 1, first + i);
+            const int8x16_t w0 = bytes(Source::weights(tile, c, 0, first + i));
+            const int8x16_t w1 = bytes(Source::weights(tile, c, 1, first + i));
+            const int8x16_t w2 = bytes(Source::weights(tile, c + 1, 0, first + i));
+            const int8x16_t w3 = bytes(Source::weights(tile, c + 1, 1, first + i));
 #pragma GCC unroll 4
             for (int m = 0; m < n; m++) {
                 sum[m][i] = dot_lane<1>(dot_lane<0>(sum[m][i], w0, a[m]), w1, a[m]);
