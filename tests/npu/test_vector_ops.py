@@ -144,7 +144,8 @@ def test_glu(
     got = t.run(a, op, dst, isa, n_threads)
     want = glu_model(kind, g, u, alpha, limit)
     check(got, want, kind_type, 3.0)
-    assert t.nmse(got, want) < (1e-11 if kind_type == t.F32 else 1e-4)
+    if kind_type == t.F32 or np.abs(want).max() >= 2**-14:  # FP16 has fewer bits below that
+        assert t.nmse(got, want) < (1e-11 if kind_type == t.F32 else 1e-4)
 
 
 def rope_model(

@@ -7,13 +7,20 @@ goes when the last of them is closed, or when its bytes are wanted for others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from tilebeam.engine.kv_cache import Sequence
+
+class Holder(Protocol):
+    """A sequence, with its snapshots by their lengths."""
+
+    snapshots: dict[int, KeptState]
+
+    def __len__(self) -> int: ...
+
+    def __hash__(self) -> int: ...
 
 
 class KeptState:
@@ -30,7 +37,7 @@ class KeptState:
 
     def __init__(self, length: int, state: npt.NDArray[np.uint8], passing: bool) -> None:
         self.length, self.state, self.passing = length, state, passing
-        self.holders: set[Sequence] = set()
+        self.holders: set[Holder] = set()
 
 
 class Snapshots:
@@ -50,7 +57,7 @@ class Snapshots:
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, seq: Sequence, state: npt.NDArray[np.uint8], *, passing: bool) -> None:
+    def add(self, seq: Holder, state: npt.NDArray[np.uint8], *, passing: bool) -> None:
         """Keep the state of a sequence's last token, of at most `limit` bytes; others go for it."""
         while self.bytes + state.nbytes > self.limit:
             self.remove(next((s for s in self._all if s.passing), next(iter(self._all))))
@@ -64,7 +71,7 @@ class Snapshots:
         snapshot.passing = False
         self._all[snapshot] = self._all.pop(snapshot)
 
-    def share(self, source: Sequence, seq: Sequence) -> None:
+    def share(self, source: Holder, seq: Holder) -> None:
         """Let a fork hold what its source holds of the tokens that they share."""
         for length, snapshot in source.snapshots.items():
             if length <= len(seq):
@@ -77,7 +84,7 @@ class Snapshots:
         del self._all[snapshot]
         self.bytes -= snapshot.state.nbytes
 
-    def closed(self, seq: Sequence) -> None:
+    def closed(self, seq: Holder) -> None:
         """Take a sequence's snapshots from it; those that no other holds go."""
         for snapshot in list(seq.snapshots.values()):
             if snapshot.holders == {seq}:
@@ -87,6 +94,6 @@ class Snapshots:
         seq.snapshots = {}
 
     @staticmethod
-    def _hold(seq: Sequence, snapshot: KeptState) -> None:
+    def _hold(seq: Holder, snapshot: KeptState) -> None:
         seq.snapshots[snapshot.length] = snapshot
         snapshot.holders.add(seq)
