@@ -13,6 +13,7 @@ import pytest
 import tilebeam
 from engine_kit import EXACT, equal_logits, separate_logits
 from tilebeam import LM, RequestOutput, SamplingParams, TilebeamError
+from tilebeam.engine.drafter import PassTimes, classed
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.speculation import Balance, Chances, Speculation, StepCosts
 from tilebeam.outputs import Progress
@@ -272,6 +273,30 @@ class TestCosts:
                 s.verified(one, len(found))
             s.rest()
         assert len(ask(s, one)) >= 4
+
+    def test_a_model_whose_guesses_do_not_pay_is_seldom_asked(self) -> None:
+        """What it is asked late, it has to read first; a row more takes half a step, and a guess is right at 5 %."""
+
+        class Guessing:
+            times = PassTimes()
+            asked = 0
+
+            def drafting(self, _: object) -> Guessing:
+                self.asked += 1
+                return self
+
+            def ready(self, _: int) -> bool:
+                return True
+
+            def next(self, active: list[int]) -> list[tuple[int, int, float]]:
+                return [classed(7, 0.01) for _ in active]
+
+        s, model, one = Speculation(), Guessing(), sample([1, 2], [3])
+        for rows in (1, 1, 1, 2, 2, 2):
+            s.stepped(rows, 0.5 + 0.5 * rows, 0.0)
+        for _ in range(400):
+            s._ask_model(model, [(one, 4)], 1)  # type: ignore[arg-type]
+        assert 3 <= model.asked <= 20
 
     def test_as_many_are_taken_as_pay(self) -> None:
         """A guess is right half the time, then a quarter ..: rows that are free are taken to the last, rows of half a

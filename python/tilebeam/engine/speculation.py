@@ -192,14 +192,14 @@ class Speculation(Drafter):
         self._worth = 0.0  # of a token of them that is drawn, seconds
         self._known: set[Request] = set()
         self._idle = 0  # steps with guesses of which none was worth it
-        self._usual = 1.0  # tokens of a head's guesses that are likely right
-        self._first = _FIRST  # the chance of a model's first guess
         self._asked = False  # planning this step is paid for
 
     def forget(self) -> None:
         """Forget all texts and what became of guesses in them, but not what steps cost: as before the first request."""
         self._lookup = Lookup()
         self._chances = Chances()
+        self._usual = 1.0  # tokens of a head's guesses that are likely right
+        self._first = _FIRST  # the chance of a model's first guess
         self._balance = Balance(lasting=isinstance(self.model, DraftHead))
 
     # --- proposals --------------------------------------------------------------------------------------------------
