@@ -26,6 +26,7 @@ openai = pytest.importorskip("openai", reason="the openai client is not installe
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
+from process_kit import children  # noqa: E402
 from server_kit import until  # noqa: E402
 
 from bench.lib.synth import preset, write_model  # noqa: E402
@@ -160,11 +161,6 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(start: Callable[...,
         assert one.end(signal.SIGTERM) == 1, one.log()
         answer.exception(60)  # 503, or cut off
     assert re.search(r"most recent call first.*in stuck", one.log(), re.DOTALL), one.log()
-
-
-def children(pid: int) -> list[int]:
-    listed = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for file in listed for child in file.read_text().split()]
 
 
 def test_a_dead_npu_is_said_and_replaced(start: Callable[..., Process]) -> None:

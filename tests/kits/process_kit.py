@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ def start(program: str, *args: str | Path, **options: Any) -> subprocess.Popen[s
     """Start one of them. It hears interrupts even if the tests run in the background of a shell, which ignores them."""
     settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()} | options
     return subprocess.Popen(command(program, *args), text=True, preexec_fn=_hear_interrupts, **settings)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that one has started, whichever of its threads did."""
+    found = list[int]()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found += map(int, file.read_text().split())
+    return found
 
 
 def _hear_interrupts() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tilebeam
+from process_kit import children
 from tilebeam import CodeExamples, CompletionOutput
 from tilebeam.native.control import control
 
@@ -62,12 +63,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("users") / "tiny.gguf", preset("tiny", type="q8_0"))
 
 
-def processes() -> list[int]:
-    """Of this process: those that it started."""
-    listed = Path("/proc/self/task").glob("*/children")
-    return [int(child) for file in listed for child in file.read_text().split()]
-
-
 def attached(pid: int) -> None:
     """Trace a process."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -93,7 +88,7 @@ def test_processes_and_their_memory(model: Path) -> None:
         with contextlib.suppress(tilebeam.TilebeamError):  # where programs cannot be confined
             CodeExamples().score(question, [CompletionOutput(0, "    return x", [], "stop", 1)])
         npu = control().status()["npu_pid"]
-        there = {os.getpid(), npu, *processes()}
+        there = {os.getpid(), npu, *children(os.getpid())}
         assert len(there) >= 3
         for pid in there:
             proc, tries = Path(f"/proc/{pid}"), dict[str, Callable[[], object]]()

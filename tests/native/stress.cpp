@@ -298,10 +298,10 @@ class layer {
         std::vector<float> work = memory, weights(k * k, 0.01f);
         tb::npu::config cfg;
         cfg.n_threads = threads;
-        cfg.hands = hands;
         cfg.isa = "portable";
         cfg.fuse = fuse;
         tb::npu::executor npu(cfg);
+        npu.set_hands(hands);
         npu.map(0, work.data(), work.size() * sizeof(float), true);
         npu.map(1, weights.data(), weights.size() * sizeof(float), false);
         tb::npu::graph g;

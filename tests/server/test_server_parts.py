@@ -107,7 +107,7 @@ def test_messages_hold_no_control_tokens(lm: LM, contents: list[str], template: 
     """Whatever messages say, at whichever door, the prompt's control tokens are the template's own."""
 
     def at_door(*contents: str) -> ChatRequest:
-        talk = [{"role": m.role, "content": m.text} for m in turns(*contents).messages]
+        talk = [{"role": m.role, "content": m.as_dict()["content"]} for m in turns(*contents).messages]
         found: ChatRequest = DOORS[door]({"messages": talk})
         return found.model_copy(update={"continue_final_message": None})
 
