@@ -121,10 +121,10 @@ def test_a_head_that_fails_costs_no_text(model: Path, head: Path, monkeypatch: p
         plain = lm.generate([PROMPTS[0]], PARAMS)[0].outputs[0].token_ids
     decode, left = head_contexts.HeadContexts.decode, iter(range(9))
 
-    def fails_late(self: head_contexts.HeadContexts, n: int) -> Any:
+    def fails_late(self: head_contexts.HeadContexts, n: int, *outputs: int) -> Any:
         if next(left, None) is None:
             raise TilebeamError("llama.cpp failed to decode with the draft head.")
-        return decode(self, n)
+        return decode(self, n, *outputs)
 
     with loaded(model, "cpu", head) as lm:
         monkeypatch.setattr(head_contexts.HeadContexts, "decode", fails_late)

@@ -35,6 +35,8 @@ from tilebeam.sampling_params import SamplingParams
 F32 = npt.NDArray[np.float32]
 # States that wait at most; of more, and where a sequence gives way to others, so many stay, as if the text began there.
 _WAITING, LAST = 256, 128
+# States that are decoded in the batch of the guess, where each has logits of the whole vocabulary; more have their own.
+_TOGETHER = 8
 
 
 class _Followed:
@@ -230,7 +232,7 @@ class DraftHead:
             self._fuse([known for _, known in found.values()])
             for i, (sample, known) in found.items():
                 id, n = sample.kv.id, len(known.states)  # type: ignore[union-attr]
-                if n - known.decoded > self._contexts.n_batch // len(found):
+                if n - known.decoded > min(_TOGETHER, self._contexts.n_batch // len(found)):
                     self._settle(id, known)
                 first = min(known.decoded, n - 1)
                 self._cut(id, known, first)

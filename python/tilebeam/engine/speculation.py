@@ -40,6 +40,7 @@ _PROBE = 24  # steps with guesses, none worth it, until one token is decoded to 
 _WINDOW = 24  # steps between two looks at what guessing won
 _SHORT_WINDOW = 6  # the same behind a rest that lasts
 _LONGEST_REST = 512  # steps
+_LASTING_REST = 96  # the shortest of a rest that lasts: behind it the head reads what came meanwhile
 
 
 class StepCosts:
@@ -142,7 +143,8 @@ class Balance:
         if self.asked < (_SHORT_WINDOW if self.lasting and self.rested else _WINDOW):
             return
         if self.spent - self.won > _CHEAP * self.stepped:
-            self.rested = self.rests = min(_LONGEST_REST, max(_WINDOW, 2 * self.rested))
+            least = _LASTING_REST if self.lasting else _WINDOW
+            self.rested = self.rests = min(_LONGEST_REST, max(least, 2 * self.rested))
         else:
             self.rested = 0
         self.won = self.spent = self.stepped = 0.0
@@ -283,7 +285,7 @@ class Speculation(Drafter):
                 candidates[i].add(token, sign, first, self._chances.of(asked[i][0].request, sign, first))
             if not drafted:
                 mean = sum(candidates[i].gains[0] for i in active) / len(active)
-                self._first += 0.1 * (mean - self._first)
+                self._first += 0.2 * (mean - self._first)
             drafted += len(active)
             active = [i for i in active if len(candidates[i].tokens) < asked[i][1] and candidates[i].gains[-1] > 0.1]
         return candidates
