@@ -16,7 +16,6 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import process_kit
@@ -25,7 +24,7 @@ import pytest
 ROUNDS = int(os.environ.get("TILEBEAM_LOAD_ROUNDS", "30"))
 WARM_UP = 10  # caches of the C library, of Python and of llama.cpp fill
 LEAK_BYTES = 16384  # per round; a KV cache or a graph that stayed would be far more
-PARTS = 3  # of the rounds, whose median counts: what leaks grows in each, what the C library takes or trims once
+PARTS = 3  # of the rounds: what leaks grows in each, what the C library takes and keeps grows in one or two
 
 
 def resident_bytes() -> int:
@@ -97,7 +96,9 @@ def test_loads_leave_nothing_behind(executor: str) -> None:
     assert found["texts"] == 1
     assert found["sessions"] == ROUNDS + WARM_UP
     sanitized = "libasan" in Path("/proc/self/maps").read_text()  # which keeps freed memory for a while
-    assert median(found["grown_bytes"]) < LEAK_BYTES * (ROUNDS // PARTS) or sanitized
+    # Where the C library gives memory back, a part tells nothing.
+    least = min((grown for grown in found["grown_bytes"] if grown >= 0), default=0)
+    assert least < LEAK_BYTES * (ROUNDS // PARTS) or sanitized
 
 
 if __name__ == "__main__":
