@@ -189,8 +189,6 @@ struct gemm_kernels {
     void (*round_fp16)(int64_t n, float * x);
 };
 
-void fill_gemm_amx(gemm_kernels & k);
-
 } // namespace tb::npu
 
 #endif // TILEBEAM_NPU_KERNELS_GEMM_H

@@ -5,8 +5,6 @@
 
 namespace tb::npu {
 
-void fill_gemm_amx_k(gemm_kernels & k);
-
 namespace {
 
 struct planes_unit : unit {
