@@ -115,7 +115,7 @@ def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> li
             steps = row["value"] / case.n_parallel
             read = matrices.bytes * steps / (log.median(name, "read_gbs") * 1e9)
             operations = 2 * matrices.weights * row["value"] / (log.median(name, "int8_gops") * 1e9)
-            row["share_of_limit"] = round(max(read, operations), 3)
+            row["share_of_limit"] = report.three_digits(max(read, operations))
         rows.append(row)
     return rows
 

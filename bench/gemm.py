@@ -138,7 +138,7 @@ def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generato
         read_peak=round(read, 2),
         share_of_int8=round(rate / peak, 3),
         share_of_read=round(bandwidth / read, 3),
-    ) | {"share_of_limit": round(bandwidth / read if m == 1 else rate / peak, 3)}
+    ) | {"share_of_limit": report.three_digits(bandwidth / read if m == 1 else rate / peak)}
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def rows_of(groups: list[Group], log: Rounds) -> list[dict[str, Any]]:
             share = 2 * weights * row["value"] / (log.median(name, "int8_gops") * 1e9)
             if case.n_parallel == 1 and not case.n_prompt:
                 share = matrices.bytes * row["value"] / (log.median(name, "read_gbs") * 1e9)
-            rows.append(row | {"share_of_limit": round(share, 3)})
+            rows.append(row | {"share_of_limit": report.three_digits(share)})
     return rows
 
 

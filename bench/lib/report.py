@@ -73,6 +73,11 @@ def row(name: str, pairs: Pairs, work: float, unit: str, limit: float | None = N
     return figures(name, round(baseline, 3), round(value, 3), unit, pairs.ratios, share, **more)
 
 
+def three_digits(share: float) -> float:
+    """Round to three digits from the first that is not 0: a tiny model's share of a limit is small, and not none."""
+    return float(f"{share:.3g}")
+
+
 def figures(
     name: str,
     baseline: float | None,
@@ -91,7 +96,7 @@ def figures(
         "ratio": round(median(ratios), 3),
         "ratio_min": round(min(ratios), 3),
         "ratio_max": round(max(ratios), 3),
-        "share_of_limit": None if share is None else round(share, 3),
+        "share_of_limit": None if share is None else three_digits(share),
         **more,
     }
 

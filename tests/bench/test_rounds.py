@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.lib import rounds
+from bench.lib import report, rounds
 
 SETTING = {"bench": "any", "threads": 2}
 
@@ -109,3 +109,8 @@ def test_other_files_and_settings_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="does not hold rounds"):
             rounds.Rounds(path, SETTING)
         assert path.read_text(encoding="utf-8") == text  # it may be somebody's file
+
+
+def test_a_small_share_of_a_limit_is_not_none() -> None:
+    assert report.figures("tiny", None, 1.0, "x", [1.0], 0.000123456)["share_of_limit"] == 0.000123
+    assert report.figures("whole", None, 1.0, "x", [1.0], 0.87654)["share_of_limit"] == 0.877
