@@ -120,6 +120,13 @@ def test_think_asks_for_programs_where_they_can_run(model: Path, monkeypatch: py
     assert seen[-1] == ["the cat"]
 
 
+def test_a_number_in_front_of_a_sum_belongs_to_the_question(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    said = talk(model, "/best 3 + 4?", f"/save {file}", "/best 2 3 + 4?", n=4)
+    assert saved(file)[0] == ("user", "3 + 4?")
+    assert len(re.findall(r"^#\d rated", said.err, re.MULTILINE)) == 8 + 2
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
