@@ -27,6 +27,7 @@ from .outputs import ToolCall as ToolCall
 from .outputs import Usage as Usage
 from .prompt import Prompt as Prompt
 from .sampling_params import SamplingParams as SamplingParams
+from .scoring.adapter_reward import AdapterReward as AdapterReward
 from .scoring.code_consensus import CodeConsensus as CodeConsensus
 from .scoring.code_examples import CodeExamples as CodeExamples
 from .scoring.llm_judge import LLMJudge as LLMJudge

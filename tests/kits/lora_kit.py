@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gguf
@@ -23,9 +23,10 @@ def write_adapter(
     matrices: Sequence[str] = MATRICES,
     strength: float = 0.3,
     seed: int = 0,
+    more: Callable[[gguf.GGUFWriter], object] = lambda _: None,
 ) -> Path:
     """Write an adapter for the matrices of `model` whose names end so (without ``.weight``). Each product of A and B
-    changes what its matrix gives by about `strength` of a unit normal."""
+    changes what its matrix gives by about `strength` of a unit normal. `more` adds to its metadata."""
     rng = np.random.default_rng(seed)
     with GGUFFile(model) as f:
         entry = f.kv.get("tilebeam.architecture")
@@ -33,6 +34,7 @@ def write_adapter(
         w.add_string("general.type", "adapter")
         w.add_string("adapter.type", "lora")
         w.add_float32("adapter.lora.alpha", 2.0 * rank)
+        more(w)
         for t in f.tensors.values():
             if t.name.removesuffix(".weight").split(".")[-1] not in matrices:
                 continue

@@ -3,76 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilebeam.cli import console
+from tilebeam.cli import console, reward_adapter
 from tilebeam.cli.commands import Command, prepared
-from tilebeam.cli.eval_options import ProblemOptions
-from tilebeam.cli.options import Json, ModelOptions, TaskTextOptions, grouped, option
-from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
+from tilebeam.cli.options import Json, ModelOptions, grouped, option
+from tilebeam.cli.reward_samples import SampleOptions, collected
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.gguf.help_text import App
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.text_files import unescaped
-from tilebeam.training.fit_options import AUTO, SAMPLES, STEPS, FitOptions, features_of
+from tilebeam.training.fit_options import AUTO, FitOptions, features_of
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.log import Record
-    from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
     from tilebeam.scoring.reward_heads import Head
-    from tilebeam.training.collection import Collection, CollectionSetting
+    from tilebeam.training.collection import Collection
 
 _fit_option = partial(option, rich_help_panel="Fit")
 
-app = App(Command, name="reward", help="Train a reward head on a model's own hidden states.", no_args_is_help=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleOptions:
-    """Problems, and how samples of them are drawn and kept."""
-
-    task: Annotated[str, typer.Option("--task", help="Problems, as in tilebeam eval: gsm8k:FILE, jsonl:FILE ..")]
-    samples: int = option(SAMPLES, min=1, help="Samples of each problem.")
-    data: Path | None = option(
-        None, help="Where samples are kept (.jsonl and .states are added); default: beside --out."
-    )
-    seed: int = option(
-        FitOptions.seed, "-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals."
-    )
-    asked: ProblemOptions
-    text: TaskTextOptions
-    steps: int = _fit_option(
-        STEPS, min=0, help="Beginnings of each sample that count besides its end, for searches by steps."
-    )
-    step_stop: StepStop = STEP_STOP_TEXT
-
-    def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:
-        """Describe all that the samples and their states depend on."""
-        from tilebeam.evaluation.config import versions
-        from tilebeam.gguf.fingerprint import fingerprint
-        from tilebeam.training.collection import CollectionSetting
-
-        return CollectionSetting(
-            fingerprint(model.model),
-            described,
-            self.text.sampling(task),
-            self.samples,
-            lora=tuple((fingerprint(path), scale) for path, scale in model.lora.adapters()),
-            steps=self.steps,
-            step_stop=unescaped(self.step_stop),
-            seed=self.seed,
-            versions=versions(),
-            layer=layer,
-        )
+app = App(
+    Command, name="reward", help="Train what rates a model's texts: a reward head, or an adapter.", no_args_is_help=True
+)
 
 
 @grouped
@@ -108,7 +65,7 @@ def train(
         raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
     check_target(out)
     options = FitOptions(features_of(features), problems.seed)
-    with _collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
+    with collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
         facts, head = _fit(lm, collection, records, options, about)
     from tilebeam.scoring.reward_heads import save_head
 
@@ -117,39 +74,7 @@ def train(
 
 
 app.command("train")(prepared(train))
-
-
-@contextmanager
-def _collected(
-    model: ModelOptions, problems: SampleOptions, beside: Path, layer: int | None
-) -> Iterator[tuple[LM, Collection, list[Record], dict[str, Any]]]:
-    """Collect samples; yields the model, all samples, the records of the problems that were asked for, and facts for
-    the report.
-
-    Args:
-        beside: where samples are kept, unless the options say.
-        layer: behind which hidden states are taken.
-    """
-    from tilebeam.cli.evaluate_view import Bars
-    from tilebeam.evaluation.tasks import open_task
-    from tilebeam.training.collection import Collection, collect
-
-    described = problems.asked.of(problems.task)
-    task = open_task(described)
-    setting, stem = problems.setting(model, described, task, layer), problems.data or beside
-    with model.load(model.parallel, hidden_layer=layer) as lm, Collection(stem, setting, lm.n_embd) as collection:
-        there, bars = {record["unit"] for record in collection.records}, Bars()
-        done = sum(item.id in there for item in task.items)
-        try:
-            with bars.phase("collect", len(task.items), done):
-                collect(lm, task, collection, finished=bars.finished)
-        except KeyboardInterrupt:
-            console.err().print(f"Interrupted. What is collected is in {stem}.jsonl; run the command again.")
-            raise typer.Exit(130) from None
-        known = {item.id for item in task.items}
-        records = [r for r in collection.records if r["unit"] in known]
-        about = {"model": model.model.stem, "collection": setting.as_dict(), "digest": setting.digest}
-        yield lm, collection, records, about
+app.command("adapter")(prepared(reward_adapter.train))
 
 
 def _fit(

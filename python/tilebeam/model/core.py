@@ -104,6 +104,7 @@ class Core(Closing):
         self._templates = ChatTemplates(model.vocab, model.chat_template(), os.path.basename(info.path))
         self._lock = threading.Lock()  # of what is counted below
         self._kept_for = 0  # keep_prefixes() in force
+        self._beside: dict[str, Any] = {}  # other contexts of its model, by their adapters
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from tilebeam.engine.draft_head import DraftHead
@@ -13,7 +13,9 @@ from tilebeam.engine.speculation import FEW_SAMPLES, MOST_WITH_HEAD, Speculation
 from tilebeam.errors import TilebeamError
 from tilebeam.model.chatting import Chatting
 from tilebeam.model.embeddings import Embeddings
+from tilebeam.model.lora import Lora
 from tilebeam.model.reads import Reads
+from tilebeam.native.fork_locks import free_in_children
 
 
 class LM(Chatting, Reads, Embeddings):
@@ -26,9 +28,31 @@ class LM(Chatting, Reads, Embeddings):
 
     Attributes:
         head: its draft head; None: it was loaded without one.
+        open_beside: makes another context of its model, with one more adapter; see `beside`.
     """
 
     head: DraftHead | None = None
+    open_beside: Callable[[Lora], LM]
+    _making = free_in_children()  # a context beside another
+
+    def beside(self, lora: Lora) -> LM:
+        """Return another context of this model, with one more LoRA adapter in force; the weights are in memory once.
+
+        It is made when it is asked for first, and closed with this model.
+
+        Args:
+            lora: a file, or a pair (file, scale).
+
+        Raises:
+            TilebeamError: the adapter is not one of this model, or there is no memory for another KV cache.
+        """
+        self.check_generates()
+        with self._dispatcher.using(), self._making:
+            made = self._beside.get(str(lora))
+            if made is None or made._dispatcher.closed:
+                self._beside[str(lora)] = made = self.open_beside(lora)
+                self._resources.callback(made.close)
+            return made
 
     @contextmanager
     def keep_prefixes(self) -> Iterator[None]:

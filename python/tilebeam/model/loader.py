@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
@@ -36,8 +37,10 @@ from tilebeam.native.register import own_load
 
 if TYPE_CHECKING:
     from tilebeam.engine.draft_head import DraftHead
+    from tilebeam.model.core import LoadInfo
     from tilebeam.model.lm import LM
     from tilebeam.native.layer_tap import LayerTap
+    from tilebeam.native.llama import Model
 
 # Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
 # prompts; those that were forgotten meanwhile are decoded again.
@@ -208,6 +211,16 @@ def load(
     return lm
 
 
+def _beside(model: Model, info: LoadInfo, options: CheckedOptions, lora: Lora) -> LM:
+    """Make another context of a loaded model; see `LM.beside`."""
+    file, backend = inspect(info.path, False, [*info.lora, *files_and_scales(lora)]), info.device
+    options = replace(options, hidden_layer=None)
+    refuse(file, options, backend, info.matrices)
+    with _loading, ExitStack() as stack, Interrupts() as interrupts:
+        choice = Choice(backend, info.choice)
+        return _Loader(file, options, choice, stack, interrupts, lambda _: None, None, (model, info)).run()
+
+
 def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions, progress: Callable[[float], object]) -> LM:
     """Load the draft model, with room for as many tokens and samples as the model has."""
     return load(
@@ -239,6 +252,7 @@ class _Loader:
         interrupts: Interrupts,
         tell: Callable[[float], object],
         head: HeadFile | None,
+        there: tuple[Model, LoadInfo] | None = None,
     ) -> None:
         import llama_cpp.llama_cpp as capi
 
@@ -250,6 +264,7 @@ class _Loader:
         self._o = options
         self._choice, self._backend = choice, choice.backend
         self._matrices = device_choice.groups_of(file, choice.backend, options.n_gpu_layers)
+        self._there = there  # a loaded model, whose weights are used
         self._head, self._head_bytes = head, 0 if head is None else head.memory(options.n_ctx)
         self._stack = stack
         self._interrupts = interrupts
@@ -271,10 +286,10 @@ class _Loader:
 
         if self._backend == "npu":
             self._control = control()
-            self._placement = self._place(self._control)
+            self._placement = self._place(self._control) if self._there is None else Placement(self._there[1].layers)
         texts = self._n_ids(1 if self._file.cache.recurrent else KEPT)
         self._window_cells = memory_check.window_cells(self._file, self._o, self._matrices, texts)
-        spare = self._check_memory(texts)
+        spare = self._check_memory(texts, loaded=self._there is not None)
         copied = not self._limited and device_choice.copied(self._file, self._matrices, spare)
         self._mapped = self._file.aligned and not copied
         with self._session_options():
@@ -310,6 +325,7 @@ class _Loader:
         following = self._follow(context)
         lm = LM(model, context, info, self._failure, self._stack.pop_all())
         lm.head = following
+        lm.open_beside = partial(_beside, model, info, self._o)
         return lm
 
     def _check_memory(self, texts: int, *, loaded: bool = False) -> int:
@@ -333,8 +349,11 @@ class _Loader:
 
     def _start(self) -> tuple[Any, Any, int]:
         """Load the model and make its context; return both, and how many tensors became tiles."""
-        model = self._logged("load the model", self._load_model)
-        self._stack.callback(model.close)
+        if self._there is None:
+            model = self._logged("load the model", self._load_model)
+            self._stack.callback(model.close)
+        else:
+            model = self._there[0]
         if self._control is not None:
             status = [self._control.device_status(i) for i in range(len(self._placement.counts))]
             self._sessions = {i: s["sessions"] for i, s in enumerate(status) if s["session"] != "none"}
@@ -342,7 +361,7 @@ class _Loader:
             raise TilebeamError(
                 f"{self._file.path} is {model.kind_refused}: Tilebeam runs models that write one token after the other."
             )
-        tiled = self._check_loaded()
+        tiled = self._check_loaded() if self._there is None else self._there[1].tiled_tensors
         if model.whole_forks_only:  # each sequence has a state of its own in every layer
             self._kept = 1
         adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]

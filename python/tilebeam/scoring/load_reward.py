@@ -87,7 +87,12 @@ class RewardSpec:
             return self.load(step_stop=step_stop, **options)
         from tilebeam.scoring.own_reward import OwnReward, made_for
 
-        return OwnReward(lm, made_for(lm, self.own_heads), aggregate=self.aggregate, step_stop=step_stop)
+        head = made_for(lm, self.own_heads)
+        if head.adapter is not None:
+            from tilebeam.scoring.adapter_reward import AdapterReward
+
+            return AdapterReward(lm, head, step_stop=step_stop)
+        return OwnReward(lm, head, aggregate=self.aggregate, step_stop=step_stop)
 
     def hidden_layer(self, model: str | os.PathLike[str]) -> int | None:
         """Return the ``hidden_layer`` that a generator is to be loaded with for its own head."""

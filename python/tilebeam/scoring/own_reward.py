@@ -112,7 +112,7 @@ _FORMATS = re.compile(r"(?<![a-z0-9.])(gguf|awq|gptq|hf|i?q\d(_[a-z0-9]+)*|(fp|f
 
 def check_own(head: Head) -> None:
     """Raise `TilebeamError` if a head does not read the states of whole texts."""
-    if not head.features:
+    if not head.features and head.adapter is None:
         raise TilebeamError(
             "This reward head reads hidden states at single positions, of a reward model (--prm, --orm); a head for "
             "the generator itself comes from `tilebeam reward train`."
@@ -128,7 +128,7 @@ def maker_of(lm: LM) -> dict[str, str]:
 def check_maker(head: Head, lm: LM) -> None:
     """Raise `TilebeamError` if a head was made for another model. Another quantization of the same model will do."""
     wanted, found = head.maker, maker_of(lm)
-    if head.n_inputs != width(head.features, lm.n_embd) or not _same_maker(wanted, found):
+    if head.n_inputs != (width(head.features, lm.n_embd) or lm.n_embd) or not _same_maker(wanted, found):
         made_for = " of ".join(filter(None, (wanted.get("name"), wanted.get("shape"))))
         raise TilebeamError(
             f"The reward head was made for another model: {made_for or f'{head.n_embd} elements'}; this one is "

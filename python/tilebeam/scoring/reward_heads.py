@@ -26,6 +26,9 @@ Floats = npt.NDArray[np.float32]
 
 ARCHITECTURE = "tilebeam-reward-head"
 PREFIX = "reward."
+# Of a reward adapter, the head on the hidden state behind a text: float32 [n_embd], and a float32.
+ADAPTER_WEIGHTS, ADAPTER_BIAS = PREFIX + "weights", PREFIX + "bias"
+_FLOAT32 = 6  # as GGUF numbers types of values
 # Where the hidden states of whole texts come from, as files say it: this, or "layer 12".
 FINAL = "the final norm"
 _LAYER = re.compile(r"layer (\d{1,6})")
@@ -43,6 +46,7 @@ class Head:
         features: of a whole text's hidden states, one after the other; empty: it reads one hidden state.
         layer: the hidden states of texts are those behind this layer, from 0; None: behind the final norm.
         maker: of the model that it was made for, "name" and "shape", as far as its file says.
+        adapter: LoRA adapter that the model reads texts with for it; see `tilebeam.scoring.adapter_reward`.
     """
 
     layers: tuple[tuple[Floats, Floats], ...]
@@ -52,6 +56,7 @@ class Head:
     features: tuple[Feature, ...] = ()
     layer: int | None = None
     maker: Mapping[str, str] = field(default_factory=dict)
+    adapter: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -147,7 +152,8 @@ def make_head(
 
 
 def load_head(path: str | os.PathLike[str]) -> Head:
-    """Read the head in a GGUF file, whose tensors are named 0.weight, 0.bias, 1.weight ..
+    """Read the head in a GGUF file, whose tensors are named 0.weight, 0.bias, 1.weight .., or in the metadata of a
+    reward adapter.
 
     Raises:
         TilebeamError: the file is missing, is no head, or its layers do not fit each other.
@@ -159,12 +165,18 @@ def load_head(path: str | os.PathLike[str]) -> Head:
     if not file.is_file():
         raise TilebeamError(f"The reward head {file} does not exist.")
     with gguf_errors(f"{file} is not a reward head"), gguf_tools.GGUFFile(file) as gguf:
-        if gguf.architecture != ARCHITECTURE:
+        weights, bias = gguf.kv.get(ADAPTER_WEIGHTS), gguf.kv.get(ADAPTER_BIAS)
+        if weights is None and gguf.architecture != ARCHITECTURE:
             raise TilebeamError(
                 f"{file} holds a model of the architecture {gguf.architecture!r}, not a reward head; "
                 "`tilebeam reward-head` writes one."
             )
-        arrays = {name: tensor_values(gguf, t) for name, t in gguf.tensors.items()}
+        if weights is None:
+            arrays = {name: tensor_values(gguf, t) for name, t in gguf.tensors.items()}
+        elif weights.array is None or weights.array[0] != _FLOAT32 or bias is None or bias.type != _FLOAT32:
+            raise TilebeamError(f"{file} is not a reward adapter: {ADAPTER_WEIGHTS} and its bias are not float32.")
+        else:
+            arrays = {"0.weight": np.array([weights.value]), "0.bias": np.array([bias.value])}
         facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
     kinds = dict.fromkeys(("output", "preset", "features", "layer", "model.name", "model.shape"), str) | {"label": int}
     if wrong := [key for key, kind in kinds.items() if not isinstance(facts.get(key, kind()), kind)]:
@@ -176,7 +188,8 @@ def load_head(path: str | os.PathLike[str]) -> Head:
         raise TilebeamError(f"{file} reads hidden states of {where}, which this version does not know.")
     features = cast(tuple[Feature, ...], tuple(filter(None, facts.get("features", "").split(","))))
     maker = {name: facts[f"model.{name}"] for name in ("name", "shape") if facts.get(f"model.{name}")}
-    return replace(head, features=features, layer=int(behind[1]) if behind else None, maker=maker)
+    layer, adapter = int(behind[1]) if behind else None, None if weights is None else file
+    return replace(head, features=features, layer=layer, maker=maker, adapter=adapter)
 
 
 def _in_order(arrays: Mapping[str, Floats], where: Path) -> list[tuple[Floats, Floats | None]]:

@@ -381,7 +381,7 @@ class HeadReward(RewardModel):
         step_stop: str = STEP_STOP,
     ) -> None:
         super().__init__(lm, format or RewardFormat(), outcome=outcome, aggregate=aggregate, step_stop=step_stop)
-        if head.features:
+        if head.features or (head.adapter is not None and str(head.adapter) not in dict(lm.info.lora)):
             raise TilebeamError(
                 "This reward head reads what its own model wrote: give it without --prm and --orm, to the model that "
                 "it was made for."

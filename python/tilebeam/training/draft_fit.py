@@ -244,7 +244,7 @@ class _SparseCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         return slope.to(dz.dtype) * dz, None, None, None
 
 
-def _number_type() -> Any:
+def number_type() -> Any:
     """Return the type of numbers that this machine multiplies matrices of in less time: bfloat16 or float32."""
     seconds = dict[Any, float]()
     for dtype in (torch.float32, torch.bfloat16):
@@ -318,7 +318,7 @@ class Fit:
         groups = [{"params": matrices}, {"params": [p for p in self.net.parameters() if p.ndim == 1]}]
         self._optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.01)
         self.seconds, self.steps = 0.0, 0
-        self._type = _number_type()
+        self._type = number_type()
         if checkpoint.exists():
             self._restore()
 

@@ -335,15 +335,14 @@ def _scaled(grad: Array, steps: Sequence[tuple[Array, Array, float]]) -> Array:
 
 
 def _calibration(logits: Doubles, samples: Samples, chosen: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """Find how to stretch and move logits so that they are those of probabilities on the ends of chosen samples (Platt
-    1999, with his targets, which few samples do not drive to 0 and 1).
+    """Calibrate logits, of all rows, on the ends of chosen samples."""
+    return platt(logits[samples.at_end][chosen], samples.correct[chosen])
 
-    Args:
-        logits: of all rows.
-    """
-    z = logits[samples.at_end][chosen].astype(np.float32)
-    correct = samples.correct[chosen]
-    right = correct.sum()
+
+def platt(logits: Doubles, correct: Doubles) -> tuple[float, float]:
+    """Find how to stretch and move logits so that they are those of probabilities (Platt 1999, with his targets, which
+    few samples do not drive to 0 and 1)."""
+    z, right = logits.astype(np.float32), correct.sum()
     low, high = 1 / (len(z) - right + 2), (right + 1) / (right + 2)
     targets = (low + (high - low) * correct).astype(np.float32)
     row_weights = np.full(len(z), 1 / len(z), np.float32)
