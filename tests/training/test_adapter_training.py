@@ -140,3 +140,6 @@ def test_what_cannot_be_trained_is_refused(torch: Any, folder: Path, tmp_path: P
     Ran(*arguments(folder)[:-1], tmp_path / "adapter.bin").fails_with("should end in .gguf")
     write_model(gemma := tmp_path / "gemma.gguf", preset("tiny", arch="gemma3", type="f32", n_layer=2))
     Ran(*(gemma if a == TINY else a for a in arguments(folder))).fails_with("families llama, qwen2, qwen3")
+    mixture = preset("tiny", arch="llama", type="f32", n_layer=2, n_expert=4, n_expert_used=2)
+    write_model(experts := tmp_path / "experts.gguf", mixture)
+    Ran(*(experts if a == TINY else a for a in arguments(folder))).fails_with("without experts")

@@ -107,12 +107,13 @@ class ModelBody:
                 found = file.kv.get(f"{self.architecture}.{key}")
                 return default if found is None else found.value
 
-            if self.architecture not in _FAMILIES or f"{self.architecture}.rope.scaling.type" in file.kv:
+            self.names = set(file.tensors)
+            dense = "blk.0.ffn_gate.weight" in self.names
+            if self.architecture not in _FAMILIES or not dense or value("rope.scaling.type", None) is not None:
                 raise TilebeamError(
                     f"{path} ({self.architecture}): a reward adapter can be trained for ordinary files of the "
-                    f"families {', '.join(_FAMILIES)}, without stretched contexts."
+                    f"families {', '.join(_FAMILIES)}, without experts and without stretched contexts."
                 )
-            self.names = set(file.tensors)
             self.n_layer, self.n_embd = int(value("block_count", 0)), int(value("embedding_length", 0))
             self.heads = int(value("attention.head_count", 1))
             self.kv_heads = int(value("attention.head_count_kv", self.heads))
@@ -235,7 +236,9 @@ class AdapterFit:
     ) -> None:
         torch.manual_seed(seed)
         self._body, self._seed, self.steps = body, seed, 0
-        self._problems = [Problem(p.prompt, [s[:_LONGEST] or [0] for s in p.samples], p.right) for p in problems]
+        self._problems = [  # a sample without a token is rated by the prompt's last
+            Problem(p.prompt, [s[:_LONGEST] or p.prompt[-1:] for s in p.samples], p.right) for p in problems
+        ]
         self._learnt = [i for i, out in enumerate(held) if not out and self._problems[i].samples]
         self._work, self._checkpoint = work, work.with_name(f"{work.name}.checkpoint.pt")
         self.first = body.n_layer - max(1, body.n_layer // 3)  # layer with LoRA
