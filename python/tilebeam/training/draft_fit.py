@@ -98,16 +98,17 @@ class ModelWeights:
             norm = file.tensors.get("output_norm.weight")
             self.norm = np.ones(n_embd, np.float32) if norm is None else tensor_values(file, norm)
 
-    def rows(self, name: str, wanted: npt.NDArray[np.int64]) -> Array:
-        """Return rows of a matrix with a row for each token, float32 [rows, n_embd]; of one that the file has not,
-        those of the embeddings."""
-        with gguf_tools.open_gguf(self.path) as file:
-            tensor = file.tensors.get(name, file.tensors["token_embd.weight"])
-            width = tensor.nbytes // tensor.ne[1]
-            data = np.empty((len(wanted), width), np.uint8)
-            for i, row in enumerate(wanted.tolist()):
-                file.read_tensor(tensor, row * width, data[i])
-        return to_float(tensor.type, data.reshape(-1), self.shape.n_embd, len(wanted))
+
+def rows_of(path: Path, name: str, wanted: Sequence[int]) -> Array:
+    """Return rows of a model's matrix with a row for each token, float32 [rows, n_embd]; of one that the file has not,
+    those of the embeddings."""
+    with gguf_tools.open_gguf(path) as file:
+        tensor = file.tensors.get(name, file.tensors["token_embd.weight"])
+        width = tensor.nbytes // tensor.ne[1]
+        data = np.empty((len(wanted), width), np.uint8)
+        for i, row in enumerate(wanted):
+            file.read_tensor(tensor, row * width, data[i])
+    return to_float(tensor.type, data.reshape(-1), tensor.ne[0], len(wanted))
 
 
 def vocabulary(texts: Sequence[DraftText], n_vocab: int, size: int) -> npt.NDArray[np.int64]:
@@ -170,7 +171,7 @@ class HeadNet(nn.Module):  # type: ignore[misc]
         self.register_buffer("scale", torch.ones(3 * n) if scale is None else torch.from_numpy(scale))
         with torch.no_grad():  # it begins with some of the last of the three states
             self.fc.weight[:, 2 * n :] += 0.3 * torch.eye(n)
-            self.output.weight.copy_(torch.from_numpy(weights.rows("output.weight", tokens)))
+            self.output.weight.copy_(torch.from_numpy(rows_of(weights.path, "output.weight", tokens.tolist())))
             self.output_norm.weight.copy_(_UNSURE * torch.from_numpy(weights.norm))
 
     def chain(self, embedded: Any, features: Any) -> Iterator[Any]:
@@ -310,7 +311,7 @@ class Fit:
         used = np.unique(np.concatenate([text.tokens for text in texts]))
         self._embedding_of = np.zeros(weights.shape.n_vocab, np.int64)
         self._embedding_of[used] = np.arange(len(used))
-        self._embeddings = weights.rows("token_embd.weight", used.astype(np.int64))
+        self._embeddings = rows_of(weights.path, "token_embd.weight", used.tolist())
         tails = np.concatenate([text.tokens[text.start :] for text in self._held])
         self.held, self.coverage = len(tails), float((self._places[tails] >= 0).mean())
         self.net = HeadNet(weights, self.tokens, feature_scale(self._learnt, weights.shape.n_embd))
