@@ -152,12 +152,6 @@ def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
         yield from ("", *ranking.table(r.rows))
 
 
-def _series_of(row: Accuracy) -> str:
-    if row.series == GREEDY:
-        return GREEDY
-    return "one sample" if row.series == PASS and row.budget == 1 else f"{row.series}@{row.budget}"
-
-
 def cost_table(measured: Sequence[Latency], budgets: Sequence[int], cost: Callable[[Latency], str]) -> Iterator[str]:
     """Lay out a cost by budget."""
     cells: dict[tuple[str, ...], dict[int, str]] = {
@@ -190,7 +184,8 @@ def _points(value: float) -> str:
 
 def _named(row: Accuracy, other: Accuracy) -> str:
     place = "" if (row.model, row.device) == (other.model, other.device) else f" of {row.model} on {row.device}"
-    return f"{_series_of(row)}{place}"
+    one = "one sample" if row.series == PASS and row.budget == 1 else f"{row.series}@{row.budget}"
+    return f"{GREEDY if row.series == GREEDY else one}{place}"
 
 
 def _counted(n: int, what: str) -> str:
