@@ -70,7 +70,14 @@ def train(
     from tilebeam.scoring.reward_heads import save_head
 
     save_head(out, head)
-    _finish(facts, out, json_)
+    from tilebeam.training.head_report import markdown, write
+
+    files = [out, *write(facts, out.with_suffix(""))]
+    if json_:
+        print(json.dumps(facts, indent=2))
+    else:
+        console.print_markdown(markdown(facts))
+    console.err().print(", ".join(map(str, files)), style="dim", soft_wrap=True)
 
 
 app.command("train")(prepared(train))
@@ -98,15 +105,3 @@ def _fit(
     fitted = replace(fitted, head=replace(fitted.head, layer=lm.info.hidden_layer))
     OwnReward(lm, fitted.head)  # it fits
     return report(fitted, samples, options.seed, about), fitted.head
-
-
-def _finish(facts: dict[str, Any], head: Path, as_json: bool) -> None:
-    """Write the report beside the head, and show it."""
-    from tilebeam.training.head_report import markdown, write
-
-    files = [head, *write(facts, head.with_suffix(""))]
-    if as_json:
-        print(json.dumps(facts, indent=2))
-    else:
-        console.print_markdown(markdown(facts))
-    console.err().print(", ".join(map(str, files)), style="dim", soft_wrap=True)
