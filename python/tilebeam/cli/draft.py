@@ -62,12 +62,9 @@ class DraftTextOptions:
 
         chats, files = lm.chat_template is not None, list[list[Prompt]]()
         for path in self.text or []:
-            if path.name.removesuffix(".gz").endswith(".jsonl"):
-                asked = [question_of(line, f"{path} line {n}", n) for n, line in json_lines(path)]
-            else:
-                asked = [
-                    question_of(line, str(path), n) for n, line in enumerate(read_text(path).splitlines(), 1) if line
-                ]
+            jsonl = path.name.removesuffix(".gz").endswith(".jsonl")
+            lines = json_lines(path) if jsonl else enumerate(read_text(path).splitlines(), 1)
+            asked = [question_of(line, f"{path} line {n}", n) for n, line in lines if jsonl or line]
             files.append([lm.chat_prompt(q.messages) if chats else Prompt(q.alone) for q in asked[: self.items]])
         for spec in self.task or []:
             task = open_task(TaskOptions(spec, items=self.items))

@@ -129,7 +129,15 @@ class ChatOptions:
         """
         from tilebeam.chat.chat_template import check_template
 
-        variables = _variables(self.chat_template_kwargs)
+        try:
+            variables = json.loads(self.chat_template_kwargs)
+        except (ValueError, RecursionError):
+            variables = None
+        if not isinstance(variables, dict):
+            raise TilebeamError(
+                '--chat-template-kwargs must be a JSON object like {"enable_thinking": false}: '
+                f"{self.chat_template_kwargs!r}"
+            )
         if self.chat_template is not None:
             check_template(self.chat_template, variables)
         return vars(self) | {"chat_template_kwargs": variables}
@@ -269,16 +277,6 @@ def serve(
     if not settings.api_keys and not is_loopback(settings.host):
         log.warning("anyone who can reach %s can send requests: no --api-key is set", settings.host)
     process.serve(served, settings, ready=_say_ready if logs.log_format == "text" else _log_ready)
-
-
-def _variables(text: str) -> dict[str, Any]:
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
-        raise TilebeamError(f'--chat-template-kwargs must be a JSON object like {{"enable_thinking": false}}: {text!r}')
-    return given
 
 
 def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam.evaluation.config import GREEDY
-from tilebeam.evaluation.estimators import Share
+from tilebeam.evaluation.estimators import Mean
 from tilebeam.evaluation.eval_report import EvalReport
 from tilebeam.evaluation.results import PASS, Accuracy, grouped
 from tilebeam.gguf.whole_file import whole_file
@@ -106,10 +106,8 @@ def _over_latency(report: EvalReport) -> Any:
         if series != GREEDY and line[0].row.budget > 1:  # of one sample there is nothing to choose
             line = [p for p in own if p.row.series == PASS] + line
         x, y = [p.seconds for p in line], [_percent(p.row) for p in line]
-        costs = [p.latency.seconds for p in line]
-        off_x = [[c.value - c.low for c in costs], [c.high - c.value for c in costs]]
-        shares = [p.row.share for p in line]
-        ax.errorbar(x, y, _off(shares), off_x, fmt="none", ecolor=colors[model], elinewidth=0.7, alpha=0.3)
+        off_x, off_y = _off([p.latency.seconds for p in line], 1), _off([p.row.share for p in line])
+        ax.errorbar(x, y, off_y, off_x, fmt="none", ecolor=colors[model], elinewidth=0.7, alpha=0.3)
         marker = {"marker": "*", "ms": 9} if series == GREEDY else {"marker": markers[series], "ms": 4}
         label = ", ".join((model, device, series))
         ax.plot(x, y, dashes[device], color=colors[model], lw=1.2, label=label, **marker)
@@ -126,9 +124,9 @@ def _over_latency(report: EvalReport) -> Any:
     return figure
 
 
-def _off(shares: Sequence[Share]) -> list[list[float]]:
-    """Tell how far the ends of intervals are from their values, below and above, in percent."""
-    return [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]]
+def _off(means: Sequence[Mean], times: int = 100) -> list[list[float]]:
+    """Tell how far the ends of intervals are from their values, below and above; by default of shares, in percent."""
+    return [[times * (m.value - m.low) for m in means], [times * (m.high - m.value) for m in means]]
 
 
 def _set_range(ax: Any, rows: Sequence[Accuracy]) -> None:
