@@ -162,7 +162,7 @@ def _collect(
         console.err().print(console.about(lm), style="dim")
         prompts = texts.prompts(lm)
         named = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-        setting = TextSetting(fingerprint(model), named, weights.shape.layers, texts.n_predict, texts.temp, texts.seed)
+        setting = TextSetting(fingerprint(model), named, weights.layers, texts.n_predict, texts.temp, texts.seed)
         with console.bar("texts") as bar:
             task = bar.add_task("", total=len(prompts), note="")
             collect(lm, prompts, folder, setting, lambda n: bar.advance(task, n))

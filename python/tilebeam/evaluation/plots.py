@@ -14,7 +14,6 @@ from tilebeam.evaluation.results import PASS, Accuracy, grouped
 from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
-_FORMATS = ("png", "svg")
 _LEVEL = "black"  # of the greedy answer
 _BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 7}  # legends, to the right of a panel
 
@@ -37,11 +36,11 @@ def draw(report: EvalReport, out: Path) -> list[Path]:
 
 
 def _save(figure: Any, stem: Path) -> list[Path]:
-    paths = [stem.with_suffix(f".{kind}") for kind in _FORMATS]
-    for path in paths:
-        with whole_file(path) as partial:
-            kind = path.suffix.removeprefix(".")
-            figure.savefig(partial, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    paths = []
+    for kind, metadata in (("png", None), ("svg", {"Date": None})):
+        paths.append(stem.with_suffix(f".{kind}"))
+        with whole_file(paths[-1]) as partial:
+            figure.savefig(partial, format=kind, dpi=150, metadata=metadata)
     return paths
 
 
