@@ -66,7 +66,7 @@ def train(
     with collected(model, problems, out.with_suffix(""), None) as (lm, _, records, about):
         task, maker = open_task(problems.asked.of(problems.task)), maker_of(lm)
         prompts = {item.id: task.prompt(item, lm).tokens(lm) for item in task.items}
-        read = [  # as the model reads them
+        texts = [  # as the model reads them
             Problem(
                 prompts[record["unit"]],
                 [lm.tokenize(s["text"], add_special=False, parse_special=False) for s in record["samples"]],
@@ -81,7 +81,7 @@ def train(
     keep_memory()
     samples = samples_of(records, problems.seed)
     held = [samples.fold[samples.problem == i][0] == 0 for i in range(len(records))]
-    fit = AdapterFit(body, read, held, out.with_suffix(""), problems.seed)
+    fit = AdapterFit(body, texts, held, out.with_suffix(""), problems.seed)
     try:
         facts, stretch, move = _fit(fit, samples, held, epochs)
     except KeyboardInterrupt:

@@ -95,11 +95,13 @@ class ModelsOptions:
         from tilebeam.gguf import open_gguf
 
         own = {"lora": self.lora.adapters(), **self.speculation.arguments()}
-        if len(self.model) > 1 and (own["lora"] or own["draft"]):
+        if len(self.model) == 1:
+            return own
+        if own["lora"] or own["draft"]:
             raise TilebeamError(
                 "--lora, --lora-scaled and --draft are made for one model: serve one, without a second -m."
             )
-        for _, path in map(named_file, self.model) if len(self.model) > 1 else ():  # they are loaded later
+        for _, path in map(named_file, self.model):  # a model is loaded when it is asked for
             with gguf_errors(f"{path} cannot be served"), open_gguf(path):
                 pass
         return own
