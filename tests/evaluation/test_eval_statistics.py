@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_samples_that_were_cut_count_as_in_searches(
         {"answer": a, "correct": float(a == "2"), "text": "", "finish": "length" if c else "stop", "scores": {"x": w}}
         for a, w, c in facts
     ]
-    majority = results._voted(lambda of, s, k: stats.majority_at_k(of, [r["correct"] for r in s], k))
+    majority = partial(results._voted, lambda of, s, k: stats.majority_at_k(of, [r["correct"] for r in s], k))
     expected = mean_over_draws(n, k, lambda draw: voted(answers, [1.0] * 6, draw, cut) == "2")
     assert majority(records, k) == pytest.approx(expected, abs=1e-12)
 
@@ -105,7 +106,7 @@ def test_samples_that_were_cut_count_as_in_searches(
     for name, knows in (("x", False), ("examples", True)):
         of = [r | {"scores": {name: w}} for r, w in zip(records, weights, strict=True)]
         expected = mean_over_draws(n, k, lambda draw, knows=knows: chosen(draw, knows))
-        assert results._of_scores(name)(of, k) == pytest.approx(expected, abs=1e-12)
+        assert results._best(name, of, k) == pytest.approx(expected, abs=1e-12)
 
 
 @settings(deadline=None, max_examples=40)

@@ -116,7 +116,7 @@ def test_answers_are_those_of_programs_and_their_votes_count_twice(spec: str, mo
     # Its words end within its program: the last number in them is 3.
     assert [(s["answer"], s["correct"], s.get("worth")) for s in item["samples"]] == [("5", 1.0, None)] * 2
     samples = [{"answer": a, "correct": float(a == "5"), "finish": "stop", "text": a} for a in "775"]
-    assert _voted(_majority)(samples, 3) == 0
-    assert _voted(_majority)([*samples[:2], samples[2] | {"worth": 2.0}], 3) == 0.5
+    assert _voted(_majority, samples, 3) == 0
+    assert _voted(_majority, [*samples[:2], samples[2] | {"worth": 2.0}], 3) == 0.5
     with pytest.raises(TilebeamError, match="--programs is for problems that have an answer"):
         open_task(TaskOptions(f"humaneval:{spec.partition(':')[2]}", programs=True))

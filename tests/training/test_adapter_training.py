@@ -34,7 +34,7 @@ def torch() -> Any:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_what_was_trained_is_what_rates(arch: Any, torch: Any, tmp_path: Path) -> None:
-    from tilebeam.training.adapter_fit import AdapterFit, ModelBody, Problem, _normed
+    from tilebeam.training.adapter_fit import AdapterFit, ModelBody, Problem, _Frame, _normed
 
     write_model(path := tmp_path / "model.gguf", preset("tiny", arch=arch, type="f32", n_layer=4))
     body = ModelBody(path)
@@ -47,7 +47,7 @@ def test_what_was_trained_is_what_rates(arch: Any, torch: Any, tmp_path: Path) -
         whole = [one.prompt + text for text in texts]
         wanted = np.stack([r.hidden[0] for r in lm.hidden(whole, [[len(t) - 1] for t in whole])])
         with torch.no_grad():
-            frame = body.frame(one)
+            frame = _Frame(one, body)
             x = fit._lower[0]
             for layer in fit._layers:
                 x = layer(x, frame)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
@@ -19,7 +18,6 @@ from tilebeam.model.hub import missing
 from tilebeam.model.load_options import Backend, backends, default_threads
 
 if TYPE_CHECKING:
-    from tilebeam.measure.benchmark import Row
     from tilebeam.measure.throughput import Case
     from tilebeam.model.lm import LM
 
@@ -93,50 +91,33 @@ def bench(options: BenchOptions) -> None:
 
     Example: tilebeam bench -m model.gguf -p 512 -n 64 -npl 1,8,16 -r 5
     """
-    _run(_planned(options), options.output)
+    from tilebeam.cli.bench_formats import Writer
+    from tilebeam.measure.benchmark import measure
+    from tilebeam.measure.machine import OtherLoad, busy_note
+    from tilebeam.model.loader import load
 
+    o = options
+    turns, batches, cases = _planned(o)
+    per_case = (o.repetitions + (not o.no_warmup)) * len(turns)
+    writer, executors = Writer(o.output), set()
+    with OtherLoad() as others, console.bar("bench", every_part=True) as progress:
+        task = progress.add_task("", total=len(o.model) * len(batches) * len(cases) * per_case, note="")
 
-@dataclass(frozen=True)
-class BenchPlan:
-    """Everything to be measured, checked before anything is loaded.
+        def on_run(device: str, seconds: float | None) -> None:
+            note = f"{device} warm" if seconds is None else f"{device} {seconds:.2f} s"
+            progress.update(task, advance=1, note=note)
 
-    Attributes:
-        options: as given.
-        turns: what takes turns: how it is called, where it runs, whether in the deterministic mode.
-        batches: (n_batch, n_ubatch, n_threads); the models are loaded anew for each.
-        cases: what to time with each.
-    """
-
-    options: BenchOptions
-    turns: list[tuple[str, Backend, bool]]
-    batches: list[tuple[int, int, int]]
-    cases: list[Case]
-
-    @property
-    def runs(self) -> int:
-        """Count the runs to come, warmups included."""
-        per_case = (self.options.repetitions + (not self.options.no_warmup)) * len(self.turns)
-        return len(self.options.model) * len(self.batches) * len(self.cases) * per_case
-
-    def rows(self, on_run: Callable[[str, float | None], None], on_load: Callable[[str], None]) -> Iterator[Row]:
-        """Measure; rows come as soon as a case is done."""
-        from tilebeam.measure.benchmark import measure
-        from tilebeam.model.loader import load
-
-        o = self.options
-        room = max(case.cells for case in self.cases)
-        n_parallel = max(case.n_parallel for case in self.cases)
-        for model, (n_batch, n_ubatch, threads) in product(o.model, self.batches):
+        for model, (n_batch, n_ubatch, threads) in product(o.model, batches):
             with ExitStack() as stack:
                 loaded: dict[str, LM] = {}
-                for name, device, deterministic in self.turns:
+                for name, device, deterministic in turns:
                     path = o.cpu_model if device == "cpu" and o.cpu_model else model
-                    on_load(f"loading {path.name} ({name})")
+                    progress.update(task, description=f"loading {path.name} ({name})")
                     lm = load(
                         path,
                         device=device,
-                        n_ctx=room,
-                        n_seq_max=n_parallel,
+                        n_ctx=max(case.cells for case in cases),
+                        n_seq_max=max(case.n_parallel for case in cases),
                         threads=threads,
                         n_batch=n_batch,
                         n_ubatch=min(n_ubatch, n_batch),
@@ -147,13 +128,23 @@ class BenchPlan:
                         deterministic=deterministic,
                     )
                     loaded[name] = stack.enter_context(lm)
-                for case in self.cases:
-                    on_load(f"{case.name} x {case.n_parallel}")
-                    yield from measure(loaded, case, o.repetitions, warmup=not o.no_warmup, on_run=on_run)
+                for case in cases:
+                    progress.update(task, description=f"{case.name} x {case.n_parallel}")
+                    for row in measure(loaded, case, o.repetitions, warmup=not o.no_warmup, on_run=on_run):
+                        writer.row(row)
+                        executors.add(row.executor)
+    writer.close()
+    # A tilebeam-npud of ours would count as another program.
+    if "process" not in executors and (note := busy_note(others.share)):
+        console.err().print(note, style="yellow")
 
 
-def _planned(o: BenchOptions) -> BenchPlan:
-    """Turn the command's flags into a plan.
+def _planned(o: BenchOptions) -> tuple[list[tuple[str, Backend, bool]], list[tuple[int, int, int]], list[Case]]:
+    """Turn the command's flags into what is to be measured, before anything is loaded.
+
+    Returns:
+        What takes turns: how it is called, where it runs, whether in the deterministic mode; (n_batch, n_ubatch,
+        n_threads), for each of which the models are loaded anew; and what to time with each.
 
     Raises:
         TilebeamError: one of them makes no sense, and is named.
@@ -185,27 +176,4 @@ def _planned(o: BenchOptions) -> BenchPlan:
     turns: list[tuple[str, Backend, bool]] = [(str(device), device, False) for device in devices]
     if o.deterministic:
         turns.append(("npu-deterministic", "npu", True))
-    return BenchPlan(o, turns, batches, cases)
-
-
-def _run(what: BenchPlan, output: Format) -> None:
-    """Measure and print, with progress on stderr."""
-    from tilebeam.cli.bench_formats import Writer
-    from tilebeam.measure.machine import OtherLoad, busy_note
-
-    writer = Writer(output)
-    executors = set()
-    with OtherLoad() as others, console.bar("bench", every_part=True) as progress:
-        task = progress.add_task("", total=what.runs, note="")
-
-        def on_run(device: str, seconds: float | None) -> None:
-            note = f"{device} warm" if seconds is None else f"{device} {seconds:.2f} s"
-            progress.update(task, advance=1, note=note)
-
-        for row in what.rows(on_run, lambda text: progress.update(task, description=text)):
-            writer.row(row)
-            executors.add(row.executor)
-    writer.close()
-    # A tilebeam-npud of ours would count as another program.
-    if "process" not in executors and (note := busy_note(others.share)):
-        console.err().print(note, style="yellow")
+    return turns, batches, cases

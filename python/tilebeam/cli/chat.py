@@ -272,22 +272,17 @@ class _Talk:
             raise TilebeamError(f"{name} {number}: at least one answer has to be drawn.")
         self._answer(question.strip(), lambda: self._chosen(name, int(number)))
 
-    def _source(self) -> Generator:
-        """Return the model, and where programs can be confined have those in its samples run."""
-        from tilebeam.search.tool_reasoning import ToolGenerator, confined
-
-        try:
-            return self.lm if self.params.constrained else ToolGenerator(self.lm, confined())
-        except TilebeamError:
-            return self.lm
-
     def _chosen(self, name: str, samples: int) -> CompletionOutput:
         from tilebeam.cli.search_view import one_line
         from tilebeam.outputs import RequestOutput
         from tilebeam.search.contract import VoteResult
         from tilebeam.search.tool_forms import beginning
+        from tilebeam.search.tool_reasoning import ToolGenerator, confined
 
-        source, asks = self._source(), name == "/think" and not self._has_system()
+        source: Generator = self.lm
+        with suppress(TilebeamError):  # programs in its samples run where they can be confined
+            source = self.lm if self.params.constrained else ToolGenerator(self.lm, confined())
+        asks = name == "/think" and not self._has_system()
         ready = self._prepared(samples, beginning(self.lm.chat_template) if asks and source is not self.lm else ())
         params = self.drawing.fitted(ready.params, self.lm, [ready.prompt], samples)
         stop = threading.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -41,7 +41,7 @@ def doctor(
 
 
 def _show(report: DoctorReport, screen: Console) -> None:
-    """Print the checks as a table, the kernels in use, and what to do."""
+    """Print the checks as a table, the kernels in use, where a model's weight matrices run, and what to do."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -66,7 +66,14 @@ def _show(report: DoctorReport, screen: Console) -> None:
     for name, value in report.facts.get("environment", {}).items():
         screen.print(f"{name}={value}", style="dim", markup=False)
     if "model" in report.facts:
-        _show_matrices(report.facts["model"], screen)
+        from tilebeam.gguf.inspection import matrix_table
+        from tilebeam.gguf.matrices import MatrixGroup
+
+        model = report.facts["model"]
+        screen.print("\nweight matrices")
+        screen.print(Padding(matrix_table(MatrixGroup(**group) for group in model["matrices"]), (0, 0, 0, 2)))
+        if model["warning"]:
+            screen.print(Text(model["warning"], "yellow"))
     broken = [c for c in report.checks if not c.ok]
     if not broken:
         screen.print(Text("\nEverything works.", "bold green"))
@@ -74,14 +81,3 @@ def _show(report: DoctorReport, screen: Console) -> None:
     screen.print()
     # The first failure is usually the cause of the others.
     screen.print(Text.assemble((f"{broken[0].name}: ", "bold red"), broken[0].advice))
-
-
-def _show_matrices(model: dict[str, Any], screen: Console) -> None:
-    """Print where the weight matrices of a model run, and what to do about those that run on the CPU."""
-    from tilebeam.gguf.inspection import matrix_table
-    from tilebeam.gguf.matrices import MatrixGroup
-
-    screen.print("\nweight matrices")
-    screen.print(Padding(matrix_table(MatrixGroup(**group) for group in model["matrices"]), (0, 0, 0, 2)))
-    if model["warning"]:
-        screen.print(Text(model["warning"], "yellow"))

@@ -62,12 +62,9 @@ class DraftTextOptions:
 
         chats, files = lm.chat_template is not None, list[list[Prompt]]()
         for path in self.text or []:
-            if path.name.removesuffix(".gz").endswith(".jsonl"):
-                asked = [question_of(line, f"{path} line {n}", n) for n, line in json_lines(path)]
-            else:
-                asked = [
-                    question_of(line, str(path), n) for n, line in enumerate(read_text(path).splitlines(), 1) if line
-                ]
+            jsonl = path.name.removesuffix(".gz").endswith(".jsonl")
+            lines = json_lines(path) if jsonl else enumerate(read_text(path).splitlines(), 1)
+            asked = [question_of(line, f"{path} line {n}", n) for n, line in lines if jsonl or line]
             files.append([lm.chat_prompt(q.messages) if chats else Prompt(q.alone) for q in asked[: self.items]])
         for spec in self.task or []:
             task = open_task(TaskOptions(spec, items=self.items))
@@ -165,7 +162,7 @@ def _collect(
         console.err().print(console.about(lm), style="dim")
         prompts = texts.prompts(lm)
         named = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-        setting = TextSetting(fingerprint(model), named, weights.shape.layers, texts.n_predict, texts.temp, texts.seed)
+        setting = TextSetting(fingerprint(model), named, weights.layers, texts.n_predict, texts.temp, texts.seed)
         with console.bar("texts") as bar:
             task = bar.add_task("", total=len(prompts), note="")
             collect(lm, prompts, folder, setting, lambda n: bar.advance(task, n))

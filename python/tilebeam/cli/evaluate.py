@@ -70,9 +70,10 @@ def evaluate(
     A benchmark: tilebeam eval -m model.gguf --task gsm8k:gsm8k_test.jsonl --items 200 --budget 1,4,16 -np 16 -c 16384
     --out eval/gsm8k   (docs/evaluation.md says where its files come from)
     """
-    from tilebeam.cli.evaluate_view import Bars, show
+    from tilebeam.cli.evaluate_view import Bars
     from tilebeam.evaluation import named_scorers, runner
     from tilebeam.evaluation.config import Setting, versions
+    from tilebeam.evaluation.eval_report import markdown
     from tilebeam.evaluation.worker import EvalJob
 
     reward, step_ends = reward_model.read(), unescaped(step_stop)
@@ -102,5 +103,6 @@ def evaluate(
         raise typer.Exit(130) from None
     if json_:
         print(json.dumps(report.as_dict(), indent=2))
-    else:
-        show(report, out)
+        return
+    console.print_markdown(markdown(report))
+    console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")

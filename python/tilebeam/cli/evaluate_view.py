@@ -1,14 +1,12 @@
-"""What `tilebeam eval` shows: bars while it runs, tables when it is done."""
+"""The bars of `tilebeam eval`, and of others that go on item by item."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.cli import console
-from tilebeam.evaluation.eval_report import EvalReport, markdown
 from tilebeam.evaluation.runner import Watcher
 from tilebeam.outputs import Progress
 
@@ -54,9 +52,3 @@ class Bars(Watcher):
         if self._bar is not None:
             [task] = self._bar.task_ids
             self._bar.update(task, completed=self._done + self._under_way, note=note)
-
-
-def show(report: EvalReport, out: Path) -> None:
-    """Show the report, and say where it is."""
-    console.print_markdown(markdown(report))
-    console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")

@@ -388,19 +388,16 @@ class TextOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskTextOptions:
-    """Options of drawing a text for a task, whose own length and stop strings hold unless others are given."""
+class TaskTextOptions(TextOptions):
+    """The same for a task, whose own length and stop strings hold unless others are given."""
 
-    tokens: TokenOptions
     n_predict: NPredict = None
-    stop: Stop = None
-    forcing: ForcingOptions
 
     def sampling(self, task: Task) -> dict[str, Any]:
         """Return them as fields of `SamplingParams`, filled in by the task."""
-        most = task.defaults.max_tokens if self.n_predict is None else self.n_predict
-        stop = [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop)
-        return self.tokens.fields() | self.forcing.fields() | {"max_tokens": most, "stop": stop}
+        own = {"max_tokens": task.defaults.max_tokens, "stop": list(task.defaults.stop)}
+        found = self.fields()
+        return found | {name: value for name, value in own.items() if not found[name]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,12 +18,6 @@ from tilebeam.errors import TilebeamError
 from tilebeam.gguf.help_text import App
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.training.fit_options import AUTO, FitOptions, features_of
-
-if TYPE_CHECKING:
-    from tilebeam.evaluation.log import Record
-    from tilebeam.model.lm import LM
-    from tilebeam.scoring.reward_heads import Head
-    from tilebeam.training.collection import Collection
 
 _fit_option = partial(option, rich_help_panel="Fit")
 
@@ -66,47 +60,32 @@ def train(
     check_target(out)
     options = FitOptions(features_of(features), problems.seed)
     with collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
-        facts, head = _fit(lm, collection, records, options, about)
-    from tilebeam.scoring.reward_heads import save_head
+        from tilebeam.scoring.own_reward import OwnReward, maker_of
+        from tilebeam.scoring.reward_heads import save_head
+        from tilebeam.training.fitting import fit, samples_of
+        from tilebeam.training.head_report import markdown, report, write
 
-    save_head(out, head)
-    _finish(facts, out, json_)
-
-
-app.command("train")(prepared(train))
-app.command("adapter")(prepared(reward_adapter.train))
-
-
-def _fit(
-    lm: LM, collection: Collection, records: list[Record], options: FitOptions, about: dict[str, Any]
-) -> tuple[dict[str, Any], Head]:
-    """Fit a head; return the facts of the report and the head."""
-    from tilebeam.scoring.own_reward import OwnReward, maker_of
-    from tilebeam.training.fitting import fit, samples_of
-    from tilebeam.training.head_report import report
-
-    samples = samples_of(records, options.seed)
-    with console.bar("fit") as bar:
-        task = bar.add_task("", total=None, note="")
-        fitted = fit(
-            collection.states(),
-            samples,
-            options,
-            maker_of(lm),
-            lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    fitted = replace(fitted, head=replace(fitted.head, layer=lm.info.hidden_layer))
-    OwnReward(lm, fitted.head)  # it fits
-    return report(fitted, samples, options.seed, about), fitted.head
-
-
-def _finish(facts: dict[str, Any], head: Path, as_json: bool) -> None:
-    """Write the report beside the head, and show it."""
-    from tilebeam.training.head_report import markdown, write
-
-    files = [head, *write(facts, head.with_suffix(""))]
-    if as_json:
+        samples = samples_of(records, options.seed)
+        with console.bar("fit") as bar:
+            task = bar.add_task("", total=None, note="")
+            fitted = fit(
+                collection.states(),
+                samples,
+                options,
+                maker_of(lm),
+                lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        fitted = replace(fitted, head=replace(fitted.head, layer=lm.info.hidden_layer))
+        OwnReward(lm, fitted.head)  # it fits
+        facts = report(fitted, samples, options.seed, about)
+    save_head(out, fitted.head)
+    files = [out, *write(facts, out.with_suffix(""))]
+    if json_:
         print(json.dumps(facts, indent=2))
     else:
         console.print_markdown(markdown(facts))
     console.err().print(", ".join(map(str, files)), style="dim", soft_wrap=True)
+
+
+app.command("train")(prepared(train))
+app.command("adapter")(prepared(reward_adapter.train))

@@ -69,35 +69,26 @@ class RewardModelOptions:
         Raises:
             TilebeamError: they cannot work, as far as the files tell.
         """
-        path = self.prm or self.orm
-        if path is None:
-            if self == RewardModelOptions():
-                return None
-            known = RewardModelOptions(reward_head=self.reward_head, aggregate=self.aggregate)
-            if self != known or not self.reward_head:
-                raise TilebeamError("Reward model options need a reward model: use --prm or --orm.")
-            own = RewardSpec(None, head=self._head, aggregate=self.aggregate)
-            own.check()
-            return own
+        if self == RewardModelOptions():
+            return None
+        of_head_alone = RewardModelOptions(reward_head=self.reward_head, aggregate=self.aggregate)
+        if not (self.prm or self.orm or (self.reward_head and self == of_head_alone)):
+            raise TilebeamError("Reward model options need a reward model: use --prm or --orm.")
         if self.prm is not None and self.orm is not None:
             raise TilebeamError("Give one reward model, either with --prm or with --orm.")
+        several = tuple(self.reward_head or ())
         spec = RewardSpec(
-            path=path,
+            path=self.prm or self.orm,
             outcome=self.orm is not None,
             kind=self.reward_kind,
             preset=self.reward_preset,
-            head=self._head,
+            head=several if len(several) > 1 else next(iter(several), None),
             tag=None if self.reward_tag is None else unescaped(self.reward_tag),
             labels=None if self.reward_labels is None else _labels(self.reward_labels),
             aggregate=self.aggregate,
         )
         spec.check()
         return spec
-
-    @property
-    def _head(self) -> Path | tuple[Path, ...] | None:
-        several = tuple(self.reward_head or ())
-        return several if len(several) > 1 else several[0] if several else None
 
 
 def _labels(text: str) -> tuple[str, ...]:

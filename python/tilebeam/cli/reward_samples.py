@@ -15,15 +15,13 @@ from tilebeam.cli import console
 from tilebeam.cli.eval_options import ProblemOptions
 from tilebeam.cli.options import ModelOptions, TaskTextOptions, option
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
-from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.text_files import unescaped
 from tilebeam.training.fit_options import SAMPLES, STEPS, FitOptions
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.log import Record
-    from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
-    from tilebeam.training.collection import Collection, CollectionSetting
+    from tilebeam.training.collection import Collection
 
 _fit_option = partial(option, rich_help_panel="Fit")
 
@@ -47,25 +45,6 @@ class SampleOptions:
     )
     step_stop: StepStop = STEP_STOP_TEXT
 
-    def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:
-        """Describe all that the samples and their states depend on."""
-        from tilebeam.evaluation.config import versions
-        from tilebeam.gguf.fingerprint import fingerprint
-        from tilebeam.training.collection import CollectionSetting
-
-        return CollectionSetting(
-            fingerprint(model.model),
-            described,
-            self.text.sampling(task),
-            self.samples,
-            lora=tuple((fingerprint(path), scale) for path, scale in model.lora.adapters()),
-            steps=self.steps,
-            step_stop=unescaped(self.step_stop),
-            seed=self.seed,
-            versions=versions(),
-            layer=layer,
-        )
-
 
 @contextmanager
 def collected(
@@ -79,12 +58,25 @@ def collected(
         layer: behind which hidden states are taken.
     """
     from tilebeam.cli.evaluate_view import Bars
+    from tilebeam.evaluation.config import versions
     from tilebeam.evaluation.tasks import open_task
-    from tilebeam.training.collection import Collection, collect
+    from tilebeam.gguf.fingerprint import fingerprint
+    from tilebeam.training.collection import Collection, CollectionSetting, collect
 
-    described = problems.asked.of(problems.task)
+    described, stem = problems.asked.of(problems.task), problems.data or beside
     task = open_task(described)
-    setting, stem = problems.setting(model, described, task, layer), problems.data or beside
+    setting = CollectionSetting(
+        fingerprint(model.model),
+        described,
+        problems.text.sampling(task),
+        problems.samples,
+        lora=tuple((fingerprint(path), scale) for path, scale in model.lora.adapters()),
+        steps=problems.steps,
+        step_stop=unescaped(problems.step_stop),
+        seed=problems.seed,
+        versions=versions(),
+        layer=layer,
+    )
     with model.load(model.parallel, hidden_layer=layer) as lm, Collection(stem, setting, lm.n_embd) as collection:
         there, bars = {record["unit"] for record in collection.records}, Bars()
         done = sum(item.id in there for item in task.items)

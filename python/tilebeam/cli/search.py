@@ -170,10 +170,7 @@ def best_of_n(
         raise TilebeamError("Give a reward model or --scorer, not both.")
     if scorer in RUN_PROGRAMS:
         need_confinement(unsafe=unsafe_code)
-
-    def named(lm: LM) -> Scorer:
-        return named_scorer(scorer or "consensus", lm, unsafe_code=unsafe_code)
-
+    named = partial(named_scorer, scorer or "consensus", unsafe_code=unsafe_code)
     _run("best-of-n", options, rates, step_stop, {}, judge if scorer == "judge" else named)
 
 
@@ -219,11 +216,8 @@ def vote(
     _check_step_stop(step_stop, rates)
     found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
     arguments: dict[str, Any] = {"extract": found, "sharpness": sharpness, "weighting": weights}
-
-    def named(lm: LM) -> Scorer:
-        return named_scorer(scorer or "logprob", lm)
-
-    _run("self-consistency", options, rates, step_stop, arguments, named if relative else None)
+    named = partial(named_scorer, scorer or "logprob") if relative else None
+    _run("self-consistency", options, rates, step_stop, arguments, named)
 
 
 @grouped

@@ -46,7 +46,12 @@ def show(result: SearchResult, question: str, *, titled: bool, verbose: bool) ->
 
 def details(result: SearchResult, question: str) -> Tree | Table:
     """Show all candidates: as a tree if their steps were rated, else as a table."""
-    return (_tree if any(t.scores for t in result.trajectories) else _table)(result, one_line(question, 90))
+    title = one_line(question, 90)
+    if not any(t.scores for t in result.trajectories):
+        return _table(result, title)
+    tree = Tree(Text(title, style="bold"), guide_style="dim")
+    _plant(tree, step_tree(result), result)
+    return tree
 
 
 def votes(result: VoteResult) -> str:
@@ -134,14 +139,8 @@ def _table(result: SearchResult, title: str) -> Table:
     return table
 
 
-def _tree(result: SearchResult, title: str) -> Tree:
-    """Draw all steps: those of candidates, and those that made room for better ones."""
-    tree = Tree(Text(title, style="bold"), guide_style="dim")
-    _plant(tree, step_tree(result), result)
-    return tree
-
-
 def _plant(tree: Tree, node: StepNode, result: SearchResult) -> None:
+    """Draw all steps behind a node: those of candidates, and those that made room for better ones."""
     for child in node.children:
         score = "" if child.score is None else f"{child.score:.3f} "
         label = Text.assemble((score, "cyan"), one_line(child.step, 300) or "(empty)")
@@ -155,10 +154,7 @@ def _plant(tree: Tree, node: StepNode, result: SearchResult) -> None:
 def _note(result: SearchResult, i: int) -> str:
     """Describe a candidate's end."""
     mark = "> " if i == result.best_index else ""
-    note = f"{mark}{i}: {result.scores[i]:.3f}, {_end(result.candidates[i])}"
+    end = {"stop": "ended", "length": "cut"}[result.candidates[i].finish_reason]
+    note = f"{mark}{i}: {result.scores[i]:.3f}, {end}"
     answer = result.answers[i] if isinstance(result, VoteResult) else None
     return note if answer is None else f"{note}, {one_line(answer, 20)}"
-
-
-def _end(candidate: CompletionOutput) -> str:
-    return {"stop": "ended", "length": "cut"}[candidate.finish_reason]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,9 +92,18 @@ class ModelsOptions:
         Raises:
             TilebeamError: there are several models, and one cannot be served or an option fits one only.
         """
+        from tilebeam.gguf import open_gguf
+
         own = {"lora": self.lora.adapters(), **self.speculation.arguments()}
-        if len(self.model) > 1:
-            _check_several([path for _, path in map(named_file, self.model)], own)
+        if len(self.model) == 1:
+            return own
+        if own["lora"] or own["draft"]:
+            raise TilebeamError(
+                "--lora, --lora-scaled and --draft are made for one model: serve one, without a second -m."
+            )
+        for _, path in map(named_file, self.model):  # a model is loaded when it is asked for
+            with gguf_errors(f"{path} cannot be served"), open_gguf(path):
+                pass
         return own
 
 
@@ -123,7 +131,15 @@ class ChatOptions:
         """
         from tilebeam.chat.chat_template import check_template
 
-        variables = _variables(self.chat_template_kwargs)
+        try:
+            variables = json.loads(self.chat_template_kwargs)
+        except (ValueError, RecursionError):
+            variables = None
+        if not isinstance(variables, dict):
+            raise TilebeamError(
+                '--chat-template-kwargs must be a JSON object like {"enable_thinking": false}: '
+                f"{self.chat_template_kwargs!r}"
+            )
         if self.chat_template is not None:
             check_template(self.chat_template, variables)
         return vars(self) | {"chat_template_kwargs": variables}
@@ -263,27 +279,6 @@ def serve(
     if not settings.api_keys and not is_loopback(settings.host):
         log.warning("anyone who can reach %s can send requests: no --api-key is set", settings.host)
     process.serve(served, settings, ready=_say_ready if logs.log_format == "text" else _log_ready)
-
-
-def _variables(text: str) -> dict[str, Any]:
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
-        raise TilebeamError(f'--chat-template-kwargs must be a JSON object like {{"enable_thinking": false}}: {text!r}')
-    return given
-
-
-def _check_several(paths: Sequence[str], own: Mapping[str, Any]) -> None:
-    """Raise `TilebeamError` for what several models cannot have, or a file that is no model: they are loaded later."""
-    from tilebeam.gguf import open_gguf
-
-    if own["lora"] or own["draft"]:
-        raise TilebeamError("--lora, --lora-scaled and --draft are made for one model: serve one, without a second -m.")
-    for path in paths:
-        with gguf_errors(f"{path} cannot be served"), open_gguf(path):
-            pass
 
 
 def _say_ready(models: Models, loaded: LoadedModel | None, url: str) -> None:

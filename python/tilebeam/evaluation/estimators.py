@@ -199,19 +199,27 @@ def _check(n: int, k: int, n_correct: int | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class Share:
-    """A share of items solved.
+class Mean:
+    """A mean over prompts or items.
 
     Attributes:
-        value: mean over items of their means over seeds.
-        low, high: Wilson's 95 % interval.
-        items, seeds: how many there were.
-        seed_std: standard deviation of the seeds' values, 0 for one seed.
+        value: the mean; low, high: its 95 % interval, by the bootstrap if nothing else is said.
     """
 
     value: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Share(Mean):
+    """A share of items solved: the mean over items of their means over seeds, with Wilson's interval.
+
+    Attributes:
+        items, seeds: how many there were.
+        seed_std: standard deviation of the seeds' values, 0 for one seed.
+    """
+
     items: int
     seeds: int
     seed_std: float
@@ -256,19 +264,6 @@ def share(values: npt.ArrayLike) -> Share:
     return Share(value, low, high, items, seeds, spread)
 
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean over prompts.
-
-    Attributes:
-        value: the mean; low, high: the middle 95 % of its bootstrap over the prompts.
-    """
-
-    value: float
-    low: float
-    high: float
-
-
 def mean(values: Sequence[float], *, seed: int = 0, draws: int = 2_000) -> Mean:
     """Average what was measured once per prompt. Costs of prompts are skewed, so the interval is no multiple of their
     deviation but the bootstrap's."""
@@ -279,18 +274,13 @@ def mean(values: Sequence[float], *, seed: int = 0, draws: int = 2_000) -> Mean:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """How much better one method is than another on the same items.
+class Difference(Mean):
+    """How much better one method is than another on the same items: the mean of first minus second.
 
     Attributes:
-        value: mean difference, first minus second.
-        low, high: the middle 95 % of the bootstrap.
         p: two-sided: how likely a difference as far from 0 would be if there were none, by the bootstrap.
     """
 
-    value: float
-    low: float
-    high: float
     p: float
 
 

@@ -82,7 +82,13 @@ def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
         "Figures: " + "; ".join(f"{n}: {_FIGURES[n]}" for n in dict.fromkeys(r.figure for r in report.rows)),
     )
     yield "Series in *italics* know the answer: bounds, not methods."
-    yield from ranking_lines(report.rankings)
+    for r in report.rankings:
+        yield from ("", f"## How {r.model} on {r.device} is scored", "")
+        yield (
+            f"{r.samples} samples, {100 * r.right:.1f} % right, {100 * r.cut:.1f} % cut off. AUROC: the chance that a "
+            "right sample has a higher score than a wrong one, of all problems or of the same one."
+        )
+        yield from ("", *ranking.table(r.rows))
     if report.latencies:
         budgets = sorted({m.budget for m in report.latencies})
         yield from ("", "## Seconds per prompt", "")
@@ -97,8 +103,8 @@ def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
         yield from ("", "## Pareto front", "", "| seconds | accuracy | model | device | method | budget |")
         yield "| ---: | ---: | --- | --- | --- | ---: |"
         for p in report.front:
-            r = p.row
-            yield f"| {p.seconds:.3g} | {cell(r)} | {r.model} | {r.device} | {r.series} | {r.budget} |"
+            row = p.row
+            yield f"| {p.seconds:.3g} | {cell(row)} | {row.model} | {row.device} | {row.series} | {row.budget} |"
     chosen = [c for c in report.comparisons if c.first.budget == s.n_samples]
     if chosen:
         yield from ("", "## Differences at the greatest budget", "")
@@ -141,23 +147,6 @@ def budget_table(
         yield "| " + " | ".join([*names, *(cells.get(k, "") for k in budgets)]) + " |"
 
 
-def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
-    """Show how well scorers tell right samples from wrong ones."""
-    for r in rankings:
-        yield from ("", f"## How {r.model} on {r.device} is scored", "")
-        yield (
-            f"{r.samples} samples, {100 * r.right:.1f} % right, {100 * r.cut:.1f} % cut off. AUROC: the chance that a "
-            "right sample has a higher score than a wrong one, of all problems or of the same one."
-        )
-        yield from ("", *ranking.table(r.rows))
-
-
-def _series_of(row: Accuracy) -> str:
-    if row.series == GREEDY:
-        return GREEDY
-    return "one sample" if row.series == PASS and row.budget == 1 else f"{row.series}@{row.budget}"
-
-
 def cost_table(measured: Sequence[Latency], budgets: Sequence[int], cost: Callable[[Latency], str]) -> Iterator[str]:
     """Lay out a cost by budget."""
     cells: dict[tuple[str, ...], dict[int, str]] = {
@@ -190,7 +179,8 @@ def _points(value: float) -> str:
 
 def _named(row: Accuracy, other: Accuracy) -> str:
     place = "" if (row.model, row.device) == (other.model, other.device) else f" of {row.model} on {row.device}"
-    return f"{_series_of(row)}{place}"
+    one = "one sample" if row.series == PASS and row.budget == 1 else f"{row.series}@{row.budget}"
+    return f"{GREEDY if row.series == GREEDY else one}{place}"
 
 
 def _counted(n: int, what: str) -> str:

@@ -42,17 +42,13 @@ class GrowingFile(Closing):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b")  # noqa: SIM115 - it stays open
         try:
-            self._lock()
-            self.lines, self.torn = self._read(key)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _lock(self) -> None:
-        try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TilebeamError(f"Another process is writing {self.path}.") from None
+            self.lines, self.torn = self._read(key)
+        except BaseException as error:
+            self._file.close()
+            if isinstance(error, BlockingIOError):
+                raise TilebeamError(f"Another process is writing {self.path}.") from None
+            raise
 
     def _read(self, key: str | None) -> tuple[list[Record], bool]:
         self._file.seek(0)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam.evaluation.config import GREEDY
-from tilebeam.evaluation.estimators import Share
+from tilebeam.evaluation.estimators import Mean
 from tilebeam.evaluation.eval_report import EvalReport
 from tilebeam.evaluation.results import PASS, Accuracy, grouped
 from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
-_FORMATS = ("png", "svg")
 _LEVEL = "black"  # of the greedy answer
 _BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 7}  # legends, to the right of a panel
 
@@ -37,11 +36,11 @@ def draw(report: EvalReport, out: Path) -> list[Path]:
 
 
 def _save(figure: Any, stem: Path) -> list[Path]:
-    paths = [stem.with_suffix(f".{kind}") for kind in _FORMATS]
-    for path in paths:
-        with whole_file(path) as partial:
-            kind = path.suffix.removeprefix(".")
-            figure.savefig(partial, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    paths = []
+    for kind, metadata in (("png", None), ("svg", {"Date": None})):
+        paths.append(stem.with_suffix(f".{kind}"))
+        with whole_file(paths[-1]) as partial:
+            figure.savefig(partial, format=kind, dpi=150, metadata=metadata)
     return paths
 
 
@@ -106,10 +105,8 @@ def _over_latency(report: EvalReport) -> Any:
         if series != GREEDY and line[0].row.budget > 1:  # of one sample there is nothing to choose
             line = [p for p in own if p.row.series == PASS] + line
         x, y = [p.seconds for p in line], [_percent(p.row) for p in line]
-        costs = [p.latency.seconds for p in line]
-        off_x = [[c.value - c.low for c in costs], [c.high - c.value for c in costs]]
-        shares = [p.row.share for p in line]
-        ax.errorbar(x, y, _off(shares), off_x, fmt="none", ecolor=colors[model], elinewidth=0.7, alpha=0.3)
+        off_x, off_y = _off([p.latency.seconds for p in line], 1), _off([p.row.share for p in line])
+        ax.errorbar(x, y, off_y, off_x, fmt="none", ecolor=colors[model], elinewidth=0.7, alpha=0.3)
         marker = {"marker": "*", "ms": 9} if series == GREEDY else {"marker": markers[series], "ms": 4}
         label = ", ".join((model, device, series))
         ax.plot(x, y, dashes[device], color=colors[model], lw=1.2, label=label, **marker)
@@ -126,9 +123,9 @@ def _over_latency(report: EvalReport) -> Any:
     return figure
 
 
-def _off(shares: Sequence[Share]) -> list[list[float]]:
-    """Tell how far the ends of intervals are from their values, below and above, in percent."""
-    return [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]]
+def _off(means: Sequence[Mean], times: int = 100) -> list[list[float]]:
+    """Tell how far the ends of intervals are from their values, below and above; by default of shares, in percent."""
+    return [[times * (m.value - m.low) for m in means], [times * (m.high - m.value) for m in means]]
 
 
 def _set_range(ax: Any, rows: Sequence[Accuracy]) -> None:

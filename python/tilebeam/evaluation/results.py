@@ -12,7 +12,7 @@ import statistics as py_statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -206,16 +206,15 @@ def _estimators(
     if (method := found.get("best-of-n")) is not None:
         for scorer in setting.scorers:
             series, knows = setting.series(method, scorer), scorer == scoring.VERIFIER
-            reads = scorer in scoring.REWARDS
-            yield series, "best@k", knows, reads, _of_scores(scorer)
+            yield series, "best@k", knows, scorer in scoring.REWARDS, partial(_best, scorer)
     if (method := found.get("self-consistency")) is not None:
-        yield setting.series(method), "maj@k", False, False, _voted(_majority)
+        yield setting.series(method), "maj@k", False, False, partial(_voted, _majority)
         for scorer in filter(scoring.is_weight, setting.scorers):
             series = setting.series(method, scorer)
             if any(s["weights"][scorer] < 0 for items in table for item in items for s in item["samples"]):
                 notes.append(f"{series}: {scorer} gives scores below 0, which cannot weigh votes.")
                 continue
-            yield series, "weighted@k", False, scorer in scoring.REWARDS, _of_weights(scorer)
+            yield series, "weighted@k", False, scorer in scoring.REWARDS, partial(_voted, partial(_heaviest, scorer))
 
 
 def _correct(samples: Sequence[Record]) -> list[float]:
@@ -236,33 +235,27 @@ def _standing(sample: Record) -> int:
     return _known_standing(sample["finish"], sample["text"])
 
 
-def _voted(estimate: Callable[[list[str | None], Sequence[Record], int], float]) -> Estimator:
-    """Make an estimator of votes in which those of a draw vote that stand highest, see `tilebeam.search.limits.voters`:
-    a draw without any of a level is a draw of the others, where the next level votes."""
-
-    def estimator(samples: Sequence[Record], k: int) -> float:
-        total, rest = 0.0, list(samples)
-        for level in sorted({_standing(s) for s in samples if s["answer"] is not None}, reverse=True):
-            answers = [s["answer"] if _standing(s) == level else None for s in rest]
-            total += math.comb(len(rest), k) / math.comb(len(samples), k) * estimate(answers, rest, k)
-            rest = [s for s, answer in zip(rest, answers, strict=True) if answer is None]
-            if len(rest) < k:
-                break
-        return total
-
-    return estimator
+def _voted(
+    estimate: Callable[[list[str | None], Sequence[Record], int], float], samples: Sequence[Record], k: int
+) -> float:
+    """Estimate a vote in which those of a draw vote that stand highest, see `tilebeam.search.limits.voters`: a draw
+    without any of a level is a draw of the others, where the next level votes."""
+    total, rest = 0.0, list(samples)
+    for level in sorted({_standing(s) for s in samples if s["answer"] is not None}, reverse=True):
+        answers = [s["answer"] if _standing(s) == level else None for s in rest]
+        total += math.comb(len(rest), k) / math.comb(len(samples), k) * estimate(answers, rest, k)
+        rest = [s for s, answer in zip(rest, answers, strict=True) if answer is None]
+        if len(rest) < k:
+            break
+    return total
 
 
-def _of_scores(scorer: str) -> Estimator:
-    """Make an estimator of what is chosen as `BestOfN` does: samples have the places of their ranks as scores."""
+def _best(scorer: str, samples: Sequence[Record], k: int) -> float:
+    """Estimate what is chosen as `BestOfN` does: samples have the places of their ranks as scores."""
     sign = 1 if scoring.knows(scorer) else -1
-
-    def estimator(samples: Sequence[Record], k: int) -> float:
-        ranks = [(s["scores"][scorer], _standing(s))[::sign] for s in samples]
-        order = {rank: float(place) for place, rank in enumerate(sorted(set(ranks)))}
-        return stats.best_at_k([order[rank] for rank in ranks], _correct(samples), k)
-
-    return estimator
+    ranks = [(s["scores"][scorer], _standing(s))[::sign] for s in samples]
+    order = {rank: float(place) for place, rank in enumerate(sorted(set(ranks)))}
+    return stats.best_at_k([order[rank] for rank in ranks], _correct(samples), k)
 
 
 def _majority(answers: list[str | None], samples: Sequence[Record], k: int) -> float:
@@ -272,8 +265,8 @@ def _majority(answers: list[str | None], samples: Sequence[Record], k: int) -> f
     return stats.weighted_at_k(answers, worth, _correct(samples), k)
 
 
-def _of_weights(scorer: str) -> Estimator:
-    return _voted(lambda answers, s, k: stats.weighted_at_k(answers, [x["weights"][scorer] for x in s], _correct(s), k))
+def _heaviest(scorer: str, answers: list[str | None], samples: Sequence[Record], k: int) -> float:
+    return stats.weighted_at_k(answers, [s["weights"][scorer] for s in samples], _correct(samples), k)
 
 
 def grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:

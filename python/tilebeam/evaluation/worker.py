@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.answers.extract import weight_of
 from tilebeam.answers.normalize import checked_answer, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import named_scorers as scoring
-from tilebeam.evaluation.config import GREEDY, Method, ModelFile, Setting, Unit, item_seed
+from tilebeam.evaluation.config import GREEDY, Method, Setting, Unit, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.gguf.closing import Closing
@@ -205,21 +206,16 @@ class Workbench(Closing):
         """
         lm = self._lm(model, device)
         self._clean(lm, device)
-        params = self._sampling(self.setting.seeds[0], item)
-        prompt = self._prompt(lm, item)
-        algorithm = None
-        if timed.series == GREEDY:
-            params = replace(params, temperature=0.0)
+        params = self._sampling(self.setting.seeds[0], item, **({"temperature": 0.0} if timed.series == GREEDY else {}))
+        prompts, source = [self._prompt(lm, item)], self._source(lm)
+        run: Callable[[], Sequence[RequestOutput | SearchResult]] = partial(source.generate, prompts, params)
         if timed.method is not None:
             algorithm = self._algorithm(timed.method, timed.scorer, model, device)
+            run = partial(algorithm.run, source, prompts, timed.budget, sampling=params)
         watch = Stopwatch()
-        if algorithm is None:
-            usage = self._source(lm).generate([prompt], replace(params, n=1))[0].usage
-        else:
-            usage = algorithm.run(self._source(lm), [prompt], timed.budget, sampling=params)[0].usage
+        tokens = run()[0].usage.completion_tokens
         cost = watch.cost()
-        times = {"seconds": round(cost.seconds, 6), "cpu_seconds": round(cost.cpu_seconds, 6)}
-        return {**times, "tokens": usage.completion_tokens}
+        return {"seconds": round(cost.seconds, 6), "cpu_seconds": round(cost.cpu_seconds, 6), "tokens": tokens}
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -292,18 +288,15 @@ class Workbench(Closing):
         if key not in self._lms:
             while len(self._lms) >= self._keep:
                 self._lms.pop(next(iter(self._lms))).close()
-            self._lms[key] = self._loaded(self._models[name], device)
+            model = self._models[name]
+            if fingerprint(model.path) != model.fingerprint:
+                raise TilebeamError(f"{model.path} is not the file {model.name} that this evaluation began with.")
+            options = self._load_options(device)
+            if self._job.reward is not None:
+                options["hidden_layer"] = self._job.reward.hidden_layer(model.path)
+            self._lms[key] = load(model.path, **options)
         self._lms[key] = self._lms.pop(key)
         return self._lms[key]
-
-    def _loaded(self, model: ModelFile, device: str) -> LM:
-        """Load a model as the setting says."""
-        if fingerprint(model.path) != model.fingerprint:
-            raise TilebeamError(f"{model.path} is not the file {model.name} that this evaluation began with.")
-        options = self._load_options(device)
-        if self._job.reward is not None:
-            options["hidden_layer"] = self._job.reward.hidden_layer(model.path)
-        return load(model.path, **options)
 
     def _load_options(self, device: str) -> dict[str, Any]:
         s = self.setting
@@ -319,10 +312,8 @@ class Workbench(Closing):
 
     def _clean(self, lm: LM, device: str) -> None:
         """Begin at the first cell: where cells lie decides in what order attention adds up."""
-        with lm.raw_decode():
-            pass
-        if device in self._rewards:
-            with self._rewards[device].lm.raw_decode():
+        for one in (lm, *([self._rewards[device].lm] if device in self._rewards else [])):
+            with one.raw_decode():
                 pass
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from tilebeam._version import __version__
 from tilebeam.measure.machine import cpu_info
-from tilebeam.measure.throughput import Case, compare, pairwise_ratio
+from tilebeam.measure.throughput import Case, compare
 from tilebeam.model.lm import LM
 
 
@@ -89,7 +89,8 @@ def measure(
     baseline = next((name for name, lm in models.items() if lm.device == "cpu"), None)
     rows = []
     for name, lm in models.items():
-        ratio = pairwise_ratio(speeds[name], speeds[baseline]) if baseline is not None else None
+        # the i-th runs of all models stood next to each other
+        ratios = [a / b for a, b in zip(speeds[name], speeds[baseline], strict=True)] if baseline is not None else None
         nanoseconds = [round(c.seconds * 1e9) for c in costs[name]]
         rows.append(
             Row(
@@ -116,9 +117,9 @@ def measure(
                 stddev_ns=round(_deviation(nanoseconds)),
                 avg_ts=statistics.fmean(speeds[name]),
                 stddev_ts=_deviation(speeds[name]),
-                ratio_vs_cpu=ratio.median if ratio else None,
-                ratio_vs_cpu_min=ratio.min if ratio else None,
-                ratio_vs_cpu_max=ratio.max if ratio else None,
+                ratio_vs_cpu=statistics.median(ratios) if ratios else None,
+                ratio_vs_cpu_min=min(ratios) if ratios else None,
+                ratio_vs_cpu_max=max(ratios) if ratios else None,
                 cpu_seconds_per_token=statistics.fmean(c.cpu_seconds for c in costs[name]) / case.tokens,
                 samples_ns=nanoseconds,
                 samples_ts=speeds[name],

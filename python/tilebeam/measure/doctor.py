@@ -35,6 +35,12 @@ _FEATURES = {
     "aarch64": ("asimd", "asimdhp", "asimddp", "i8mm", "sve"),
 }
 _NOOPS = 200
+# What enum tb_guard shuts a process in with, by names without TB_GUARD_.
+_GUARDS = {
+    "syscalls": "no files, network or programs",
+    "private": "closed to other processes",
+    "parent": "serves its parent only",
+}
 # Kernel sets whose speed was never measured, as no such CPU was at hand.
 _UNTIMED = ("avxvnni", "neon", "i8mm", "hvx")
 
@@ -299,6 +305,7 @@ def _builds(report: DoctorReport) -> str:
 
 def _executor(report: DoctorReport, kind: str) -> str:
     """Start a session of its own, send no-ops, stop it."""
+    from tilebeam import _ext as ggml_ext
     from tilebeam.native import executor as _npu
     from tilebeam.native import paths as _paths
 
@@ -323,12 +330,13 @@ def _executor(report: DoctorReport, kind: str) -> str:
             raise TilebeamError(_words(ffi, result))
         count = ffi.new("tb_session_counters *")
         lib.tb_session_count(session, count)
+        bits = int(lib.tb_session_guards(session))
         fact = {
             "isa": ffi.string(lib.tb_session_isa(session)).decode(),
             "noop_microseconds": sorted(t / 1000 for t in times)[_NOOPS // 2],
             "pid": int(lib.tb_session_pid(session)),
             "threads": int(lib.tb_session_n_threads(session)),
-            "guards": _guards(int(lib.tb_session_guards(session))),
+            "guards": {name: bool(bits & getattr(ggml_ext.lib, f"TB_GUARD_{name.upper()}")) for name in _GUARDS},
             "requests": count.requests,
             "answers_while_spinning": count.spun,
         }
@@ -336,30 +344,13 @@ def _executor(report: DoctorReport, kind: str) -> str:
         lib.tb_session_stop(session)
     own = fact["own_process"] = fact["pid"] != os.getpid()
     report.facts.setdefault("executors", {})[kind] = fact
-    where = f"{program} (pid {fact['pid']}; {_shut_in(fact['guards'])})" if own else "threads of this process"
+    guards = sorted(fact["guards"].items(), key=lambda guard: not guard[1])  # those that it lacks come last
+    shut_in = ", ".join(_GUARDS[name] if has else f"NOT: {_GUARDS[name]}" for name, has in guards)
+    where = f"{program} (pid {fact['pid']}; {shut_in})" if own else "threads of this process"
     return (
         f"{where}, kernel set {fact['isa']}, answers in {fact['noop_microseconds']:.1f} us "
         f"({count.spun} of {count.requests} while spinning for it)"
     )
-
-
-def _guards(bits: int) -> dict[str, bool]:
-    """Return enum tb_guard by name: "syscalls", "private", "parent"."""
-    from tilebeam import _ext as ggml_ext
-
-    names = ggml_ext.ffi.typeof("enum tb_guard").relements
-    return {name.removeprefix("TB_GUARD_").lower(): bool(bits & bit) for name, bit in names.items()}
-
-
-def _shut_in(guards: dict[str, bool]) -> str:
-    words = {
-        "syscalls": "no files, network or programs",
-        "private": "closed to other processes",
-        "parent": "serves its parent only",
-    }
-    having = [text for name, text in words.items() if guards[name]]
-    lacking = [f"NOT: {text}" for name, text in words.items() if not guards[name]]
-    return ", ".join(having + lacking)
 
 
 def _hexagon(report: DoctorReport) -> str:

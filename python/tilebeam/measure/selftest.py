@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
+from tilebeam.gguf.closing import Closing
 from tilebeam.native import executor as _npu
 
 Array = npt.NDArray[Any]
@@ -63,7 +64,7 @@ def _aligned(a: Array) -> Array:
     return body
 
 
-class _Executor:
+class _Executor(Closing):
     """One op at a time on copies of its operands."""
 
     def __init__(self, isa: str, threads: int) -> None:
@@ -72,10 +73,7 @@ class _Executor:
         if self._npu == self._ffi.NULL:
             raise RuntimeError(f"the executor does not start with kernel set {isa}")
 
-    def __enter__(self) -> _Executor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._lib.tb_npu_free(self._npu)
 
     def run(

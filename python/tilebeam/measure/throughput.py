@@ -7,8 +7,7 @@ models run with the very context that `LM.generate` uses (one unified KV cache).
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -65,26 +64,6 @@ class Case:
             raise TilebeamError(f"Parallel sequences must be between 1 and 256, not {self.n_parallel}.")
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How much faster one series is than another, from runs that alternated.
-
-    Attributes:
-        median: the median of the pairwise ratios; robust against single disturbed runs.
-        min, max: the least and greatest pairwise ratio.
-    """
-
-    median: float
-    min: float
-    max: float
-
-
-def pairwise_ratio(speeds: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Compare two series of tokens per second whose i-th runs stood next to each other."""
-    ratios = [a / b for a, b in zip(speeds, baseline, strict=True)]
-    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
-
-
 class Runner:
     """Times cases on one model; it must have room for `Case.cells` tokens and `Case.n_parallel` sequences."""
 
@@ -118,7 +97,7 @@ class Runner:
         self._fill_depth(case)
         watch = Stopwatch()
         if case.n_prompt:
-            self._prefill(range(case.n_parallel), case.n_depth, case.n_prompt)
+            self._step(case.n_parallel, case.n_depth, case.n_prompt)
         for step in range(case.n_gen):
             self._step(case.n_parallel, case.n_depth + case.n_prompt + step)
         return watch.cost()
@@ -147,7 +126,7 @@ class Runner:
             context.clear()
             self._kept = 0
             if depth:
-                self._prefill(range(case.n_parallel), 0, depth)
+                self._step(case.n_parallel, 0, depth)
             return
         for seq in range(1, context.n_seq_max):
             context.drop(seq)
@@ -155,33 +134,23 @@ class Runner:
             context.clear()
             kept = 0
         if depth > kept:
-            self._prefill(range(1), kept, depth - kept)
+            self._step(1, kept, depth - kept)
         self._kept = depth
         for seq in range(1, case.n_parallel):
             context.fork(0, seq, depth)
 
-    def _prefill(self, sequences: Sequence[int], start: int, length: int) -> None:
+    def _step(self, n_parallel: int, start: int, length: int = 1) -> None:
         """Decode `length` tokens of each sequence, one sequence after the other, in full batches."""
         c = self._context
-        seq = np.repeat(np.asarray(sequences, np.int32), length)
-        pos = np.tile(np.arange(start, start + length, dtype=np.int32), len(sequences))
+        seq = np.repeat(np.arange(n_parallel, dtype=np.int32), length)
+        pos = np.tile(np.arange(start, start + length, dtype=np.int32), n_parallel)
         for first in range(0, len(seq), c.n_batch):
             part = slice(first, first + c.n_batch)
             n = len(seq[part])
             c.seq[:n], c.pos[:n] = seq[part], pos[part]
             c.output[:n] = pos[part] == start + length - 1
-            self._decode(n)
-
-    def _step(self, n_parallel: int, position: int) -> None:
-        c = self._context
-        c.seq[:n_parallel] = np.arange(n_parallel)
-        c.pos[:n_parallel] = position
-        c.output[:n_parallel] = 1
-        self._decode(n_parallel)
-
-    def _decode(self, n: int) -> None:
-        self._context.token[:n] = self._rng.integers(0, self._lm.n_vocab, n)
-        self._lm.check_decode(self._context.decode(n))
+            c.token[:n] = self._rng.integers(0, self._lm.n_vocab, n)
+            self._lm.check_decode(c.decode(n))
 
 
 def compare(

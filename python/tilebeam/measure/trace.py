@@ -164,7 +164,7 @@ class Tracer:
         lanes = set()
         for r in self.records:
             kind, code, lane, pid = int(r["span"]), int(r["code"]), int(r["lane"]), 1 + int(r["session"])
-            about = _about_message(r)
+            about = {"message": int(r["seq"]), "ops": int(r["index"])} if r["seq"] else {"nodes": int(r["index"])}
             if kind in _CPU_SPANS:
                 name, pid = _CPU_SPANS[kind], 1
             elif kind == _SPAN["NOTES"]:
@@ -198,10 +198,6 @@ class Tracer:
 
 def _label(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _about_message(r: Any) -> dict[str, Any]:
-    return {"message": int(r["seq"]), "ops": int(r["index"])} if r["seq"] else {"nodes": int(r["index"])}
 
 
 def _about_op(r: Any) -> dict[str, Any]:

@@ -39,15 +39,20 @@ def document(title: str, script: Script, body: Html, data: object = None, rules:
         data: for the script; anything that JSON has. Infinities and nan become null.
         rules: the policy of the page, if it is another than that of its script.
     """
-    filled = {
-        "title": text(title),
-        "policy": text(rules or policy(script)),
-        "style": _part("parts/page.css"),
-        "body": body,
-        "data": embedded(data),
-        "script": _script(script),
-    }
-    return Template(_part("parts/page.html")).substitute(filled)
+    return filled(
+        "parts/page.html",
+        title=title,
+        policy=rules or policy(script),
+        style=Html(_part("parts/page.css")),
+        body=body,
+        data=embedded(data),
+        script=Html(_script(script)),
+    )
+
+
+def filled(name: str, **values: object) -> Html:
+    """Fill in a template of this package; values are escaped unless they are markup."""
+    return Html(Template(_part(name)).substitute({key: text(value) for key, value in values.items()}))
 
 
 def policy(*scripts: Script, more: str = "") -> str:

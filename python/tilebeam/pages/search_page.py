@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from tilebeam.outputs import CompletionOutput, Usage
+from tilebeam.outputs import CompletionOutput
 from tilebeam.pages.document import document, facts, number
 from tilebeam.pages.markup import Html, join, row, table, tag
 from tilebeam.pages.methods import method_title
@@ -40,7 +40,8 @@ def search_page(
     several = len(results) > 1
     headings = [f"Prompt {i + 1}" if several else "Prompt" for i in range(len(results))]
     sections = [_section(i, headings[i], method, r, asked[i], details or {}) for i, r in enumerate(results)]
-    contents = _contents(asked) if several else None
+    links = [tag("li", tag("a", one_line(q, 100) or "(empty)", href=f"#q{i}")) for i, q in enumerate(asked)]
+    contents = tag("nav", tag("h2", "Prompts"), tag("ol", links), aria_label="Prompts") if several else None
     header = tag("header", tag("p", "Tilebeam", class_="brand"), tag("h1", name))
     body = join(header, tag("main", contents, sections))
     return document(f"{name} - {one_line(asked[0], 60) if asked else 'no prompts'}", "search", body)
@@ -50,11 +51,6 @@ def one_line(said: str, limit: int) -> str:
     """Cut a text to its beginning, in one line."""
     flat = " ".join(said[: 8 * limit].split())
     return flat if len(flat) <= limit and len(said) <= 8 * limit else flat[: limit - 1].rstrip() + "…"
-
-
-def _contents(asked: Sequence[str]) -> Html:
-    links = [tag("li", tag("a", one_line(q, 100) or "(empty)", href=f"#q{i}")) for i, q in enumerate(asked)]
-    return tag("nav", tag("h2", "Prompts"), tag("ol", links), aria_label="Prompts")
 
 
 def _section(
@@ -99,13 +95,14 @@ def _answer(result: SearchResult) -> Html:
 def _figures(result: SearchResult, details: Mapping[str, object]) -> dict[str, object]:
     usage = result.usage
     cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
+    scoring = f" ({usage.scoring_seconds:.2f} scoring)" if usage.scoring_seconds >= 0.005 else ""
     shown: dict[str, object] = {
         "Candidates": f"{len(result.candidates):,}",
         "Budget": f"{result.budget:,}",
         "Tokens sampled": f"{usage.completion_tokens:,}",
         "Tokens of the prompt": f"{usage.prompt_tokens:,}{cached}" if usage.prompt_tokens else None,
         "Tokens scored": f"{usage.scored_tokens:,}" if usage.scored_tokens else None,
-        "Seconds": _seconds(usage) if usage.seconds else None,
+        "Seconds": f"{usage.seconds:.2f}{scoring}" if usage.seconds else None,
     }
     if isinstance(result, StepResult):
         shown["Rounds"] = result.rounds
@@ -115,11 +112,6 @@ def _figures(result: SearchResult, details: Mapping[str, object]) -> dict[str, o
         shown["Confidence"] = number(result.confidence)
         shown["Vote"] = "settled before the budget was spent" if result.settled else "not settled early"
     return shown | {"Seed": result.seed} | dict(details)
-
-
-def _seconds(usage: Usage) -> str:
-    scoring = f" ({usage.scoring_seconds:.2f} scoring)" if usage.scoring_seconds >= 0.005 else ""
-    return f"{usage.seconds:.2f}{scoring}"
 
 
 # --- votes ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,10 @@ from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.gguf.adapter_check import K_ALPHA
 from tilebeam.gguf.gguf_write import small_gguf
-from tilebeam.gguf.weights import tensor_values, to_float
+from tilebeam.gguf.weights import tensor_values
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.scoring.reward_heads import ADAPTER_BIAS, ADAPTER_WEIGHTS, PREFIX
-from tilebeam.training.draft_fit import number_type
+from tilebeam.training.draft_fit import number_type, rows_of
 
 RANK = 16
 _ALPHA = 2.0  # what LoRA's products are multiplied by
@@ -63,7 +62,7 @@ class _Frame:
         mask: added to the scores of a sample's rows, which see the prompt and what is before them.
     """
 
-    def __init__(self, problem: Problem, angle: Any, dtype: Any) -> None:
+    def __init__(self, problem: Problem, body: ModelBody) -> None:
         lengths, self.prompt = [len(s) for s in problem.samples], len(problem.prompt)
         begins, longest = np.cumsum([0, *lengths]), max(lengths)
         place = np.arange(longest)
@@ -74,10 +73,10 @@ class _Frame:
         self.ends = torch.from_numpy(begins[1:] - 1)
         self.owner = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
         at = np.concatenate([np.arange(self.prompt), *(self.prompt + place[:n] for n in lengths)])
-        turn = torch.from_numpy(at)[:, None] * angle
-        self.turn = turn.cos()[:, None].to(dtype), turn.sin()[:, None].to(dtype)
+        turn = torch.from_numpy(at)[:, None] * body.angle
+        self.turn = turn.cos()[:, None].to(body.type), turn.sin()[:, None].to(body.type)
         late = torch.arange(self.prompt + longest) > self.prompt + torch.arange(longest)[:, None]
-        self.mask = torch.zeros(late.shape, dtype=dtype).masked_fill(late, -1e9)
+        self.mask = torch.zeros(late.shape, dtype=body.type).masked_fill(late, -1e9)
 
     def split(self, x: Any) -> tuple[Any, Any]:
         """Split rows [rows, heads, width] into [1, heads, tokens, width] of the prompt and [samples, heads, tokens,
@@ -134,20 +133,6 @@ class ModelBody:
             found = file.tensors[name]
             values = tensor_values(file, found).reshape([n for n in found.ne if n > 1][::-1])
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.type)
-
-    def embeddings(self, tokens: Sequence[int]) -> Any:
-        """Return rows of the token embeddings."""
-        with gguf_tools.open_gguf(self.path) as file:
-            matrix = file.tensors["token_embd.weight"]
-            width = matrix.nbytes // matrix.ne[1]
-            data = np.empty((len(tokens), width), np.uint8)
-            for i, token in enumerate(tokens):
-                file.read_tensor(matrix, token * width, data[i])
-        return torch.from_numpy(to_float(matrix.type, data.reshape(-1), self.n_embd, len(tokens))).to(self.type)
-
-    def frame(self, problem: Problem) -> _Frame:
-        """Lay a problem out."""
-        return _Frame(problem, self.angle, self.type)
 
 
 class _Linear(nn.Module):  # type: ignore[misc]
@@ -292,13 +277,14 @@ class AdapterFit:
         if done:
             return
         used = sorted({t for p in self._problems for part in (p.prompt, *p.samples) for t in part})
-        places, embedded = {t: i for i, t in enumerate(used)}, body.embeddings(used)
+        places = {t: i for i, t in enumerate(used)}
+        embedded = torch.from_numpy(rows_of(body.path, "token_embd.weight", used)).to(body.type)
         for problem, lower in zip(self._problems, self._lower, strict=True):
             lower.copy_(embedded[[places[t] for part in (problem.prompt, *problem.samples) for t in part]])
         for number in range(self.first):
             layer = _Layer(body, number, 0)
             for problem, lower in zip(self._problems, self._lower, strict=True):
-                lower.copy_(layer(lower, body.frame(problem)))
+                lower.copy_(layer(lower, _Frame(problem, body)))
             progress(number + 1, self.first)
         os.replace(partial, whole)
 
@@ -345,7 +331,7 @@ class AdapterFit:
         self.save()
 
     def _loss(self, i: int) -> Any:
-        frame, right = self._body.frame(self._problems[i]), torch.tensor(self._problems[i].right)
+        frame, right = _Frame(self._problems[i], self._body), torch.tensor(self._problems[i].right)
         logits = self._logits(i, frame)
         ends, cross_entropy = logits[frame.ends], F.binary_cross_entropy_with_logits
         loss = cross_entropy(ends, right) + cross_entropy(logits, right[frame.owner])
@@ -357,7 +343,7 @@ class AdapterFit:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def judge(self, i: int) -> list[float]:
         """Return the logit of each sample of a problem."""
-        frame = self._body.frame(self._problems[i])
+        frame = _Frame(self._problems[i], self._body)
         return [float(x) for x in self._logits(i, frame)[frame.ends]]
 
     def write(self, path: Path, maker: dict[str, str], stretch: float, move: float) -> None:
@@ -386,7 +372,5 @@ class AdapterFit:
         """Delete what a finished run does not need any more."""
         self._lower.clear()
         for end in ("lower", "lower.partial"):
-            with suppress(FileNotFoundError):
-                self._work.with_name(f"{self._work.name}.{end}").unlink()
-        with suppress(FileNotFoundError):
-            self._checkpoint.unlink()
+            self._work.with_name(f"{self._work.name}.{end}").unlink(missing_ok=True)
+        self._checkpoint.unlink(missing_ok=True)

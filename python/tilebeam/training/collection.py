@@ -187,20 +187,19 @@ def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[i
         for candidate, answer in zip(output.outputs, answers, strict=True):
             states = _kept(candidate, setting.steps)
             rows += [s.features(FEATURES) for s in states]
-            samples.append(_judged(task, item, candidate, answer) | {"states": len(states)})
+            samples.append(
+                {
+                    "text": candidate.text,
+                    "answer": answer,
+                    "correct": task.verdict(item, candidate.text),
+                    "tokens": len(candidate.token_ids),
+                    "logprob": log_probability(candidate, per_token=True),
+                    "finish": candidate.finish_reason,
+                    "states": len(states),
+                }
+            )
         collection.add(task, item, prompt.text, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
         finished(1)
-
-
-def _judged(task: Task, item: Item, candidate: CompletionOutput, answer: str | None) -> Record:
-    return {
-        "text": candidate.text,
-        "answer": answer,
-        "correct": task.verdict(item, candidate.text),
-        "tokens": len(candidate.token_ids),
-        "logprob": log_probability(candidate, per_token=True),
-        "finish": candidate.finish_reason,
-    }
 
 
 def _kept(candidate: CompletionOutput, steps: int) -> list[TextState]:

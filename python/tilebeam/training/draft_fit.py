@@ -14,7 +14,6 @@ import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,34 +45,22 @@ _ROWS = 256  # of logits at a time
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a head takes from its model.
+class ModelWeights:
+    """What a head takes from its model's file.
 
     Attributes:
         n_embd: elements of a hidden state; n_vocab: tokens.
         layers: whose outputs it reads, from 0.
         eps, rope_base: of norms and of the rotation.
         n_ff: of its feed-forward part.
-    """
-
-    n_embd: int
-    n_vocab: int
-    layers: tuple[int, ...]
-    eps: float
-    rope_base: float
-    n_ff: int
-
-
-class ModelWeights:
-    """What a head begins with: rows of a model's matrices, dequantized.
+        norm: weights of the last norm, float32 [n_embd].
 
     Raises:
         TilebeamError: the file is no model that a head can be trained for.
     """
 
     def __init__(self, path: Path, n_ff: int) -> None:
-        self.path = path
+        self.path, self.n_ff = path, n_ff
         with gguf_errors(f"{path} cannot be read"), gguf_tools.open_gguf(path) as file:
             architecture = file.architecture
             if architecture == gguf_tools.ARCHITECTURE:
@@ -91,23 +78,24 @@ class ModelWeights:
                     f"hidden states of a multiple of {WIDTH} elements: it has {n_layer} layers, {n_embd} elements."
                 )
             deep = n_layer >= 8
-            layers = (1, n_layer // 2 - 1, n_layer - 4) if deep else (0, (n_layer - 2) // 2, n_layer - 2)
-            eps = float(value("attention.layer_norm_rms_epsilon", 1e-6))
-            base = float(value("rope.freq_base", 10000.0))
-            self.shape = Shape(n_embd, embeddings.ne[1], layers, eps, base, n_ff)
+            self.layers = (1, n_layer // 2 - 1, n_layer - 4) if deep else (0, (n_layer - 2) // 2, n_layer - 2)
+            self.eps = float(value("attention.layer_norm_rms_epsilon", 1e-6))
+            self.rope_base = float(value("rope.freq_base", 10000.0))
+            self.n_embd, self.n_vocab = n_embd, int(embeddings.ne[1])
             norm = file.tensors.get("output_norm.weight")
             self.norm = np.ones(n_embd, np.float32) if norm is None else tensor_values(file, norm)
 
-    def rows(self, name: str, wanted: npt.NDArray[np.int64]) -> Array:
-        """Return rows of a matrix with a row for each token, float32 [rows, n_embd]; of one that the file has not,
-        those of the embeddings."""
-        with gguf_tools.open_gguf(self.path) as file:
-            tensor = file.tensors.get(name, file.tensors["token_embd.weight"])
-            width = tensor.nbytes // tensor.ne[1]
-            data = np.empty((len(wanted), width), np.uint8)
-            for i, row in enumerate(wanted.tolist()):
-                file.read_tensor(tensor, row * width, data[i])
-        return to_float(tensor.type, data.reshape(-1), self.shape.n_embd, len(wanted))
+
+def rows_of(path: Path, name: str, wanted: Sequence[int]) -> Array:
+    """Return rows of a model's matrix with a row for each token, float32 [rows, n_embd]; of one that the file has not,
+    those of the embeddings."""
+    with gguf_tools.open_gguf(path) as file:
+        tensor = file.tensors.get(name, file.tensors["token_embd.weight"])
+        width = tensor.nbytes // tensor.ne[1]
+        data = np.empty((len(wanted), width), np.uint8)
+        for i, row in enumerate(wanted):
+            file.read_tensor(tensor, row * width, data[i])
+    return to_float(tensor.type, data.reshape(-1), tensor.ne[0], len(wanted))
 
 
 def vocabulary(texts: Sequence[DraftText], n_vocab: int, size: int) -> npt.NDArray[np.int64]:
@@ -150,8 +138,8 @@ class HeadNet(nn.Module):  # type: ignore[misc]
 
     def __init__(self, weights: ModelWeights, tokens: npt.NDArray[np.int64], scale: Array | None = None) -> None:
         super().__init__()
-        self.shape = s = weights.shape
-        n, heads = s.n_embd, s.n_embd // WIDTH
+        n, heads = weights.n_embd, weights.n_embd // WIDTH
+        self.rope_base = weights.rope_base
         self.heads, self.kv_heads = heads, 2 if heads % 2 == 0 else 1
 
         def linear(inputs: int, outputs: int, std: float) -> Any:
@@ -160,17 +148,17 @@ class HeadNet(nn.Module):  # type: ignore[misc]
             return made
 
         self.fc = linear(3 * n, n, 0.006)
-        self.attn_norm, self.attn_norm_2, self.ffn_norm, self.output_norm = (_Norm(n, s.eps) for _ in range(4))
+        self.attn_norm, self.attn_norm_2, self.ffn_norm, self.output_norm = (_Norm(n, weights.eps) for _ in range(4))
         self.attn_q = linear(2 * n, n, 0.02)
         self.attn_k, self.attn_v = (linear(2 * n, self.kv_heads * WIDTH, 0.02) for _ in range(2))
         self.attn_output = linear(n, n, 0.014)
-        self.ffn_gate, self.ffn_up = (linear(n, s.n_ff, 0.02) for _ in range(2))
-        self.ffn_down = linear(s.n_ff, n, 0.014)
+        self.ffn_gate, self.ffn_up = (linear(n, weights.n_ff, 0.02) for _ in range(2))
+        self.ffn_down = linear(weights.n_ff, n, 0.014)
         self.output = nn.Linear(n, len(tokens), bias=False).requires_grad_(False)
         self.register_buffer("scale", torch.ones(3 * n) if scale is None else torch.from_numpy(scale))
         with torch.no_grad():  # it begins with some of the last of the three states
             self.fc.weight[:, 2 * n :] += 0.3 * torch.eye(n)
-            self.output.weight.copy_(torch.from_numpy(weights.rows("output.weight", tokens)))
+            self.output.weight.copy_(torch.from_numpy(rows_of(weights.path, "output.weight", tokens.tolist())))
             self.output_norm.weight.copy_(_UNSURE * torch.from_numpy(weights.norm))
 
     def chain(self, embedded: Any, features: Any) -> Iterator[Any]:
@@ -184,7 +172,7 @@ class HeadNet(nn.Module):  # type: ignore[misc]
         texts, n, _ = embedded.shape
         state, embedded = self.fc(features / self.scale), self.attn_norm(embedded)
         rows, columns = torch.arange(n)[:, None], torch.arange(n)[None]
-        angles = torch.arange(n)[:, None] * self.shape.rope_base ** (-torch.arange(0, WIDTH, 2) / WIDTH)
+        angles = torch.arange(n)[:, None] * self.rope_base ** (-torch.arange(0, WIDTH, 2) / WIDTH)
         turn = angles.cos(), angles.sin()
 
         def split(x: Any, heads: int) -> Any:
@@ -304,16 +292,16 @@ class Fit:
         n_held = max(2, len(texts) // 25)
         self._held, self._learnt = texts[:n_held], texts[n_held:]
         self._weights, self._checkpoint = weights, checkpoint
-        self.tokens = vocabulary(self._learnt, weights.shape.n_vocab, size)
-        self._places = np.full(weights.shape.n_vocab, -1, np.int64)
+        self.tokens = vocabulary(self._learnt, weights.n_vocab, size)
+        self._places = np.full(weights.n_vocab, -1, np.int64)
         self._places[self.tokens] = np.arange(len(self.tokens))
         used = np.unique(np.concatenate([text.tokens for text in texts]))
-        self._embedding_of = np.zeros(weights.shape.n_vocab, np.int64)
+        self._embedding_of = np.zeros(weights.n_vocab, np.int64)
         self._embedding_of[used] = np.arange(len(used))
-        self._embeddings = weights.rows("token_embd.weight", used.astype(np.int64))
+        self._embeddings = rows_of(weights.path, "token_embd.weight", used.tolist())
         tails = np.concatenate([text.tokens[text.start :] for text in self._held])
         self.held, self.coverage = len(tails), float((self._places[tails] >= 0).mean())
-        self.net = HeadNet(weights, self.tokens, feature_scale(self._learnt, weights.shape.n_embd))
+        self.net = HeadNet(weights, self.tokens, feature_scale(self._learnt, weights.n_embd))
         matrices = [p for p in self.net.parameters() if p.ndim == 2 and p.requires_grad]
         groups = [{"params": matrices}, {"params": [p for p in self.net.parameters() if p.ndim == 1]}]
         self._optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.01)
@@ -325,7 +313,7 @@ class Fit:
     def _restore(self) -> None:
         try:
             kept = torch.load(self._checkpoint, weights_only=True)
-            if kept["tokens"] != self.tokens.tolist() or kept["n_ff"] != self._weights.shape.n_ff:
+            if kept["tokens"] != self.tokens.tolist() or kept["n_ff"] != self._weights.n_ff:
                 raise ValueError("it is of a head of other texts or sizes")
             self.net.load_state_dict(kept["net"])
             self._optimizer.load_state_dict(kept["optimizer"])
@@ -336,7 +324,7 @@ class Fit:
     def save(self) -> None:
         """Write the checkpoint."""
         kept = {"net": self.net.state_dict(), "optimizer": self._optimizer.state_dict(), "tokens": self.tokens.tolist()}
-        kept |= {"seconds": self.seconds, "steps": self.steps, "n_ff": self._weights.shape.n_ff}
+        kept |= {"seconds": self.seconds, "steps": self.steps, "n_ff": self._weights.n_ff}
         data = io.BytesIO()  # to a disk that is full torch writes with an error that does not say so
         torch.save(kept, data)
         with whole_file(self._checkpoint) as partial:
@@ -393,7 +381,7 @@ class Fit:
     def _arrays(self, texts: Sequence[DraftText]) -> tuple[Any, ...]:
         """Return embeddings, features, the model's likeliest tokens as the head numbers them (-1: it has them not) with
         their probabilities, the tokens that came, and which rows count; all [texts, rows ..]."""
-        n, width = min(_LONGEST, max(len(t.tokens) for t in texts) - 2), self._weights.shape.n_embd
+        n, width = min(_LONGEST, max(len(t.tokens) for t in texts) - 2), self._weights.n_embd
         embedded, features = (np.zeros((len(texts), n, width * i), np.float32) for i in (1, 3))
         top = texts[0].ids.shape[1]
         ids, came = np.zeros((len(texts), n, top), np.int64), np.zeros((len(texts), n), np.int64)
@@ -454,19 +442,18 @@ def write_head(path: Path, weights: ModelWeights, tokens: npt.NDArray[np.int64],
     """Write a head as llama.cpp reads it: architecture eagle3, with `d2t` the model's tokens of its output's rows."""
     import gguf
 
-    s = weights.shape
     with small_gguf(path, ARCHITECTURE) as writer:
         writer.add_block_count(1)
         writer.add_context_length(32768)
-        writer.add_embedding_length(s.n_embd)
-        writer.add_feed_forward_length(s.n_ff)
+        writer.add_embedding_length(weights.n_embd)
+        writer.add_feed_forward_length(weights.n_ff)
         writer.add_head_count(net.heads)
         writer.add_head_count_kv(net.kv_heads)
-        writer.add_layer_norm_rms_eps(s.eps)
-        writer.add_rope_freq_base(s.rope_base)
-        writer.add_vocab_size(s.n_vocab)
-        writer.add_array(f"{ARCHITECTURE}.target_layers", [layer + 1 for layer in s.layers])
-        writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", s.n_embd)
+        writer.add_layer_norm_rms_eps(weights.eps)
+        writer.add_rope_freq_base(weights.rope_base)
+        writer.add_vocab_size(weights.n_vocab)
+        writer.add_array(f"{ARCHITECTURE}.target_layers", [layer + 1 for layer in weights.layers])
+        writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", weights.n_embd)
         writer.add_tokenizer_model("none")
         writer.add_string(K_MODEL, model_mark(weights.path))
         writer.add_tensor("d2t", tokens.astype(np.int64))

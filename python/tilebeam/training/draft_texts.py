@@ -112,7 +112,8 @@ def _write(lm: LM, prompts: Sequence[list[int]], stem: Path, setting: TextSettin
     with lm.raw_decode() as context:
         texts = []
         for i, prompt in enumerate(prompts, first):
-            sampler = Sampler(_params(setting, i), setting.seed + i, context.model.vocab)
+            params = SamplingParams(temperature=0.0 if i % 2 else setting.temperature, top_p=0.95)
+            sampler = Sampler(params, setting.seed + i, context.model.vocab)
             texts.append(_Growing(list(prompt), len(prompt), len(prompt) + setting.max_tokens, sampler))
         try:
             _grow(lm, context, texts, setting.layers)
@@ -139,10 +140,6 @@ def _write(lm: LM, prompts: Sequence[list[int]], stem: Path, setting: TextSettin
             lengths=np.array(lengths),
             starts=np.array([text.start for text in texts]),
         )
-
-
-def _params(setting: TextSetting, i: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0 if i % 2 else setting.temperature, top_p=0.95)
 
 
 def _grow(lm: LM, context: Context, texts: Sequence[_Growing], layers: Sequence[int]) -> None:

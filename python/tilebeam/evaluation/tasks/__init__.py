@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
@@ -20,27 +20,20 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.task import Task
 
 
-class TaskKind(NamedTuple):
-    """A kind of task: the benchmark's name in reports ("" if each file is another one), module and class."""
-
-    title: str
-    module: str
-    cls: str
-
-
+# Of each kind the benchmark's name in reports ("" if each file is another one), module and class.
 KINDS = {
-    "jsonl": TaskKind("", "questions", "JsonlTask"),
-    "gsm8k": TaskKind("GSM8K", "questions", "Gsm8kTask"),
-    "math": TaskKind("MATH", "questions", "MathTask"),
-    "humaneval": TaskKind("HumanEval", "humaneval", "HumanEvalTask"),
-    "bfcl": TaskKind("BFCL", "bfcl", "BfclTask"),
+    "jsonl": ("", "questions", "JsonlTask"),
+    "gsm8k": ("GSM8K", "questions", "Gsm8kTask"),
+    "math": ("MATH", "questions", "MathTask"),
+    "humaneval": ("HumanEval", "humaneval", "HumanEvalTask"),
+    "bfcl": ("BFCL", "bfcl", "BfclTask"),
 }
 
 
 def title_of(spec: str) -> str:
     """Name the task of --task as people do: the benchmark's name, else the file's."""
     kind, _, file = spec.partition(":")
-    return KINDS[kind].title or Path(file).stem
+    return KINDS[kind][0] or Path(file).stem
 
 
 def open_task(options: TaskOptions) -> Task:
