@@ -18,7 +18,10 @@ from tilebeam.extras import how_to_install
 from tilebeam.model.load_options import default_threads
 
 if TYPE_CHECKING:
-    from tilebeam.training.adapter_fit import AdapterFit
+    from tilebeam.evaluation.log import Record
+    from tilebeam.evaluation.tasks.task import Task
+    from tilebeam.model.lm import LM
+    from tilebeam.training.adapter_fit import AdapterFit, Problem
     from tilebeam.training.fitting import Samples
 
 _fit_option = partial(option, rich_help_panel="Fit")
@@ -52,7 +55,7 @@ def train(
     try:
         import torch
 
-        from tilebeam.training.adapter_fit import AdapterFit, ModelBody, Problem
+        from tilebeam.training.adapter_fit import AdapterFit, ModelBody
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -64,21 +67,10 @@ def train(
         raise TilebeamError("A reward adapter is trained for a model without other LoRA adapters.")
     body = ModelBody(model.model)
     with collected(model, problems, out.with_suffix(""), None) as (lm, _, records, about):
-        task, maker = open_task(problems.asked.of(problems.task)), maker_of(lm)
-        prompts = {item.id: task.prompt(item, lm).tokens(lm) for item in task.items}
-        texts = [  # as the model reads them
-            Problem(
-                prompts[record["unit"]],
-                [lm.tokenize(s["text"], add_special=False, parse_special=False) for s in record["samples"]],
-                [float(s["correct"]) for s in record["samples"]],
-            )
-            for record in records
-        ]
-    from tilebeam.training.draft_fit import keep_memory
+        texts, maker = _texts(lm, open_task(problems.asked.of(problems.task)), records), maker_of(lm)
     from tilebeam.training.fitting import samples_of
 
     torch.set_num_threads(model.run.threads or default_threads())
-    keep_memory()
     samples = samples_of(records, problems.seed)
     held = [samples.fold[samples.problem == i][0] == 0 for i in range(len(records))]
     fit = AdapterFit(body, texts, held, out.with_suffix(""), problems.seed)
@@ -97,6 +89,21 @@ def train(
     lines = [f"Rated: {facts['samples']} samples of {facts['problems']} problems that it did not learn from.", ""]
     console.print_markdown([*lines, *ranking.table(facts["auroc"])])
     console.err().print(str(out), style="dim", soft_wrap=True)
+
+
+def _texts(lm: LM, task: Task, records: list[Record]) -> list[Problem]:
+    """Return problems as the model reads them."""
+    from tilebeam.training.adapter_fit import Problem
+
+    prompts = {item.id: task.prompt(item, lm).tokens(lm) for item in task.items}
+    return [
+        Problem(
+            prompts[record["unit"]],
+            [lm.tokenize(s["text"], add_special=False, parse_special=False) for s in record["samples"]],
+            [float(s["correct"]) for s in record["samples"]],
+        )
+        for record in records
+    ]
 
 
 def _fit(fit: AdapterFit, samples: Samples, held: list[bool], epochs: int) -> tuple[dict[str, Any], float, float]:
