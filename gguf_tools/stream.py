@@ -48,6 +48,8 @@ class RowBlock:
     out: Bytes
 
 
+# consume(number of the tensor, offset in what is made of it, bytes)
+Consume = Callable[[int, int, Bytes], None]
 # What a piece becomes: all of it, in ``piece.out`` or in an array of its own.
 Make = Callable[[RowBlock], Bytes]
 
@@ -165,12 +167,12 @@ class Digests:
 def run(
     file: Source,
     jobs: Sequence[TensorJob],
-    consume: Callable[[int, int, Bytes], None],
+    consume: Consume | None = None,
     *,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Digests:
-    """Make all tensors; ``consume(index, offset in the output, bytes)`` gets them in order; hash both sides.
+    """Make all tensors; ``consume`` gets them in order, if there is one; hash both sides.
 
     Output offsets within a tensor count the bytes made so far.
 
@@ -188,7 +190,8 @@ def run(
             hashed = [hashing.submit(reads[i].update, (out if jobs[i].one_digest == "made" else data).data)]
             if makes[i] is not reads[i]:
                 hashed.append(hashing.submit(makes[i].update, out.data))
-            consume(i, made[i], out)
+            if consume is not None:
+                consume(i, made[i], out)
             for h in hashed:
                 h.result()
             made[i] += out.size
@@ -199,7 +202,7 @@ def run(
     return Digests([h.digest() for h in reads], [h.digest() for h in makes])
 
 
-def write_at(f: BinaryIO, offsets: Sequence[int]) -> Callable[[int, int, Bytes], None]:
+def write_at(f: BinaryIO, offsets: Sequence[int]) -> Consume:
     """Make a consumer for :func:`run` that writes each tensor at its absolute offset."""
 
     def consume(i: int, at: int, data: Bytes) -> None:
