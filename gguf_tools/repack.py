@@ -116,15 +116,6 @@ def count_of(types: Counter[str]) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(types.items()))
 
 
-def added_error(makers: Sequence[Maker]) -> str:
-    """Say how much quantizing again changed the values, over all tensors together; nothing before they are made."""
-    total = ErrorSum()
-    for maker in makers:
-        e = maker.error
-        total.add(e.squared, e.energy, e.count)
-    return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
-
-
 def _notes(makers: Sequence[Maker], difference: str | None) -> list[str]:
     notes = []
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
@@ -138,8 +129,12 @@ def _notes(makers: Sequence[Maker], difference: str | None) -> list[str]:
     if regrouped:
         what.append(f"Dequantized, and quantized again with one scale per 2 x 16 block: {count_of(regrouped)}.")
     if what:
-        loss = " This loses some accuracy, and unpacking does not bring it back."
-        notes.append(" ".join(what) + added_error(again) + loss)
+        total = ErrorSum()  # over all tensors together; of a dry run nothing
+        for x in again:
+            total.add(x.error.squared, x.error.energy, x.error.count)
+        if total.count:
+            what.append(f"It changed the weights by {100 * total.relative_rms:.2g} % (root mean square).")
+        notes.append(" ".join([*what, "This loses some accuracy, and unpacking does not bring it back."]))
     if difference is not None:
         notes.append(f"Unpacking gives the same contents, not the same bytes: {difference}.")
     if plain:

@@ -59,19 +59,15 @@ def verify(
         source = None if against is None else open_gguf(against)  # a wrong name is said at once
         if source is not None:
             stack.callback(source.close)
-        _check_padding(f)
+        for at, n in f.padding():
+            if n >= f.alignment:
+                raise GGUFError(f"{f.path} has {n} extra bytes at byte {at}")
+            if n and f.read(at, n).any():
+                raise GGUFError(f"{f.path} is damaged: the padding at byte {at} is not zero")
         unpacks = deep and manifest.same_contents and against is None
         unpack_tensors(f, manifest, all_tensors=unpacks, threads=threads, progress=progress)
         exact = 0 if source is None else _exact(f, manifest, source, threads, progress)
         return Verified(len(f.tensors), len(manifest.tensors), manifest.lossless, unpacks, against is not None, exact)
-
-
-def _check_padding(f: GGUFFile) -> None:
-    for at, n in f.padding():
-        if n >= f.alignment:
-            raise GGUFError(f"{f.path} has {n} extra bytes at byte {at}")
-        if n and f.read(at, n).any():
-            raise GGUFError(f"{f.path} is damaged: the padding at byte {at} is not zero")
 
 
 def _exact(f: GGUFFile, manifest: m.Manifest, src: Source, threads: int | None, progress: Progress | None) -> int:
