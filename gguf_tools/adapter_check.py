@@ -93,7 +93,7 @@ def _check_pair(pair: Pair, model: Source, adapter: GGUFFile) -> None:
     for t in (pair.a, pair.b):
         if not has_values(t.type):
             raise GGUFError(f"{adapter.path}: tensor {t.name!r} is {t.type.name}, which cannot be multiplied with")
-    a, b, w = (_four(t) for t in (pair.a, pair.b, matrix))
+    a, b, w = ((*t.ne, 1, 1, 1)[:4] for t in (pair.a, pair.b, matrix))
     if pair.name == EMBEDDING:
         fits = a[0] == b[0] and b[1] == w[0] and a[1] == w[1]
     else:
@@ -103,7 +103,3 @@ def _check_pair(pair: Pair, model: Source, adapter: GGUFFile) -> None:
             f"{adapter.path}: the pair for {pair.name!r} has the shapes {list(pair.a.ne)} and {list(pair.b.ne)}, which "
             f"do not fit the model's {list(matrix.ne)}: it is of another model"
         )
-
-
-def _four(t: TensorInfo) -> tuple[int, ...]:
-    return (*t.ne, 1, 1, 1)[:4]

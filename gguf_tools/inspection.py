@@ -75,8 +75,8 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
                 {
                     "name": t.name,
                     "type": t.type.name.lower(),
-                    "layout": layout.get(t.name),
-                    "grouping": _grouping(layout.get(t.name)),
+                    "layout": (label := layout.get(t.name)),
+                    "grouping": label and ("tile" if label.endswith("_tile") else "column"),
                     "ne": list(t.ne),
                     "offset": t.offset,
                     "nbytes": t.nbytes,
@@ -103,11 +103,6 @@ def _brief(kv: KeyValue) -> Any:
     if isinstance(value, float) and not np.isfinite(value):
         return str(value)  # JSON has no such number
     return value
-
-
-def _grouping(layout: str | None) -> str | None:
-    """Return elements that share a scale, from a tiled type's label."""
-    return None if layout is None else "tile" if layout.endswith("_tile") else "column"
 
 
 def table(info: dict[str, Any]) -> Group:

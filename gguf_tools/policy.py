@@ -153,19 +153,16 @@ def plan(f: Source, policy: Policy) -> list[Target]:
     """
     tied = OUTPUT not in f.tensors
     targets = [_target(t, policy, tied) for t in f.tensors.values()]
-    # llama.cpp skips these layers in some architectures, and a file is refused if tiles of it are not loaded.
-    ahead = _layers_ahead(f)
-    targets = [replace(t, tiled=None) if layer_of(t.name, ahead.stop) in ahead else t for t in targets]
+    # Layers that predict tokens behind the next one come last. llama.cpp skips them in some architectures, and a file
+    # is refused if tiles of it are not loaded.
+    layers, ahead = (value_of(f.kv, f"{f.architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    if isinstance(layers, int) and isinstance(ahead, int):
+        last = range(layers - ahead, layers)
+        targets = [replace(t, tiled=None) if layer_of(t.name, layers) in last else t for t in targets]
     for rule in policy.rules:
         if not rule.of_preset and not any(rule.pattern.search(t.name) for t in targets if is_weight(t.source)):
             raise GGUFError(f"{f.path} has no weight matrix for the rule {rule.pattern.pattern}={rule.type}")
     return targets
-
-
-def _layers_ahead(f: Source) -> range:
-    """Return the layers that predict tokens behind the next one, which come last."""
-    layers, ahead = (value_of(f.kv, f"{f.architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
-    return range(layers - ahead, layers) if isinstance(layers, int) and isinstance(ahead, int) else range(0)
 
 
 def _target(t: TensorInfo, policy: Policy, tied: bool) -> Target:

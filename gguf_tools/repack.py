@@ -22,8 +22,8 @@ from .model_check import require_model
 from .policy import KEEP, Policy, Target, plan
 from .quantize import ErrorSum
 from .split import Source, open_gguf
-from .stream import Digests, Progress, RowBlock, TensorJob, run, write_at
-from .weights import FLOAT_TYPES, Rounding, fits_tiles, has_values, is_weight, make_rows, unpack_rows
+from .stream import Consume, Digests, Progress, RowBlock, TensorJob, run, write_at
+from .weights import FLOAT_TYPES, fits_tiles, has_values, is_weight, make_rows, unpack_rows
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
@@ -71,20 +71,20 @@ class Maker:
     def __init__(self, target: Target, *, search: bool = False) -> None:
         self.target = target
         self.error = ErrorSum()
-        self._rounding = Rounding(search, self.error if target.quantizes else None)
+        self._search = search
 
     @property
     def job(self) -> TensorJob:
         """The work for `stream.run`: a copy where nothing changes, else pieces that are made anew."""
         t = self.target
-        copied = t.tiled is None and t.type == t.source.type
-        if copied:
+        if t.tiled is None and t.type == t.source.type:
             return TensorJob(t.source)
         return TensorJob(t.source, self._make, floats=not t.exact, one_digest="read" if t.exact else None)
 
     def _make(self, p: RowBlock) -> Bytes:
         t = self.target
-        return make_rows(t.source.type, p.data, p.k, p.rows, t.type, t.tiled, self._rounding, p.out)
+        given = t.source.type, p.data, p.k, p.rows
+        return make_rows(*given, t.type, t.tiled, p.out, search=self._search, error=self.error)
 
     @property
     def report(self) -> TensorReport:
@@ -116,15 +116,6 @@ def count_of(types: Counter[str]) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(types.items()))
 
 
-def added_error(makers: Sequence[Maker]) -> str:
-    """Say how much quantizing again changed the values, over all tensors together; nothing before they are made."""
-    total = ErrorSum()
-    for maker in makers:
-        e = maker.error
-        total.add(e.squared, e.energy, e.count)
-    return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
-
-
 def _notes(makers: Sequence[Maker], difference: str | None) -> list[str]:
     notes = []
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
@@ -138,8 +129,12 @@ def _notes(makers: Sequence[Maker], difference: str | None) -> list[str]:
     if regrouped:
         what.append(f"Dequantized, and quantized again with one scale per 2 x 16 block: {count_of(regrouped)}.")
     if what:
-        loss = " This loses some accuracy, and unpacking does not bring it back."
-        notes.append(" ".join(what) + added_error(again) + loss)
+        total = ErrorSum()  # over all tensors together; of a dry run nothing
+        for x in again:
+            total.add(x.error.squared, x.error.energy, x.error.count)
+        if total.count:
+            what.append(f"It changed the weights by {100 * total.relative_rms:.2g} % (root mean square).")
+        notes.append(" ".join([*what, "This loses some accuracy, and unpacking does not bring it back."]))
     if difference is not None:
         notes.append(f"Unpacking gives the same contents, not the same bytes: {difference}.")
     if plain:
@@ -325,11 +320,8 @@ def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
     return records
 
 
-def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) -> list[TensorJob]:
-    """Plan what each tensor of a repacked file becomes when it is unpacked.
-
-    Without ``all_tensors`` only those are unpacked whose digest is that of their plain blocks.
-    """
+def _unpack_jobs(f: GGUFFile, manifest: m.Manifest, all_tensors: bool) -> list[TensorJob]:
+    """Plan what each tensor of a repacked file becomes when it is unpacked."""
     tiled = {t.name: t for t in manifest.tensors}
 
     def job(t: TensorInfo) -> TensorJob:
@@ -347,22 +339,38 @@ def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) 
     return [job(t) for t in f.tensors.values()]
 
 
-def source_digest(f: GGUFFile, manifest: m.Manifest, digests: Sequence[bytes]) -> str:
-    """Return :func:`contents.content_digest` of the source, from a repacked file and its unpacked tensors' digests."""
+def unpack_tensors(
+    f: GGUFFile,
+    manifest: m.Manifest,
+    consume: Consume | None = None,
+    *,
+    all_tensors: bool = True,
+    threads: int | None,
+    progress: Progress | None,
+) -> None:
+    """Unpack the tensors of a repacked file as :func:`stream.run` does, and check that they are what was written.
+
+    Args:
+        all_tensors: False: only those are unpacked whose digest is that of their plain blocks.
+
+    Raises:
+        GGUFError: the bytes of a tensor are damaged, or what should be the source's contents is not.
+    """
+    digests = run(f, _unpack_jobs(f, manifest, all_tensors), consume, threads=threads, progress=progress)
+    for name, got in zip(f.tensors, digests.source, strict=True):
+        if got.hex() != manifest.tensor_sha256[name]:
+            raise GGUFError(f"{f.path} is damaged: the bytes of tensor {name!r} are not those that were written")
+    if m.data_digest(digests.source) != manifest.data_sha256:
+        raise GGUFError(f"{f.path} is damaged: the digest of its tensor data does not fit")
+    if not (all_tensors and manifest.same_contents):
+        return
     if m.K_ADDED in f.kv:
         raise GGUFError(
             f"{f.path} has tensors that its source has not, as earlier versions wrote: pack its source again"
         )
-    return m.content_digest(unpacked_kv(f, manifest), f.tensors.values(), digests)
-
-
-def check_digests(f: GGUFFile, manifest: m.Manifest, digests: list[bytes]) -> None:
-    """Raise GGUFError if a tensor's bytes are not those that were written."""
-    for name, got in zip(f.tensors, digests, strict=True):
-        if got.hex() != manifest.tensor_sha256[name]:
-            raise GGUFError(f"{f.path} is damaged: the bytes of tensor {name!r} are not those that were written")
-    if m.data_digest(digests) != manifest.data_sha256:
-        raise GGUFError(f"{f.path} is damaged: the digest of its tensor data does not fit")
+    source = m.content_digest(unpacked_kv(f, manifest), f.tensors.values(), digests.output)
+    if source != manifest.source_sha256:
+        raise GGUFError(f"{f.path} does not unpack to the source it was made from")
 
 
 def unpack(
@@ -397,11 +405,7 @@ def unpack(
         head, offsets, size = w.header(f.version, kv, names, alignment)
         with w.complete_file(dst, size, sources=f.paths, overwrite=overwrite) as out:
             out.write(head)
-            write = write_at(out, offsets)
-            digests = run(f, unpack_jobs(f, manifest), write, threads=threads, progress=progress)
-            check_digests(f, manifest, digests.source)
-            if manifest.same_contents and source_digest(f, manifest, digests.output) != manifest.source_sha256:
-                raise GGUFError(f"{f.path} does not unpack to the source it was made from")
+            unpack_tensors(f, manifest, write_at(out, offsets), threads=threads, progress=progress)
     notes = []
     tiled = manifest.tensors
     regrouped = sum(t.type != ggml_ext.column_type(ggml_ext.source_type(t.type)) for t in tiled)

@@ -48,6 +48,8 @@ class RowBlock:
     out: Bytes
 
 
+# consume(number of the tensor, offset in what is made of it, bytes)
+Consume = Callable[[int, int, Bytes], None]
 # What a piece becomes: all of it, in ``piece.out`` or in an array of its own.
 Make = Callable[[RowBlock], Bytes]
 
@@ -104,23 +106,6 @@ def _footprint(job: TensorJob) -> int:
     return 2 * _step(job) + values
 
 
-class _Buffers:
-    """Arrays that are used again and again: fresh ones cost a page fault for every 4 KiB, a fifth of all time."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._free: list[Bytes] = []
-
-    def take(self) -> Bytes:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return np.empty(self._size, np.uint8)
-
-    def give(self, *buffers: Bytes) -> None:
-        self._free.extend(buffers)
-
-
 def pieces(file: Source, jobs: Sequence[TensorJob], threads: int) -> Iterator[tuple[int, Bytes, Bytes]]:
     """Yield ``(index of the job, source bytes, output bytes)`` of all jobs' pieces, in order; valid until the next one.
 
@@ -128,18 +113,25 @@ def pieces(file: Source, jobs: Sequence[TensorJob], threads: int) -> Iterator[tu
         GGUFError: a tensor cannot be converted, or the file became shorter.
     """
     steps = [_step(job) for job in jobs]
-    buffers = _Buffers(max(steps, default=0))
+    # Arrays are used again and again: fresh ones cost a page fault for every 4 KiB, a fifth of all time.
+    free: list[Bytes] = []
+
+    def room_for_piece() -> Bytes:
+        try:
+            return free.pop()
+        except IndexError:
+            return np.empty(max(steps), np.uint8)
 
     def work(item: tuple[int, int]) -> tuple[int, Bytes, Bytes, tuple[Bytes, ...]]:
         i, at = item
         t, make = jobs[i].source, jobs[i].make
         n = min(steps[i], t.nbytes - at)
-        room = buffers.take()
+        room = room_for_piece()
         data = room[:n]
         file.read_tensor(t, at, data)
         if make is None:
             return i, data, data, (room,)
-        result = buffers.take()
+        result = room_for_piece()
         try:
             made = make(RowBlock(data, t.k, n // t.row_bytes, result[:n]))
         except ValueError as e:
@@ -151,7 +143,7 @@ def pieces(file: Source, jobs: Sequence[TensorJob], threads: int) -> Iterator[tu
         items = ((i, at) for i, job in enumerate(jobs) for at in range(0, job.source.nbytes, steps[i]))
         for i, data, made, used in in_order(pool, work, items, threads + 1):
             yield i, data, made
-            buffers.give(*used)
+            free.extend(used)
 
 
 @dataclass(frozen=True)
@@ -165,12 +157,12 @@ class Digests:
 def run(
     file: Source,
     jobs: Sequence[TensorJob],
-    consume: Callable[[int, int, Bytes], None],
+    consume: Consume | None = None,
     *,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Digests:
-    """Make all tensors; ``consume(index, offset in the output, bytes)`` gets them in order; hash both sides.
+    """Make all tensors; ``consume`` gets them in order, if there is one; hash both sides.
 
     Output offsets within a tensor count the bytes made so far.
 
@@ -188,7 +180,8 @@ def run(
             hashed = [hashing.submit(reads[i].update, (out if jobs[i].one_digest == "made" else data).data)]
             if makes[i] is not reads[i]:
                 hashed.append(hashing.submit(makes[i].update, out.data))
-            consume(i, made[i], out)
+            if consume is not None:
+                consume(i, made[i], out)
             for h in hashed:
                 h.result()
             made[i] += out.size
@@ -199,7 +192,7 @@ def run(
     return Digests([h.digest() for h in reads], [h.digest() for h in makes])
 
 
-def write_at(f: BinaryIO, offsets: Sequence[int]) -> Callable[[int, int, Bytes], None]:
+def write_at(f: BinaryIO, offsets: Sequence[int]) -> Consume:
     """Make a consumer for :func:`run` that writes each tensor at its absolute offset."""
 
     def consume(i: int, at: int, data: Bytes) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from . import contents as m
 from .errors import GGUFError
-from .gguf_file import Bytes, GGUFFile
-from .repack import check_digests, require_ordinary, source_digest, unpack_jobs
+from .gguf_file import GGUFFile
+from .repack import require_ordinary, unpack_tensors
 from .split import Source, open_gguf
 from .stream import Progress, TensorJob, run
 
@@ -31,10 +31,6 @@ class Verified:
     unpacks: bool
     against: bool
     exact: int = 0
-
-
-def _nothing(_i: int, _at: int, _data: Bytes) -> None:
-    """Consume pieces of runs that are only hashed."""
 
 
 def verify(
@@ -63,23 +59,15 @@ def verify(
         source = None if against is None else open_gguf(against)  # a wrong name is said at once
         if source is not None:
             stack.callback(source.close)
-        _check_padding(f)
+        for at, n in f.padding():
+            if n >= f.alignment:
+                raise GGUFError(f"{f.path} has {n} extra bytes at byte {at}")
+            if n and f.read(at, n).any():
+                raise GGUFError(f"{f.path} is damaged: the padding at byte {at} is not zero")
         unpacks = deep and manifest.same_contents and against is None
-        jobs = unpack_jobs(f, manifest, all_tensors=unpacks)
-        digests = run(f, jobs, _nothing, threads=threads, progress=progress)
-        check_digests(f, manifest, digests.source)
-        if unpacks and source_digest(f, manifest, digests.output) != manifest.source_sha256:
-            raise GGUFError(f"{f.path} does not unpack to the source it was made from")
+        unpack_tensors(f, manifest, all_tensors=unpacks, threads=threads, progress=progress)
         exact = 0 if source is None else _exact(f, manifest, source, threads, progress)
         return Verified(len(f.tensors), len(manifest.tensors), manifest.lossless, unpacks, against is not None, exact)
-
-
-def _check_padding(f: GGUFFile) -> None:
-    for at, n in f.padding():
-        if n >= f.alignment:
-            raise GGUFError(f"{f.path} has {n} extra bytes at byte {at}")
-        if n and f.read(at, n).any():
-            raise GGUFError(f"{f.path} is damaged: the padding at byte {at} is not zero")
 
 
 def _exact(f: GGUFFile, manifest: m.Manifest, src: Source, threads: int | None, progress: Progress | None) -> int:
@@ -88,9 +76,8 @@ def _exact(f: GGUFFile, manifest: m.Manifest, src: Source, threads: int | None, 
     if [(t.name, t.ne) for t in f.tensors.values()] != [(t.name, t.ne) for t in src.tensors.values()]:
         raise GGUFError(f"{f.path} was not made from {src.path}: it has other tensors")
     plain = {t.name: t.plain for t in manifest.tensors}
-    digests = run(
-        src, [TensorJob(t) for t in src.tensors.values()], _nothing, threads=threads, progress=progress
-    ).source
+    jobs = [TensorJob(t) for t in src.tensors.values()]
+    digests = run(src, jobs, threads=threads, progress=progress).source
     of_source = dict(zip(src.tensors, digests, strict=True))
     count = 0
     for name, t in f.tensors.items():

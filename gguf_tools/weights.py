@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -118,29 +116,11 @@ def tensor_values(f: Source, tensor: TensorInfo) -> Floats:
     return to_float(tensor.type, data, tensor.k, tensor.rows).reshape(tensor.ne[::-1])
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """The way floats become quants, and where the error goes.
-
-    Attributes:
-        search: choose scales for the smallest error; else ggml's round to nearest.
-        error: what it cost is added here.
-    """
-
-    search: bool = False
-    error: ErrorSum | None = None
-
-    def quantize(self, tiled: Type, x: Floats) -> Bytes:
-        """Quantize float32 (rows, k) to tiles. Raises ValueError if a value does not fit."""
-        return quantize_rows(tiled, x, search=self.search, error=self.error)
-
-
-NEAREST = Rounding()
-
-
-def from_float(type: gguf.GGMLQuantizationType, x: Floats, rounding: Rounding = NEAREST) -> Bytes:
-    """Convert float32 (rows, k) to plain F32, F16, Q8_0, Q4_0 or IQ4_NL rows, uint8. Raises ValueError if a value does
-    not fit."""
+def from_float(
+    type: gguf.GGMLQuantizationType, x: Floats, *, search: bool = False, error: ErrorSum | None = None
+) -> Bytes:
+    """Convert float32 (rows, k) to plain F32, F16, Q8_0, Q4_0 or IQ4_NL rows, uint8; see `quantize_rows`. Raises
+    ValueError if a value does not fit."""
     rows, k = x.shape
     if type == Q.F32:
         return x.reshape(-1).view(np.uint8)
@@ -149,13 +129,13 @@ def from_float(type: gguf.GGMLQuantizationType, x: Floats, rounding: Rounding = 
             half = x.astype(np.float16)
         if np.isinf(half).any():
             raise ValueError("a weight is too large for F16")
-        if rounding.error is not None:
-            rounding.error.add_values(x, half.astype(np.float32))
+        if error is not None:
+            error.add_values(x, half.astype(np.float32))
         return half.reshape(-1).view(np.uint8)
     column = ggml_ext.column_type(TB_TYPE[type])
     if column is None:
         raise ValueError(f"nothing quantizes to {type.name}")
-    return ggml_ext.unpack(column, rounding.quantize(column, x), k, rows)
+    return ggml_ext.unpack(column, quantize_rows(column, x, search=search, error=error), k, rows)
 
 
 def tiled_type(type: gguf.GGMLQuantizationType, grouping: str) -> Type | None:
@@ -173,8 +153,10 @@ def make_rows(
     rows: int,
     type: gguf.GGMLQuantizationType,
     tiled: Type | None,
-    rounding: Rounding = NEAREST,
     out: Bytes | None = None,
+    *,
+    search: bool = False,
+    error: ErrorSum | None = None,
 ) -> Bytes:
     """Convert plain rows of one type to plain rows or tiles of another, the shortest way.
 
@@ -183,15 +165,17 @@ def make_rows(
         type: ggml type of the result.
         tiled: its tiled type, None for plain rows.
         out: as many bytes as ``data``, used where the result has that size; a new array otherwise.
+        search, error: see `quantize_rows`.
 
     Raises:
         ValueError: a value is not finite or does not fit.
     """
-    if tiled is None:
-        return data if type == source else from_float(type, to_float(source, data, k, rows), rounding)
-    if type == source and tiled == ggml_ext.column_type(TB_TYPE[type]):
+    if tiled is not None and type == source and tiled == ggml_ext.column_type(TB_TYPE[type]):
         return ggml_ext.pack(tiled, data, k, rows, out)
-    return rounding.quantize(tiled, to_float(source, data, k, rows))
+    values = to_float(source, data, k, rows)
+    if tiled is None:
+        return from_float(type, values, search=search, error=error)
+    return quantize_rows(tiled, values, search=search, error=error)
 
 
 def unpack_rows(tiled: Type, tiles: Bytes, k: int, rows: int, out: Bytes | None = None) -> Bytes:

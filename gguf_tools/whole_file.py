@@ -135,16 +135,9 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     with naming(path, partial):
         old = state_of(path)
         fd = create_locked(partial, 0o600 if old is not None else 0o666)
-    try:
-        with naming(path, partial):
-            inherit(fd, old)
-            yield partial
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
+    with _in_place_of(path, partial, fd):
+        inherit(fd, old)
+        yield partial
 
 
 @contextlib.contextmanager
@@ -162,19 +155,28 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = beside(path)
-    fd = create_locked(partial, 0o777, folder=True)
-    try:
-        with naming(path, partial):
-            yield partial
-        partial.replace(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    finally:
-        os.close(fd)
+    with _in_place_of(path, partial, create_locked(partial, 0o777, folder=True)):
+        yield partial
 
 
 # --- what is not whole yet --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _in_place_of(path: Path, partial: Path, fd: int) -> Iterator[None]:
+    """Have a part take the place of `path` when the block ends; should that fail, nothing is left of the part."""
+    try:
+        with naming(path, partial):
+            yield
+        partial.replace(path)
+    except BaseException:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
 
 
 def beside(path: Path) -> Path:

@@ -17,7 +17,6 @@ from tilebeam.server.app import create_app
 from tilebeam.server.main import Server, listen
 from tilebeam.server.model_host import Entry, LoadedModel
 from tilebeam.server.models import Models
-from tilebeam.server.searches import SearchPool
 from tilebeam.server.settings import Settings
 
 CHAT = "/v1/chat/completions"
@@ -82,7 +81,7 @@ def running(lm: LM, *, reward: RewardModel | None = None, **settings: Any) -> It
 def serving(entries: Sequence[Entry], *, rates_steps: bool = False, **settings: Any) -> Iterator[Running]:
     """A server for models that it loads."""
     chosen = Settings(**{"port": 0, "chat_template": "chatml"} | settings)
-    models = Models(entries, chosen, SearchPool(chosen.max_searches, programs=chosen.programs), rates_steps=rates_steps)
+    models = Models(entries, chosen, rates_steps=rates_steps)
     listener = listen(chosen.host, chosen.port)
     server = Server(create_app(models))
     ended: list[BaseException | None] = []

@@ -355,22 +355,23 @@ def test_a_lost_model_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
         first = loaded()
         first.resources.callback(closed.append, first)
         host = ModelHost(load, first)
-        with host.use() as model:
+        async with host.using() as model:
             assert model is first
             broken(host)
             status, body = host.health()
             assert (status, body["status"], body["reason"]) == (503, "restarting", "it broke")
             await asyncio.sleep(0.01)
             assert not closed  # it is still used
-            with pytest.raises(ApiError) as caught, host.use():
-                pass
+            with pytest.raises(ApiError) as caught:
+                async with host.using():
+                    pass
             assert (caught.value.status, caught.value.code) == (503, "model_restarting")
             assert caught.value.retry_after
         while host.state == "restarting":
             await asyncio.sleep(0.01)
         assert closed == [first]
         assert host.health() == (200, {"status": "ok", "restarts": 1})
-        with host.use() as model:
+        async with host.using() as model:
             assert model is not first
         await host.close()
         assert host.health()[0] == 503
@@ -393,8 +394,9 @@ def test_a_model_that_fails_again_and_again_stays_down(monkeypatch: pytest.Monke
         status, body = host.health()
         assert (status, body["status"]) == (503, "failed")
         assert "4 times" in body["reason"]
-        with pytest.raises(ApiError, match="not available"), host.use():
-            pass
+        with pytest.raises(ApiError, match="not available"):
+            async with host.using():
+                pass
         await host.close()
 
     asyncio.run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.grammars import constraint
@@ -26,19 +27,20 @@ class FieldRefused(TilebeamError):
         self.code = code or self.code
 
 
-def grammar_of_field(param: str, make: Callable[[], str], of: str = "") -> str:
+def grammar_of_field(param: str, make: Callable[[Any], str], given: Any, of: str = "") -> str:
     """Return what a function of `constraint` makes of a field.
 
     Args:
         param: the field.
         make: the function.
+        given: what the field holds.
         of: whose field it is, for errors: " of .." or nothing.
 
     Raises:
         FieldRefused: why it makes nothing of it.
     """
     try:
-        return make()
+        return make(given)
     except SchemaError as error:
         code = "unsupported_schema" if error.keyword else "invalid_value"
         raise FieldRefused(f"{param}{of} cannot be turned into a grammar: {error}.", param=param, code=code) from None

@@ -71,10 +71,6 @@ def _refuse(message: str) -> None:
     raise _Refused(message)
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
 @lru_cache(maxsize=64)
 def _compiled(template: str) -> jinja2.Template:
     """Compile a template as transformers sets Jinja up for it."""
@@ -82,7 +78,7 @@ def _compiled(template: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _dumped
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     return environment.from_string(template)
 
 

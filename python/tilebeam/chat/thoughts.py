@@ -233,10 +233,10 @@ class ChannelReader:
             self._body = False
             if mark in ("<|end|>", "<|call|>", "<|return|>"):
                 self._held = self._held[len(mark) :]
-            return self._of(told, mark if self._kept and self._thinks else "")
+            return TextPiece(told + (mark if self._kept and self._thinks else ""), self._thinks)
         keep = 0 if self._final else half_mark(self._held, _HEADER_MARKS)
         told, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return self._of(told) if told else None
+        return TextPiece(told, self._thinks) if told else None
 
     def _read_header(self) -> TextPiece | None:
         """Read what comes before a message; without marks there is none."""
@@ -260,9 +260,6 @@ class ChannelReader:
             return None
         self._body, self._thinks = bool(text), False
         return None if not text else TextPiece("", False)
-
-    def _of(self, text: str, mark: str = "") -> TextPiece:
-        return TextPiece(text + mark, self._thinks)
 
 
 def half_mark(text: str, marks: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 from tilebeam.grammars.combining import has_type
@@ -29,6 +30,7 @@ _ELEMENT = re.compile(
 _PAIR = re.compile(r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
 _CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
 _GEMMA = re.compile(r'\s*(?:<\|"\|>(?P<text>.*?)<\|"\|>|(?P<mark>[{}\[\],:])|(?P<word>[^{}\[\],:<]+))', re.DOTALL)
+_CLOSES = {"{": "}", "[": "]"}
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
@@ -43,7 +45,7 @@ def read(kind: str, text: str, schema: Schema) -> str | None:
     try:
         found = _READERS[kind](text, schema)
         return json.dumps(found, ensure_ascii=False) if isinstance(found, dict) else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError, IndexError):
         return None
 
 
@@ -85,45 +87,30 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _gemma(text: str, schema: Schema) -> Any:  # noqa: ARG001 - its texts are marked
-    tokens: list[tuple[str, str]] = []
+    """Read it as the JSON that it is with names and texts in quotes, and a comma between any two members."""
+    tokens: list[re.Match[str]] = []
     at = 0
     while text[at:].strip():
         token = _GEMMA.match(text, at)
         if token is None:
             raise ValueError("what stands here?")
-        tokens.append((token.lastgroup or "", token[token.lastgroup or 0]))
+        tokens += [] if token["mark"] == "," else [token]
         at = token.end()
-    value, rest = _gemma_value(tokens)
-    if rest:
-        raise ValueError("more than a value")
-    return value
-
-
-def _gemma_value(tokens: list[tuple[str, str]]) -> tuple[Any, list[tuple[str, str]]]:
-    """Return the first value, and what is behind it."""
-    (kind, text), rest = tokens[0] if tokens else ("", ""), tokens[1:]
-    if kind == "text":
-        return text, rest
-    if kind == "word":
-        return json.loads(text), rest
-    if (kind, text) not in (("mark", "{"), ("mark", "[")):
-        raise ValueError("no value")
-    found: dict[str, Any] = {}
-    listed: list[Any] = []
-    while rest and rest[0] not in (("mark", "}"), ("mark", "]")):
-        if rest[0] == ("mark", ","):
-            rest = rest[1:]
-        elif text == "[":
-            value, rest = _gemma_value(rest)
-            listed.append(value)
+    written = ""
+    closing: list[str] = []
+    for token, after in zip_longest(tokens, tokens[1:]):
+        mark, follows = token["mark"], after["mark"] if after else "}"
+        if mark in _CLOSES:
+            closing.append(_CLOSES[mark])
+        if mark is not None:
+            written += closing.pop() if mark in ("}", "]") else mark  # either closes what is open
+        elif follows == ":":
+            written += json.dumps(token[token.lastgroup or 0].strip())
         else:
-            if len(rest) < 3 or rest[1] != ("mark", ":"):
-                raise ValueError("no name")
-            key = rest[0][1].strip()
-            found[key], rest = _gemma_value(rest[2:])
-    if not rest:
-        raise ValueError("no end")
-    return (listed if text == "[" else found), rest[1:]
+            written += json.dumps(token["text"] if token["word"] is None else json.loads(token["word"]))
+        if mark not in ("{", "[", ":") and follows not in ("}", "]", ":"):
+            written += ","
+    return json.loads(written)
 
 
 _READERS = {"elements": _elements, "pairs": _pairs, "python": _python, "gemma": _gemma}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -169,13 +169,7 @@ class CallReader:
             if not mark:
                 break
             at += len(mark)
-        waits = False
-        for head in self._family.heads:
-            found = self._matched(_parts(head), at, None)
-            if isinstance(found, _Found):
-                return found
-            waits = waits or found is _WAIT
-        return _WAIT if waits else None
+        return _first(self._matched(_parts(head), at, None) for head in self._family.heads)
 
     def _matched(self, parts: tuple[str, ...], at: int, name: str | None) -> _Found | _Wait | None:
         """Match a pattern in the text from there on."""
@@ -186,16 +180,9 @@ class CallReader:
         if part.isspace():
             return self._matched(rest, _past_space(text, at), name)
         if part == "{name}":
-            waits = False
-            for one in self._names:
-                if text.startswith(one, at):
-                    found = self._matched(rest, at + len(one), one)
-                    if isinstance(found, _Found):
-                        return found
-                    waits = waits or found is _WAIT
-                else:
-                    waits = waits or one.startswith(text[at:])
-            return _WAIT if waits else None
+            there = [one for one in self._names if text.startswith(one, at)]
+            begun = any(one.startswith(text[at:]) for one in self._names if one not in there)
+            return _first([_WAIT if begun else None, *(self._matched(rest, at + len(one), one) for one in there)])
         if part == "{id}":
             end = _WORD.match(text, at).end()  # type: ignore[union-attr]
             return _WAIT if end == len(text) else self._matched(rest, end, name)
@@ -390,6 +377,16 @@ class _Scanner:
                 if self._depth == 0:
                     return i + 1
         return None
+
+
+def _first(tried: Iterable[_Found | _Wait | None]) -> _Found | _Wait | None:
+    """Return the first that is found; else that one may be, if so; else that none is."""
+    waits = False
+    for found in tried:
+        if isinstance(found, _Found):
+            return found
+        waits = waits or found is _WAIT
+    return _WAIT if waits else None
 
 
 def _past_space(text: str, at: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Protocol
 
 from tilebeam.chat.refused import FieldRefused, grammar_of_field
@@ -43,10 +43,10 @@ def forced_grammar(use: ToolUse) -> str:
         FieldRefused: the parameters of a function cannot be turned into one.
     """
     for i, tool in enumerate(use.tools, use.first):  # one by one, so that errors name the right one
-        make = partial(constraint.of_schema, tool.arguments)
-        grammar_of_field(f"tools[{i}].function.parameters", make, f" of {tool.name!r}")
+        field = f"tools[{i}].function.parameters"
+        grammar_of_field(field, constraint.of_schema, tool.arguments, f" of {tool.name!r}")
     rules = _call_rules(use.tools, "parameters" if use.family.name == "llama" else "arguments")
-    return grammar_of_field("tools", partial(constraint.checked, f"root ::= {_answer(use)}\n{rules}"))
+    return grammar_of_field("tools", constraint.checked, f"root ::= {_answer(use)}\n{rules}")
 
 
 def held_grammar(use: ToolUse, model: ModelTokens) -> str | None:
@@ -116,8 +116,8 @@ def _call_rules(tools: Sequence[Tool], key: str) -> str:
         }
         for i, tool in enumerate(tools)
     ]
-    make = partial(constraint.of_schema, {"$defs": definitions, "anyOf": calls})
-    return f"call ::= {grammar_of_field('tools', make).removeprefix('root ::= ')}"
+    grammar = grammar_of_field("tools", constraint.of_schema, {"$defs": definitions, "anyOf": calls})
+    return f"call ::= {grammar.removeprefix('root ::= ')}"
 
 
 def _moved(schema: Any, place: str) -> Any:

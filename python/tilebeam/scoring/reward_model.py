@@ -115,17 +115,18 @@ class StepScorer(Scorer):
 
     def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """Return one aggregate per candidate of each prompt, all in one go."""
-        flat = [(prompt, c) for prompt, group in zip(prompts, groups, strict=True) for c in group]
+        flat = [(prompt, c.text) for prompt, group in zip(prompts, groups, strict=True) for c in group]
         with self.session():
-            rated = self.rate_steps([p for p, _ in flat], [split_steps(c.text, self.step_stop) for _, c in flat])
+            rated = self._rate_texts([prompt for prompt, _ in flat], [text for _, text in flat])
         if len(rated) != len(flat):
             raise TilebeamError(f"{type(self).__name__} rated {len(rated)} of {len(flat)} solutions.")
         left = iter(rated)
-        return [self._prompt_rating([next(left) for _ in group]) for group in groups]
+        each = [[next(left) for _ in group] for group in groups]
+        return [Rating([self.total(r.scores) for r in own], sum((r.usage for r in own), Usage())) for own in each]
 
-    def _prompt_rating(self, solutions: Sequence[Rating]) -> Rating:
-        """Make the rating of a prompt's candidates of those of their steps."""
-        return Rating([self.total(r.scores) for r in solutions], sum((r.usage for r in solutions), Usage()))
+    def _rate_texts(self, prompts: Sequence[str | Prompt], texts: Sequence[str]) -> list[Rating]:
+        """Rate the steps of whole texts, or what the rating of a text needs of them."""
+        return self.rate_steps(prompts, [split_steps(text, self.step_stop) for text in texts])
 
 
 class RewardModel(StepScorer, Closing):
@@ -200,30 +201,22 @@ class RewardModel(StepScorer, Closing):
     def rate_steps(self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]]) -> list[Rating]:
         """Score every step, with costs; what is known from earlier calls of a session is not read again, and of equal
         solutions the first pays."""
+        return self._rated(prompts, solutions)
+
+    def _rate_texts(self, prompts: Sequence[str | Prompt], texts: Sequence[str]) -> list[Rating]:
+        if not self.outcome:
+            return super()._rate_texts(prompts, texts)
+        return self._rated(prompts, [split_steps(text, self.step_stop) or [""] for text in texts], whole=True)
+
+    def _rated(
+        self, prompts: Sequence[str | Prompt], solutions: Sequence[Sequence[str]], whole: bool = False
+    ) -> list[Rating]:
+        """Score every step of the solutions, or the last of each only."""
         keys = [(Prompt.of(p), tuple(steps)) for p, steps in zip(prompts, solutions, strict=True)]
         with self.session():
-            costs = self._ask(keys)
-            return [
-                Rating([self._known[name] for name in self._names(p, steps)], costs.pop((p, steps), Usage()))
-                for p, steps in keys
-            ]
-
-    def rate(self, prompts: Sequence[str | Prompt], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
-        """Return one score per candidate of each prompt."""
-        if not self.outcome:
-            return super().rate(prompts, groups)
-        keys = [
-            [(Prompt.of(p), tuple(split_steps(c.text, self.step_stop) or [""])) for c in group]
-            for p, group in zip(prompts, groups, strict=True)
-        ]
-        with self.session():
-            costs = self._ask([key for group in keys for key in group], whole=True)
-            return [
-                self._prompt_rating(
-                    [Rating([self._known[self._names(*key)[-1]]], costs.pop(key, Usage())) for key in group]
-                )
-                for group in keys
-            ]
+            costs = self._ask(keys, whole)
+            names = {key: self._names(*key)[-1 if whole else 0 :] for key in keys}
+            return [Rating([self._known[name] for name in names[key]], costs.pop(key, Usage())) for key in keys]
 
     def total(self, scores: Sequence[float]) -> float:
         """Aggregate scores; of an outcome reward model the last counts."""
@@ -293,7 +286,11 @@ class RewardModel(StepScorer, Closing):
                 raise TilebeamError(
                     "There is nothing to read before the first verdict: prompt, step and tag are empty."
                 )
-            self._check_length(length)
+            if length >= self.lm.n_ctx:
+                raise TilebeamError(
+                    f"A solution is {length} tokens or more for the reward model, whose context has {self.lm.n_ctx}: "
+                    "load it with a larger n_ctx, or let solutions be shorter."
+                )
             if not self.outcome:
                 tokens += layout.tag
                 names.append((length - 1, name))
@@ -301,13 +298,6 @@ class RewardModel(StepScorer, Closing):
                 yield tokens + layout.tag, [(length - 1, name)]
         if names:
             yield tokens, names
-
-    def _check_length(self, tokens: int) -> None:
-        if tokens >= self.lm.n_ctx:
-            raise TilebeamError(
-                f"A solution is {tokens} tokens or more for the reward model, whose context has {self.lm.n_ctx}: load "
-                "it with a larger n_ctx, or let solutions be shorter."
-            )
 
 
 class TokenReward(RewardModel):

@@ -97,8 +97,18 @@ class TailEntropy(Scorer):
         self.window = checked_integer("window", window)
 
     def score(self, prompt: str | Prompt, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
-        """Return the negative means, in nats."""
-        return [-mean_statistic(c.entropies, self.window) for c in candidates]
+        """Return the negative means, in nats; 0 for a text without tokens.
+
+        Raises:
+            TilebeamError: it was sampled without statistics.
+        """
+        found = []
+        for candidate in candidates:
+            if candidate.entropies is None:
+                raise TilebeamError("A candidate has no statistics: sample with SamplingParams(statistics=True).")
+            last = candidate.entropies[-self.window :]
+            found.append(-math.fsum(last) / max(1, len(last)))
+        return found
 
 
 class Verifier(Scorer):
@@ -140,17 +150,6 @@ class Consensus(Scorer):
         """Compare each text with all, itself included."""
         words = [set(_WORD.findall(c.text.lower())) for c in candidates]
         return [sum(2 * len(a & b) / max(1, len(a) + len(b)) for b in words) / len(words) for a in words]
-
-
-def mean_statistic(values: Sequence[float] | None, last: int = 0) -> float:
-    """Return the mean over a candidate's tokens, or over its last ones; 0 for none.
-
-    Raises:
-        TilebeamError: it was sampled without statistics.
-    """
-    if values is None:
-        raise TilebeamError("A candidate has no statistics: sample with SamplingParams(statistics=True).")
-    return math.fsum(values[-last:]) / max(1, len(values[-last:]))
 
 
 def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:

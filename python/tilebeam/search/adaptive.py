@@ -86,14 +86,12 @@ class Adaptive(Algorithm[AdaptiveResult]):
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[AdaptiveResult]:
         """See `Algorithm.search`."""
-        return [_early(vote, call.budget) for vote in self._vote.search(lm, call)]
-
-
-def _early(vote: VoteResult, budget: int) -> AdaptiveResult:
-    """Say how sure a vote over the first candidates is."""
-    drawn = len(vote.candidates)
-    sure = _confidence_of(vote.answers, vote.candidates, budget - drawn)
-    return AdaptiveResult(**vars(vote) | {"budget": budget}, confidence=sure, settled=drawn < budget)
+        found = []
+        for vote in self._vote.search(lm, call):  # over the first candidates
+            left = call.budget - len(vote.candidates)
+            sure = _confidence_of(vote.answers, vote.candidates, left)
+            found.append(AdaptiveResult(**vars(vote) | {"budget": call.budget}, confidence=sure, settled=left > 0))
+        return found
 
 
 class _EarlyVote(SelfConsistency):

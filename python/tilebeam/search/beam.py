@@ -8,7 +8,6 @@ has ended competes with the others and, if it wins, holds its place without grow
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -71,12 +70,11 @@ def width_for(beam_width: int, budget: int) -> int:
 
 
 @dataclass(eq=False)
-class _Search:
+class _Search(PromptTask):
     """One prompt's state: the survivors, all that are done (survivors or not), and what was dropped."""
 
-    task: PromptTask
-    beams: list[Beam]
-    number: int
+    number: int = 0
+    beams: list[Beam] = field(default_factory=lambda: [Beam()])
     pool: list[Beam] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
     rounds: int = 0
@@ -95,6 +93,8 @@ class _StepSearch(Algorithm[StepResult]):
         extract: from a text to its answer, or the name of such a function: the candidates' answers vote, weighted by
             their scores, or by "softmax" of them where one is negative. None: the best candidate is chosen.
     """
+
+    trees_apart: ClassVar[bool] = False  # beams compete with those of their own tree only
 
     def __init__(
         self,
@@ -115,10 +115,9 @@ class _StepSearch(Algorithm[StepResult]):
         """See `Algorithm.search`. The budget is N, a multiple of beam_width or less than it. The best candidate has the
         best aggregate, those that ended before those that did not."""
         width = width_for(self.beam_width, call.budget)
-        asked = zip(call.prompts, call.sampling, strict=True)
-        tasks = [PromptTask(prompt, prompt.tokens(lm), params, Usage()) for prompt, params in asked]
-        searches = [_Search(task, [Beam()], number) for number, task in enumerate(tasks)]
-        tell = SearchProgress(call.progress, self.max_steps * call.budget * len(tasks))
+        asked = enumerate(zip(call.prompts, call.sampling, strict=True))
+        searches = [_Search(p, p.tokens(lm), params, Usage(), number=i) for i, (p, params) in asked]
+        tell = SearchProgress(call.progress, self.max_steps * call.budget * len(searches))
         with self._expander.session(lm):
             for round in range(self.max_steps):
                 if not self._advance(lm, call, searches, round, width, tell):
@@ -136,29 +135,22 @@ class _StepSearch(Algorithm[StepResult]):
         # Rounds, beams of a prompt, and continuations each draw with a seed of their own. For the beginnings of all
         # trees, the prompt itself is sent once.
         n = budget if round == 0 else width
-        branches = [
-            Branch(s.task, s.beams[i], n, s.task.params.sample_seed(round * budget + i * width)) for s, i in active
-        ]
+        branches = [Branch(s, s.beams[i], n, s.params.sample_seed(round * budget + i * width)) for s, i in active]
         done = round * budget * len(searches) + budget * len(searches) - n * len(branches)
         expanded = self._expander.expand(lm, branches, tell.call(done))
-        fresh: dict[PromptTask, list[Beam]] = {}
-        repeated: dict[PromptTask, int] = {}
-        for branch, children in zip(branches, expanded, strict=True):
+        fresh: dict[_Search, list[Beam]] = {}
+        for (search, _), children in zip(active, expanded, strict=True):
             if round == 0:
                 for i, child in enumerate(children):
                     child.tree = i // width
             different: dict[tuple[int, ...], Beam] = {}
             for child in children:
                 different.setdefault((child.tree, *child.tokens), child)
-            fresh.setdefault(branch.task, []).extend(different.values())
-            repeated[branch.task] = repeated.get(branch.task, 0) + len(children) - len(different)
+            fresh.setdefault(search, []).extend(different.values())
+            search.duplicates += len(children) - len(different)
         self._expander.rate(fresh)
-        for search in searches:
-            if search.task not in fresh:
-                continue
-            children = fresh[search.task]
+        for search, children in fresh.items():
             search.rounds += 1
-            search.duplicates += repeated[search.task]
             search.pool += [b for b in children if b.done]
             rivals = [b for b in search.beams if b.done] + children
             # In the last round nobody has to make room.
@@ -184,7 +176,7 @@ class _StepSearch(Algorithm[StepResult]):
 
     def _pruned(self, search: _Search, beam: Beam) -> Pruned:
         """Describe a beam that was dropped after the present round."""
-        bar = min(self._expander.total(b) for b in search.beams if self._compete(b, beam))
+        bar = min(self._expander.total(b) for b in search.beams if not self.trees_apart or b.tree == beam.tree)
         return Pruned(
             tuple(beam.steps),
             tuple(beam.scores),
@@ -197,26 +189,21 @@ class _StepSearch(Algorithm[StepResult]):
             step_tokens=beam.fresh,
         )
 
-    def _compete(self, one: Beam, other: Beam) -> bool:  # noqa: ARG002
-        """Tell whether one of these beams can make the other give way."""
-        return True
-
-    @abstractmethod
     def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:
-        """Choose the beams that grow on after a round: at most `count`."""
-
-    def _order(self, beams: list[Beam]) -> list[Beam]:
-        """Sort the best to the front; of equals the first."""
-        return sorted(beams, key=lambda b: -self._expander.total(b))
+        """Choose the beams that grow on after a round, at most `count`: the best, of equals the first."""
+        best = sorted(rivals, key=lambda b: -self._expander.total(b))
+        if not self.trees_apart:
+            return best[:count]
+        return [next(b for b in best if b.tree == tree) for tree in sorted({b.tree for b in rivals})]
 
     def _result(self, search: _Search, budget: int) -> StepResult:
         beams = search.pool + [b for b in search.beams if not b.done]
         totals = [self._expander.total(b) for b in beams]
         found: dict[str, Any] = {
-            "prompt": search.task.prompt.text,
+            "prompt": search.prompt.text,
             "candidates": (candidates := [b.candidate(i) for i, b in enumerate(beams)]),
-            "usage": search.task.usage,
-            "seed": search.task.params.seed or 0,
+            "usage": search.usage,
+            "seed": search.params.seed or 0,
             "budget": budget,
             "trajectories": [Trajectory(tuple(b.steps), tuple(b.scores), b.ended, b.tree) for b in beams],
             "pruned": search.pruned,
@@ -236,21 +223,10 @@ class BeamSearch(_StepSearch):
 
     name: ClassVar[str] = "beam"
 
-    def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:
-        return self._order(rivals)[:count]
-
 
 class DVTS(_StepSearch):
     """N / M trees grow side by side, and of each the best beam survives: diversity that one good start cannot crowd
     out."""
 
     name: ClassVar[str] = "dvts"
-
-    def _compete(self, one: Beam, other: Beam) -> bool:
-        return one.tree == other.tree
-
-    def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:  # noqa: ARG002
-        trees: dict[int, list[Beam]] = {}
-        for beam in rivals:
-            trees.setdefault(beam.tree, []).append(beam)
-        return [self._order(tree)[0] for _, tree in sorted(trees.items())]
+    trees_apart = True

@@ -6,10 +6,10 @@ A fork shares the KV cells of its beginning, in the model and in the reward mode
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilebeam.checks import checked_integer
 from tilebeam.errors import TilebeamError
@@ -89,6 +89,9 @@ class PromptTask:
         self.calls += 1
 
 
+Task = TypeVar("Task", bound=PromptTask)
+
+
 @dataclass(frozen=True)
 class Branch:
     """A request for continuations of a beam by one step: `n` of them, drawn with consecutive seeds."""
@@ -132,7 +135,7 @@ class StepExpander:
             branch.task.account(output.usage)
         return [[self._child(lm, b, c) for c in o.outputs] for b, o in zip(branches, outputs, strict=True)]
 
-    def rate(self, fresh: dict[PromptTask, list[Beam]]) -> None:
+    def rate(self, fresh: Mapping[Task, list[Beam]]) -> None:
         """Give each new beam the scores of its steps.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tilebeam.search.contract import Pruned, SearchResult, Trajectory
@@ -51,8 +51,8 @@ def step_trees(result: SearchResult) -> dict[int, StepNode]:
 
 
 def _grown(result: SearchResult, tree_of: Callable[[Trajectory], int]) -> dict[int, StepNode]:
-    """Group all roots by what `tree_of` makes of a text. The chosen candidate is walked first: where texts with the
-    same steps have other scores, a node shows its score."""
+    """Group all roots by what `tree_of` makes of a text. The chosen candidate is walked first, so that
+    its nodes come first, and show its scores where texts with the same steps have others."""
     roots: dict[int, StepNode] = {}
     for i in sorted(range(len(result.trajectories)), key=lambda i: i != result.best_index):
         trajectory = result.trajectories[i]
@@ -63,7 +63,6 @@ def _grown(result: SearchResult, tree_of: Callable[[Trajectory], int]) -> dict[i
     for pruned in result.pruned:
         path = _walk(roots.setdefault(tree_of(pruned), StepNode("")), pruned)
         path[-1].pruned.append(pruned)
-    _order(roots.values())
     return dict(sorted(roots.items()))
 
 
@@ -76,11 +75,3 @@ def _walk(root: StepNode, trajectory: Trajectory) -> list[StepNode]:
             node.score = trajectory.scores[i]
         path.append(node)
     return path
-
-
-def _order(nodes: Iterable[StepNode]) -> None:
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        node.children.sort(key=lambda child: not child.best)
-        waiting += node.children

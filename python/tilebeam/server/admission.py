@@ -53,9 +53,9 @@ class Job:
             ClientGone: it went away.
             ApiError: the reason given to `stop`.
         """
-        if self.stopped is not None:
+        if (reason := self.stopped) is not None:
             work.close()
-        self._raise_if_stopped(unless=False)
+            raise reason
         self._task = task = asyncio.ensure_future(work)
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
@@ -65,12 +65,9 @@ class Job:
             task.cancel()  # does nothing to a task that is done
             await asyncio.gather(task, watcher, return_exceptions=True)
             self._task = None
-        self._raise_if_stopped(unless=not task.cancelled() and task.exception() is None)
+        if (reason := self.stopped) is not None and (task.cancelled() or task.exception() is not None):
+            raise reason
         return task.result()
-
-    def _raise_if_stopped(self, unless: bool) -> None:
-        if self.stopped is not None and not unless:
-            raise self.stopped
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -36,7 +36,6 @@ from tilebeam.server.pages import add_page_routes
 from tilebeam.server.reading_routes import add_reading_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
-from tilebeam.server.settings import Settings
 
 log = logging.getLogger("tilebeam.server")
 
@@ -67,13 +66,7 @@ def create_app(models: Models) -> FastAPI:
     for add in (add_response_routes, add_message_routes, add_reading_routes, add_page_routes):
         add(app, models)
     _add_error_handlers(app)
-    _add_access_rules(app, models.settings)
-    app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
-    return app
-
-
-def _add_access_rules(app: FastAPI, settings: Settings) -> None:
-    """Have an application answer only who may ask, and take no more than it should."""
+    settings = models.settings
     keys = ApiKeys(settings.api_keys)
     names_allowed = bool(keys) or not is_loopback(settings.host)
     # The last one added is the first to see a request.
@@ -82,6 +75,8 @@ def _add_access_rules(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
+    app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
+    return app
 
 
 def _routes(app: FastAPI, models: Models) -> None:

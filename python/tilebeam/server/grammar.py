@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from tilebeam.chat.refused import grammar_of_field
@@ -19,7 +18,7 @@ def grammar_of(body: Generation) -> str | None:
     """
     for field, make, wanted in _fields(body):
         if wanted is not None:
-            return grammar_of_field(field, partial(make, wanted))
+            return grammar_of_field(field, make, wanted)
     if body.response_format is not None and body.response_format.type == "json_object":
         return constraint.of_schema({"type": "object"})
     return None

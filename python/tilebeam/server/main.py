@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from tilebeam.errors import TilebeamError
 from tilebeam.server.app import create_app
 from tilebeam.server.logs import tell
-from tilebeam.server.model_host import LoadedModel, decoding_first
-from tilebeam.server.models import Models
-from tilebeam.server.served_model import ServedModel, models_of
+from tilebeam.server.model_host import Entry, LoadedModel, decoding_first
+from tilebeam.server.models import Models, check_names
+from tilebeam.server.served_model import ServedModel
 from tilebeam.server.settings import Settings
 
 # After the deadline of running requests, seconds until their connections are cut.
@@ -125,11 +125,15 @@ def serve(
             path, once requests are accepted.
 
     Raises:
-        TilebeamError: the model cannot be loaded, or nobody can listen there.
+        TilebeamError: the model cannot be loaded, two have the same name, or nobody can listen there.
     """
     listener = listen(settings.host, settings.port)  # before the model is loaded, which takes longer
     with listener:
-        models, loaded = models_of(served, settings)
+        check_names([one.names for one in served])
+        loaded = served[0].open() if len(served) == 1 else None
+        entries = [Entry(one.names, one.load["n_seq_max"], one.open, loaded) for one in served]
+        rates_steps = any(one.reward is not None and not one.reward.outcome for one in served)
+        models = Models(entries, settings, rates_steps=rates_steps)
         app = create_app(models)
         listener.listen(_BACKLOG)  # before `ready`: who is told the URL may ask at once
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _SECONDS_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _CREATED = re.compile(rb"(?m)^(?:# \w+ )?\w+_created\b.*\n")
-_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,12 @@ class _Gauges(Collector):
 
     def __init__(self, look: Callable[[], dict[str, Snapshot]], labelled: bool) -> None:
         self._look = look
-        self._labels = ("model",) if labelled else ()
+        self._labelled = labelled
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures of this moment."""
-        states = self._look()
+        states = [([model] * self._labelled, now) for model, now in self._look().items()]
+        labels = ["model"] * self._labelled
         figures: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
             ("ready", "1 if requests are answered.", lambda now: now.ready),
             ("model_loaded", "1 if the model is loaded.", lambda now: now.loaded),
@@ -169,29 +170,19 @@ class _Gauges(Collector):
             ("kv_cells_used", "KV cells in use.", lambda now: now.model.cells_used),
         )
         for name, what, value in figures:
-            gauge = GaugeMetricFamily(f"tilebeam_{name}", what, labels=self._labels)
-            for model, now in states.items():
-                gauge.add_metric(self._of(model), float(value(now)))
+            gauge = GaugeMetricFamily(f"tilebeam_{name}", what, labels=labels)
+            for own, now in states:
+                gauge.add_metric(own, float(value(now)))
             yield gauge
-        restarts = CounterMetricFamily(
-            "tilebeam_model_restarts", "Loads of the model after it failed.", labels=self._labels
-        )
+        restarts = CounterMetricFamily("tilebeam_model_restarts", "Loads of the model after it failed.", labels=labels)
         batches = HistogramMetricFamily(
-            "tilebeam_batch_samples", "Samples that one decode step drew a token for.", labels=self._labels
+            "tilebeam_batch_samples", "Samples that one decode step drew a token for.", labels=labels
         )
-        for model, now in states.items():
-            restarts.add_metric(self._of(model), float(now.restarts))
-            _add_batches(batches, self._of(model), now.model.batches)
+        for own, now in states:
+            restarts.add_metric(own, float(now.restarts))
+            counts = now.model.batches.items()
+            buckets = [(str(size), float(sum(n for rows, n in counts if rows <= size))) for size in _BATCH]
+            buckets.append(("+Inf", float(sum(n for _, n in counts))))
+            batches.add_metric(own, buckets, sum_value=float(sum(rows * n for rows, n in counts)))
         yield restarts
         yield batches
-
-    def _of(self, model: str) -> list[str]:
-        return [model] if self._labels else []
-
-
-def _add_batches(family: HistogramMetricFamily, labels: list[str], batches: dict[int, int]) -> None:
-    buckets = [(str(float(size)), float(sum(n for rows, n in batches.items() if rows <= size))) for size in _BATCH]
-    total = float(sum(batches.values()))
-    family.add_metric(
-        labels, [*buckets, ("+Inf", total)], sum_value=float(sum(rows * n for rows, n in batches.items()))
-    )

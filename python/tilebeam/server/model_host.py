@@ -8,8 +8,8 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -113,17 +113,11 @@ class ModelHost:
             ApiError: 503, it is not ready, or it could not be loaded.
         """
         if self.waits:
-            await self._loaded_soon()
-        with self.use() as loaded:
-            yield loaded
-
-    @contextmanager
-    def use(self) -> Iterator[LoadedModel]:
-        """Give the model, which is not freed before this ends.
-
-        Raises:
-            ApiError: 503, it is not ready.
-        """
+            # Requests that come meanwhile share the load and its failure. It goes on when they leave.
+            if self._loading is None:
+                self._loading = asyncio.ensure_future(self._load_once())
+                self._loading.add_done_callback(_looked_at)
+            await asyncio.shield(self._loading)
         self.look()
         if self.state == "restarting":
             raise unavailable(f"The model is being loaded again: {self.reason}", code="model_restarting", retry_after=2)
@@ -154,13 +148,6 @@ class ModelHost:
         return told | {"reason": self.reason} if self.reason else told
 
     # --- loading on demand ------------------------------------------------------------------------------------------
-
-    async def _loaded_soon(self) -> None:
-        """Have it loaded; requests that come meanwhile share the load and its failure. It goes on when they leave."""
-        if self._loading is None:
-            self._loading = asyncio.ensure_future(self._load_once())
-            self._loading.add_done_callback(_looked_at)
-        await asyncio.shield(self._loading)
 
     async def _load_once(self) -> None:
         self.state = "loading"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import ApiError
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import Entry
-from tilebeam.server.searches import SearchPool
 from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
 
@@ -22,21 +22,18 @@ class Models:
     Args:
         entries: the models; the first one answers requests that name none.
         settings: how to serve.
-        searches: the threads of searches.
         rates_steps: whether they have a reward model for searches by steps.
 
     Attributes:
         services: one for each, in their order.
     """
 
-    def __init__(
-        self, entries: Sequence[Entry], settings: Settings, searches: SearchPool, *, rates_steps: bool = False
-    ) -> None:
+    def __init__(self, entries: Sequence[Entry], settings: Settings, *, rates_steps: bool = False) -> None:
         check_names([entry.names for entry in entries])
         self.settings = settings
         self.metrics = Metrics([entry.names[0] for entry in entries])
         self.rates_steps = rates_steps
-        self._searches = searches
+        self._searches = searches = ThreadPoolExecutor(settings.max_searches, "tilebeam-search")
         self._started = int(time.time())
         self.services = [Service(entry, settings, searches, self.metrics.of(entry.names[0])) for entry in entries]
         self._by_name = {name: service for service in self.services for name in service.names}
@@ -108,7 +105,7 @@ class Models:
         """End all requests and free the models."""
         self.shut()
         await self.drain(0)
-        self._searches.close()
+        self._searches.shutdown(wait=True, cancel_futures=True)
         await asyncio.gather(*(service.close() for service in self.services))
 
 

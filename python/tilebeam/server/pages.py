@@ -25,22 +25,19 @@ def add_page_routes(app: FastAPI, models: Models) -> None:
     @app.get("/", include_in_schema=False)
     async def chat(request: Request) -> Response:
         """Return the page to chat on."""
-        page = chat_page(_options(models))
+        settings, names = models.settings, [service.name for service in models.services]
+        options = PageOptions(
+            name="" if settings.api_keys or len(names) > 1 else names[0],
+            models=[] if settings.api_keys or len(names) == 1 else names,
+            key=bool(settings.api_keys),
+            methods=[*(["tir"] if settings.programs else []), "adaptive"]
+            + (["beam", "dvts"] if models.rates_steps else []),
+            extractors=EXTRACTORS,
+            most=settings.max_samples,
+        )
+        page = chat_page(options)
         tag = f'"{hashlib.sha256(page.encode("utf-8")).hexdigest()[:32]}"'
         headers = _HEADERS | {"content-security-policy": chat_policy(), "etag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return HTMLResponse(page, headers=headers)
-
-
-def _options(models: Models) -> PageOptions:
-    settings, names = models.settings, [service.name for service in models.services]
-    programs = ["tir"] if settings.programs else []
-    return PageOptions(
-        name="" if settings.api_keys or len(names) > 1 else names[0],
-        models=[] if settings.api_keys or len(names) == 1 else names,
-        key=bool(settings.api_keys),
-        methods=[*programs, "adaptive", *(["beam", "dvts"] if models.rates_steps else [])],
-        extractors=EXTRACTORS,
-        most=settings.max_samples,
-    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from tilebeam.chat.prepared import PreparedChat
 from tilebeam.checks import without_infinities
-from tilebeam.errors import NpuError, TilebeamError
-from tilebeam.outputs import ProgressHook, Usage
+from tilebeam.errors import NpuError, SearchCancelled, TilebeamError
+from tilebeam.outputs import Progress, Usage
 from tilebeam.pages.search_page import search_page
 from tilebeam.prompt import Prompt
 from tilebeam.search.contract import Algorithm, SearchResult
@@ -20,7 +22,7 @@ from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.model_host import LoadedModel
 from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import Search
-from tilebeam.server.searches import SearchPool, algorithm_of
+from tilebeam.server.searches import in_thread
 
 # What a report leaves out unless the request wants candidates.
 _LONG = frozenset({"candidates", "trajectories", "pruned"})
@@ -28,33 +30,27 @@ _LONG = frozenset({"candidates", "trajectories", "pruned"})
 _ELSEWHERE = frozenset({"prompt", "text", "usage", "seed"})
 
 
+@dataclass(frozen=True)
 class SearchAnswer:
     """One request's search.
 
-    Args:
-        searches: the threads that it runs in.
+    Attributes:
+        search: the request's "search".
+        algorithm: which that is.
+        pool: the threads that searches run in.
         loaded: the model and its reward model.
         plan: the request.
         ready: what is asked.
         metrics: where it is counted.
-
-    Raises:
-        ApiError: 400, the request asks for a search that cannot be.
     """
 
-    def __init__(
-        self, searches: SearchPool, loaded: LoadedModel, plan: AnswerPlan, ready: Ready, metrics: ModelMetrics
-    ) -> None:
-        assert plan.body.search is not None
-        self._search: Search = plan.body.search
-        self._searches = searches
-        self._loaded = loaded
-        self._plan = plan
-        self._ready = ready
-        self._metrics = metrics
-        self._algorithm: Algorithm[SearchResult] = algorithm_of(
-            self._search, loaded.lm, loaded.scorer, plan.body, programs=searches.programs
-        )
+    search: Search
+    algorithm: Algorithm[SearchResult]
+    pool: ThreadPoolExecutor
+    loaded: LoadedModel
+    plan: AnswerPlan
+    ready: Ready
+    metrics: ModelMetrics
 
     async def whole(self) -> list[Event]:
         """Search, and return the events of the answer.
@@ -71,7 +67,7 @@ class SearchAnswer:
         Raises:
             TilebeamError, ApiError: see `whole`.
         """
-        yield [Started(i) for i in range(len(self._ready.prompts))]
+        yield [Started(i) for i in range(len(self.ready.prompts))]
         queue: asyncio.Queue[SearchEvent | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -90,31 +86,37 @@ class SearchAnswer:
         yield await asyncio.to_thread(self._answers, results, {"object": "tilebeam.search"})
 
     async def _run(self, events: EventHook | None) -> list[SearchResult]:
-        params, chat = self._ready.params, self._ready.chat
+        params, chat = self.ready.params, self.ready.chat
         prompts: Sequence[Prompt | PreparedChat] = (
-            self._ready.prompts if chat is None else [replace(chat, params=params)]
+            self.ready.prompts if chat is None else [replace(chat, params=params)]
         )
-        lm, budget = self._loaded.lm, self._search.budget
+        lm, budget = self.loaded.lm, self.search.budget
+        cancelled = threading.Event()
 
-        def search(progress: ProgressHook) -> list[SearchResult]:  # in a thread, which calls both hooks
-            return self._algorithm.run(lm, prompts, budget, sampling=params, progress=progress, events=events)
+        def go_on(_: Progress) -> bool:
+            return not cancelled.is_set()
+
+        def search() -> list[SearchResult]:  # in a thread, which calls both hooks
+            if cancelled.is_set():
+                raise SearchCancelled("The search was cancelled.")
+            return self.algorithm.run(lm, prompts, budget, sampling=params, progress=go_on, events=events)
 
         try:
-            results = await self._searches.run(search)
+            results = await in_thread(self.pool, search, cancelled)
         except NpuError:
             raise
         except TilebeamError as error:
-            if self._loaded.failure is not None:
+            if self.loaded.failure is not None:
                 raise
             raise bad_request(f"search: {error}", param="search", code="search_failed") from error
-        self._metrics.search(self._algorithm.name)
+        self.metrics.search(self.algorithm.name)
         return results
 
     def _happened(self, event: SearchEvent) -> Grown:
         """Return that something happened: a choice grows by nothing, as every chunk of OpenAI's has one."""
         told = event.as_dict()
         del told["prompt"]  # the choice's index
-        if not self._search.candidates:
+        if not self.search.candidates:
             del told["text"]
         return Grown(event.prompt, search={"object": "tilebeam.search.event"} | without_infinities(told))
 
@@ -125,16 +127,16 @@ class SearchAnswer:
             best = result.best
             if best.finish_reason == "tool_calls":  # which the reader finds
                 best = replace(best, finish_reason="stop")
-            events = self._ready.events_of(i, self._loaded.lm, self._plan, logprobs=best.logprobs is not None)
+            events = self.ready.events_of(i, self.loaded.lm, self.plan, logprobs=best.logprobs is not None)
             grown = events.whole(best if best.written is None else replace(best, text=best.written))
             found.append(replace(grown, search=kind | self._report(i, result)))
-        return [*found, Ended(sum((r.usage for r in results), Usage()), self._plan.params.seed or 0)]
+        return [*found, Ended(sum((r.usage for r in results), Usage()), self.plan.params.seed or 0)]
 
     def _report(self, i: int, result: SearchResult) -> Json:
         """Return what a search tells besides its text."""
-        hidden = _ELSEWHERE if self._search.candidates else _ELSEWHERE | _LONG
+        hidden = _ELSEWHERE if self.search.candidates else _ELSEWHERE | _LONG
         shown = {key: value for key, value in result.as_dict().items() if key not in hidden}
-        report: Json = {"method": self._algorithm.name} | without_infinities(shown)
-        if self._search.page:
-            report["page"] = search_page(self._algorithm.name, [result], [self._ready.prompts[i].asked])
+        report: Json = {"method": self.algorithm.name} | without_infinities(shown)
+        if self.search.page:
+            report["page"] = search_page(self.algorithm.name, [result], [self.ready.prompts[i].asked])
         return report

@@ -1,5 +1,5 @@
-"""Searches on behalf of requests: the algorithms of `tilebeam.search.algorithms`, run in threads whose calls share
-batches with everybody else's."""
+"""Searches on behalf of requests: the algorithms of `tilebeam.search.algorithms`, as a request may ask
+for them; and work in threads, whose calls share batches with everybody else's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilebeam.answers.extractors import extractor
 from tilebeam.answers.program_answers import ProgramAnswer
-from tilebeam.errors import SearchCancelled, TilebeamError
-from tilebeam.outputs import Progress, ProgressHook
+from tilebeam.errors import TilebeamError
 from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.search import algorithms as methods
 from tilebeam.search.contract import Algorithm, SearchResult
@@ -105,42 +104,6 @@ def _scorer(
         return named_scorer(search.scorer, lm)
     weighting = given.get("weighting", "plain" if name == "self-consistency" else "reward")
     return None if weighting in ("plain", "logprob") else reward
-
-
-class SearchPool:
-    """Threads for searches.
-
-    Args:
-        most: searches at the same time; others wait.
-        programs: searches may run programs that the model writes.
-    """
-
-    def __init__(self, most: int, *, programs: bool = False) -> None:
-        self.programs = programs
-        self._pool = ThreadPoolExecutor(most, thread_name_prefix="tilebeam-search")
-
-    async def run(self, search: Callable[[ProgressHook], T]) -> T:
-        """Return what a search returns, which runs in a thread and is given a progress hook. Cancelling ends it after
-        its present batch; this ends only then, because the search uses the model until then.
-
-        Raises:
-            TilebeamError: what goes wrong.
-        """
-        cancelled = threading.Event()
-
-        def hook(_: Progress) -> bool:
-            return not cancelled.is_set()
-
-        def work() -> T:
-            if cancelled.is_set():
-                raise SearchCancelled("The search was cancelled.")
-            return search(hook)
-
-        return await in_thread(self._pool, work, cancelled)
-
-    def close(self) -> None:
-        """End the threads, which are idle."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 async def in_thread(pool: ThreadPoolExecutor, work: Callable[[], T], cancelled: threading.Event) -> T:

@@ -110,7 +110,7 @@ class Guard:
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         self._inside += 1
         try:
-            await self._app(scope, _Body(receive, self._max_body).receive, send)
+            await self._app(scope, _limited(receive, self._max_body), send)
         finally:
             self._inside -= 1
 
@@ -140,29 +140,26 @@ class Guard:
         return None
 
 
-class _Body:
-    """Counts what a request sends, whatever its headers said."""
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Return what counts what a request sends, whatever its headers said: HTTPException 413 for a body that is too
+    large, 408 for one that does not come."""
+    seen, complete, deadline = 0, False, time.monotonic() + _BODY_SECONDS + limit / _SLOWEST_BODY
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive = receive
-        self._limit = limit
-        self._seen = 0
-        self._complete = False
-        self._deadline = time.monotonic() + _BODY_SECONDS + limit / _SLOWEST_BODY
-
-    async def receive(self) -> Message:
-        """Return the next message. HTTPException: 413 for a body that is too large, 408 for one that does not come."""
-        if self._complete:
-            return await self._receive()
+    async def limited() -> Message:
+        nonlocal seen, complete
+        if complete:
+            return await receive()
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline - time.monotonic()))
+            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             raise HTTPException(408, "The request's body did not arrive in time.") from None
-        self._seen += len(message.get("body", b""))
-        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
-        if self._seen > self._limit:
-            raise HTTPException(413, _too_large(self._limit))
+        seen += len(message.get("body", b""))
+        complete = message["type"] != "http.request" or not message.get("more_body", False)
+        if seen > limit:
+            raise HTTPException(413, _too_large(limit))
         return message
+
+    return limited
 
 
 def _too_large(limit: int) -> str:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.model.loader import load
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.server.logs import tell
-from tilebeam.server.model_host import Entry, LoadedModel
-from tilebeam.server.models import Models, check_names
-from tilebeam.server.searches import SearchPool
-from tilebeam.server.settings import Settings
+from tilebeam.server.model_host import LoadedModel
 
 if TYPE_CHECKING:
     from tilebeam.scoring.own_reward import OwnReward
@@ -63,19 +60,3 @@ class ServedModel:
                 stack.callback(scorer.close)
             tell("loaded", model=self.names[0], seconds=round(time.monotonic() - began, 3))
             return LoadedModel(lm, scorer, stack.pop_all())
-
-
-def models_of(served: Sequence[ServedModel], settings: Settings) -> tuple[Models, LoadedModel | None]:
-    """Return the models of a server, and the one that is loaded: a single one is, several are when they are asked for.
-
-    Raises:
-        TilebeamError: the model cannot be loaded, or two have the same name.
-    """
-    searches = SearchPool(settings.max_searches, programs=settings.programs)
-    entries = [Entry(one.names, one.load["n_seq_max"], one.open) for one in served]
-    check_names([entry.names for entry in entries])
-    loaded = entries[0].load() if len(entries) == 1 else None
-    if loaded is not None:
-        entries = [replace(entries[0], loaded=loaded)]
-    rates_steps = any(one.reward is not None and not one.reward.outcome for one in served)
-    return Models(entries, settings, searches, rates_steps=rates_steps), loaded

@@ -31,9 +31,9 @@ from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import Entry, LoadedModel, ModelHost
 from tilebeam.server.openai import chat_completions
 from tilebeam.server.plan import AnswerMaker, AnswerPlan, Ready
-from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, each_of, given
+from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, Search, each_of, given
 from tilebeam.server.search_answers import SearchAnswer
-from tilebeam.server.searches import SearchPool, in_thread
+from tilebeam.server.searches import algorithm_of, in_thread
 from tilebeam.server.settings import Settings
 from tilebeam.server.writing import dumped_in_parts
 
@@ -62,7 +62,7 @@ class Service:
         metrics: its figures.
     """
 
-    def __init__(self, entry: Entry, settings: Settings, searches: SearchPool, metrics: ModelMetrics) -> None:
+    def __init__(self, entry: Entry, settings: Settings, searches: ThreadPoolExecutor, metrics: ModelMetrics) -> None:
         self.names = entry.names
         self.settings = settings
         self.host = ModelHost(entry.load, entry.loaded, name=self.name)
@@ -258,7 +258,7 @@ class Service:
         """Return the JSON of an answer that does not stream."""
         ready = await self.prepared(loaded.lm, plan)
         if plan.body.search is not None:
-            events = await SearchAnswer(self.searches, loaded, plan, ready, self.metrics).whole()
+            events = await self._search(plan.body.search, loaded, plan, ready).whole()
         else:
             events = await generated(loaded.lm, plan, ready)
         self._observe(events)
@@ -273,13 +273,18 @@ class Service:
         """
         ready = await self.prepared(loaded.lm, plan)
         if plan.body.search is not None:
-            found = SearchAnswer(self.searches, loaded, plan, ready, self.metrics).stream()
+            found = self._search(plan.body.search, loaded, plan, ready).stream()
         else:
             found = streamed(loaded.lm, plan, ready, StreamTimes(self.metrics, began))
         async with aclosing(found):
             async for events in found:
                 self._observe(events)
                 yield events
+
+    def _search(self, search: Search, loaded: LoadedModel, plan: AnswerPlan, ready: Ready) -> SearchAnswer:
+        """Return a request's search; ApiError: 400, it asks for one that cannot be."""
+        algorithm = algorithm_of(search, loaded.lm, loaded.scorer, plan.body, programs=self.settings.programs)
+        return SearchAnswer(search, algorithm, self.searches, loaded, plan, ready, self.metrics)
 
     def _observe(self, events: Sequence[Event]) -> None:
         for event in events:

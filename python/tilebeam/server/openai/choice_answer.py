@@ -77,12 +77,10 @@ class ChoicesAnswer(Answer):
             if event.search is not None:
                 pieces[-1] |= {"search": event.search}
             return b"".join([self._before + dumped(piece) + self._after for piece in pieces])
-        return self._end(event) + _DONE
-
-    def _end(self, ended: Ended) -> bytes:
         if not self._usage:
-            return b""
-        return server_sent(self._chunk | {"choices": [], "usage": usage_of(ended.usage), "tilebeam": extras(ended)})
+            return _DONE
+        told = {"choices": [], "usage": usage_of(event.usage), "tilebeam": extras(event)}
+        return server_sent(self._chunk | told) + _DONE
 
     def _entries(self, shown: Shown) -> list[tuple[bytes, float]]:
         """Return the likeliest tokens in a token's place."""
