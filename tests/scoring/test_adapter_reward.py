@@ -90,6 +90,11 @@ def test_searches_take_it(files: tuple[LM, Path, Path]) -> None:
     for command in (("vote", "--extract", "text"), ("best-of-n",), ("beam", "--step-stop", "7"), ("adaptive",)):
         found = json.loads(ok(*command, *common, "--json").out)
         assert found["usage"]["scored_tokens"] > 0
+    (model.parent / "items.jsonl").write_text('{"prompt": "the cat", "answer": "1"}\n')
+    work = ["eval", "-m", model, "--task", f"jsonl:{model.parent}/items.jsonl", "--budget", 2, "--device", lm.device]
+    work += ["--method", "best-of-n,beam", "--seeds", 1, "-n", 6, "-t", 1, "--reward-head", adapter]
+    report = json.loads(ok(*work, "--out", model.parent / "eval", "--json").out)
+    assert {r["series"] for r in report["accuracy"]} >= {"best-of-n[logprob]", "best-of-n[adapter]", "beam[adapter]"}
     scorer = RewardSpec(None, head=adapter).open(lm)
     full = SamplingParams(n=1, max_tokens=lm.n_ctx, ignore_eos=True)
     drawn = lm.generate([PROMPT], full)[0].outputs

@@ -42,9 +42,9 @@ class ChoiceOptions:
     scorer: str | None = option(
         None,
         help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (the "
-        "share of the examples in the question's docstring that a program passes), prm, orm, head (--reward-head "
-        "alone), or FILE.py:function of prompt and text. Default: logprob (humaneval: examples, too) and the "
-        "reward model that is given.",
+        "share of the examples in the question's docstring that a program passes), prm, orm, head or adapter "
+        "(--reward-head alone), or FILE.py:function of prompt and text. Default: logprob (humaneval: examples, too) "
+        "and the reward model that is given.",
     )
 
     def scorers(self, task: Task, reward: RewardSpec | None) -> tuple[str, ...]:

@@ -65,12 +65,13 @@ def train(
     check_target(out)
     if model.lora.adapters():
         raise TilebeamError("A reward adapter is trained for a model without other LoRA adapters.")
+    torch.set_num_threads(model.run.threads or default_threads())
+    torch.set_flush_denormal(True)  # of attention most shares are that small, and slow; threads made later take it over
     body = ModelBody(model.model)
     with collected(model, problems, out.with_suffix(""), None) as (lm, _, records, about):
         texts, maker = _texts(lm, open_task(problems.asked.of(problems.task)), records), maker_of(lm)
     from tilebeam.training.fitting import samples_of
 
-    torch.set_num_threads(model.run.threads or default_threads())
     samples = samples_of(records, problems.seed)
     held = [samples.fold[samples.problem == i][0] == 0 for i in range(len(records))]
     fit = AdapterFit(body, texts, held, out.with_suffix(""), problems.seed)

@@ -57,7 +57,7 @@ class RewardModelOptions:
     reward_head: list[Path] | None = _option(
         None,
         help="With --prm or --orm: weights of its head, from tilebeam reward-head; default: MODEL.head.gguf. Without "
-        "them: a head on the model's own hidden states, from tilebeam reward train; repeat for several models.",
+        "them: a head or adapter of the model's own, from tilebeam reward; repeat for several models.",
     )
     reward_tag: str | None = _option(None, help="What ends every step, where the verdict is read (\\n allowed).")
     reward_labels: str | None = _option(None, help="The good and the bad label token, as in '+,-' (kind token).")

@@ -8,6 +8,7 @@ examples         the share of the examples in a question's docstring that a prog
 behavior         the same, then how many other programs give the same values
 prm, orm         the reward model that the options name
 head             the reward head on the generator's own hidden states
+adapter          the generator with its reward adapter
 FILE.py:function a function of prompt and text that returns a score; searches by steps ask it after every step
 """
 
@@ -25,8 +26,8 @@ from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import Scorer, Verifier
 from tilebeam.scoring.scoring_defaults import RUN_PROGRAMS, STEP_STOP
 
-OWN = "head"
-REWARDS = ("prm", "orm", OWN)
+OWN, ADAPTER = "head", "adapter"
+REWARDS = ("prm", "orm", OWN, ADAPTER)
 VERIFIER = "verifier"
 
 
@@ -53,8 +54,12 @@ class FunctionScorer(StepScorer):
 
 
 def reward_name(reward: RewardSpec | None) -> str | None:
-    """Name a reward model as scorers do: "prm", "orm" or "head"; None for none."""
-    return None if reward is None else OWN if reward.own else "orm" if reward.outcome else "prm"
+    """Name a reward model as scorers do: "prm", "orm", "head" or "adapter"; None for none."""
+    if reward is None:
+        return None
+    if not reward.own:
+        return "orm" if reward.outcome else "prm"
+    return ADAPTER if any(head.adapter for head in reward.own_heads) else OWN
 
 
 def knows(name: str) -> bool:
@@ -66,14 +71,14 @@ def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) ->
     """Raise `TilebeamError` if there is no such scorer.
 
     Args:
-        reward: "prm", "orm" or "head" if options name a reward model.
+        reward: `reward_name` of the reward model that options name.
         unsafe_code: programs may run where they cannot be confined.
     """
     if name == "consensus":
         raise TilebeamError("--scorer consensus is not supported: its scores depend on which texts are compared.")
     if name in REWARDS:
         if name != reward:
-            option = "reward-head" if name == OWN else name
+            option = "reward-head" if name in (OWN, ADAPTER) else name
             raise TilebeamError(f"--scorer {name} needs a reward model: --{option} FILE.")
     elif name != VERIFIER and not is_function_name(name):
         named_scorer(name)
