@@ -8,7 +8,9 @@ one is to be above the wrong one.
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import math
 import os
 import time
@@ -25,6 +27,7 @@ from torch.nn import functional as F
 from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.gguf.adapter_check import K_ALPHA
+from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.gguf.gguf_write import small_gguf
 from tilebeam.gguf.weights import tensor_values
 from tilebeam.gguf.whole_file import whole_file
@@ -225,7 +228,7 @@ class AdapterFit:
             Problem(p.prompt, [s[:_LONGEST] or p.prompt[-1:] for s in p.samples], p.right) for p in problems
         ]
         self._learnt = [i for i, out in enumerate(held) if not out and self._problems[i].samples]
-        self._work, self._checkpoint = work, work.with_name(f"{work.name}.checkpoint.pt")
+        self._checkpoint = work.with_name(f"{work.name}.checkpoint.pt")
         self.first = body.n_layer - max(1, body.n_layer // 3)  # layer with LoRA
         self._layers = nn.ModuleList(_Layer(body, i, RANK) for i in range(self.first, body.n_layer))
         self._norm = body.tensor("output_norm.weight")
@@ -236,7 +239,10 @@ class AdapterFit:
         groups = [{"params": adapter, "rate": _RATE}, {"params": list(self.head.parameters()), "rate": _HEAD_RATE}]
         self._optimizer = torch.optim.AdamW(groups, lr=_RATE, weight_decay=0.0)
         self._lower: list[Any] = []
-        self._about = [seed, len(problems), self._learnt, sum(len(s) for p in self._problems for s in p.samples)]
+        texts = json.dumps([fingerprint(body.path), *([p.prompt, p.samples] for p in self._problems)])
+        digest = hashlib.sha256(texts.encode()).hexdigest()[:12]
+        self._files = [work.with_name(f"{work.name}.{digest}.{end}") for end in ("lower", "lower.partial")]
+        self._about = [seed, digest, self._learnt]
         if self._checkpoint.exists():
             self._restore()
 
@@ -269,7 +275,7 @@ class AdapterFit:
         """
         body = self._body
         sizes = [len(p.prompt) + sum(map(len, p.samples)) for p in self._problems]
-        whole, partial = (self._work.with_name(f"{self._work.name}.{end}") for end in ("lower", "lower.partial"))
+        whole, partial = self._files
         done = whole.exists() and whole.stat().st_size == sum(sizes) * body.n_embd * body.type.itemsize
         path = whole if done else partial
         rows = torch.from_file(str(path), True, sum(sizes) * body.n_embd, dtype=body.type).view(-1, body.n_embd)
@@ -371,6 +377,6 @@ class AdapterFit:
     def clean(self) -> None:
         """Delete what a finished run does not need any more."""
         self._lower.clear()
-        for end in ("lower", "lower.partial"):
-            self._work.with_name(f"{self._work.name}.{end}").unlink(missing_ok=True)
+        for file in self._files:
+            file.unlink(missing_ok=True)
         self._checkpoint.unlink(missing_ok=True)
