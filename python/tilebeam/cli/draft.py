@@ -17,7 +17,7 @@ from tilebeam.cli.commands import Command, prepared
 from tilebeam.cli.options import CtxSize, Json, Model, RunOptions, Sequences, grouped, option
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
-from tilebeam.extras import how_to_install
+from tilebeam.extras import pytorch
 from tilebeam.folder_lock import alone_in
 from tilebeam.gguf.help_text import App
 from tilebeam.model.load_options import LoadOptions, default_threads
@@ -112,14 +112,9 @@ def train(
     """
     from tilebeam.gguf.whole_file import check_target
 
-    try:
-        import torch
+    torch = pytorch("Draft heads")
+    from tilebeam.training.draft_fit import ModelWeights, keep_memory
 
-        from tilebeam.training.draft_fit import ModelWeights, keep_memory
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise TilebeamError(f"Draft heads are trained with PyTorch: {how_to_install('train')}") from None
     if out.suffix != ".gguf":
         raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
     if n_ff % 32:

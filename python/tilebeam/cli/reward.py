@@ -59,7 +59,7 @@ def train(
         raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
     check_target(out)
     options = FitOptions(features_of(features), problems.seed)
-    with collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
+    with collected(model, problems, out.with_suffix(""), layer) as (lm, _, collection, records, about):
         from tilebeam.scoring.own_reward import OwnReward, maker_of
         from tilebeam.scoring.reward_heads import save_head
         from tilebeam.training.fitting import fit, samples_of

@@ -14,7 +14,7 @@ from tilebeam.cli import console
 from tilebeam.cli.options import Json, ModelOptions, grouped, option
 from tilebeam.cli.reward_samples import SampleOptions, collected
 from tilebeam.errors import TilebeamError
-from tilebeam.extras import how_to_install
+from tilebeam.extras import pytorch
 from tilebeam.model.load_options import default_threads
 
 if TYPE_CHECKING:
@@ -49,18 +49,12 @@ def train(
 
     Example: tilebeam reward adapter -m model.gguf --task gsm8k:train.jsonl --items 240 -o adapter.gguf
     """
-    from tilebeam.evaluation.tasks import open_task
     from tilebeam.gguf.whole_file import check_target
     from tilebeam.scoring.own_reward import maker_of
 
-    try:
-        import torch
+    torch = pytorch("Reward adapters")
+    from tilebeam.training.adapter_fit import AdapterFit, ModelBody
 
-        from tilebeam.training.adapter_fit import AdapterFit, ModelBody
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise TilebeamError(f"Reward adapters are trained with PyTorch: {how_to_install('train')}") from None
     if out.suffix != ".gguf":
         raise TilebeamError(f"The adapter is written as a GGUF file: {out} should end in .gguf.")
     check_target(out)
@@ -69,8 +63,8 @@ def train(
     torch.set_num_threads(model.run.threads or default_threads())
     torch.set_flush_denormal(True)  # of attention most shares are that small, and slow; threads made later take it over
     body = ModelBody(model.model)
-    with collected(model, problems, out.with_suffix(""), None) as (lm, _, records, about):
-        texts, maker = _texts(lm, open_task(problems.asked.of(problems.task)), records), maker_of(lm)
+    with collected(model, problems, out.with_suffix(""), None) as (lm, task, _, records, about):
+        texts, maker = _texts(lm, task, records), maker_of(lm)
     from tilebeam.training.fitting import samples_of
 
     samples = samples_of(records, problems.seed)

@@ -20,6 +20,7 @@ from tilebeam.training.fit_options import SAMPLES, STEPS, FitOptions
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.log import Record
+    from tilebeam.evaluation.tasks.task import Task
     from tilebeam.model.lm import LM
     from tilebeam.training.collection import Collection
 
@@ -49,9 +50,9 @@ class SampleOptions:
 @contextmanager
 def collected(
     model: ModelOptions, problems: SampleOptions, beside: Path, layer: int | None
-) -> Iterator[tuple[LM, Collection, list[Record], dict[str, Any]]]:
-    """Collect samples; yields the model, all samples, the records of the problems that were asked for, and facts for
-    the report.
+) -> Iterator[tuple[LM, Task, Collection, list[Record], dict[str, Any]]]:
+    """Collect samples; yields the model, the task, all samples, the records of the problems that were asked for, and
+    facts for the report.
 
     Args:
         beside: where samples are kept, unless the options say.
@@ -89,4 +90,4 @@ def collected(
         known = {item.id for item in task.items}
         records = [r for r in collection.records if r["unit"] in known]
         about = {"model": model.model.stem, "collection": setting.as_dict(), "digest": setting.digest}
-        yield lm, collection, records, about
+        yield lm, task, collection, records, about

@@ -9,7 +9,6 @@ one is to be above the wrong one.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -30,9 +29,8 @@ from tilebeam.gguf.adapter_check import K_ALPHA
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.gguf.gguf_write import small_gguf
 from tilebeam.gguf.weights import tensor_values
-from tilebeam.gguf.whole_file import whole_file
 from tilebeam.scoring.reward_heads import ADAPTER_BIAS, ADAPTER_WEIGHTS, PREFIX
-from tilebeam.training.draft_fit import number_type, rows_of
+from tilebeam.training.draft_fit import number_type, rotated, rows_of, write_checkpoint
 
 RANK = 16
 _ALPHA = 2.0  # what LoRA's products are multiplied by
@@ -175,7 +173,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         z = _normed(x, before_attention, body.eps)
         q, k, v = (matrix(z).unflatten(1, (-1, body.width)) for matrix in (self.attn_q, self.attn_k, self.attn_v))
         q, k = (p if norm is None else _normed(p, norm, body.eps) for p, norm in ((q, q_norm), (k, k_norm)))
-        q, k = (_rotated(p, *frame.turn, _FAMILIES[body.architecture]) for p in (q, k))
+        q, k = (rotated(p, *frame.turn, halves=_FAMILIES[body.architecture]) for p in (q, k))
         (asked, asks), (first_keys, keys), (first_values, values) = (frame.split(p) for p in (q, k, v))
         keys, values = (
             torch.cat((first.expand(len(own), -1, -1, -1), own), 2)
@@ -194,12 +192,6 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
 def _normed(x: Any, weight: Any, eps: float) -> Any:
     return F.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-def _rotated(x: Any, cos: Any, sin: Any, halves: bool) -> Any:
-    a, b = x.chunk(2, -1) if halves else (x[..., 0::2], x[..., 1::2])
-    turned = (a * cos - b * sin, b * cos + a * sin)
-    return torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2)
 
 
 class AdapterFit:
@@ -261,10 +253,8 @@ class AdapterFit:
     def save(self) -> None:
         """Write the checkpoint."""
         kept = {"adapter": self._layers.state_dict(), "head": self.head.state_dict(), "about": self._about}
-        data = io.BytesIO()  # to a disk that is full torch writes with an error that does not say so
-        torch.save(kept | {"optimizer": self._optimizer.state_dict(), "steps": self.steps}, data)
-        with whole_file(self._checkpoint) as partial:
-            partial.write_bytes(data.getbuffer())
+        kept |= {"optimizer": self._optimizer.state_dict(), "steps": self.steps}
+        write_checkpoint(self._checkpoint, kept)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def read(self, progress: Callable[[int, int], object]) -> None:

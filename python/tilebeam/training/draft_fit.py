@@ -181,8 +181,8 @@ class HeadNet(nn.Module):  # type: ignore[misc]
         past: list[tuple[Any, Any]] = []
         for depth in range(DEPTH):
             x = torch.cat((embedded, self.attn_norm_2(state)), -1)
-            q = _rotated(split(self.attn_q(x), self.heads), *turn)
-            k, v = _rotated(split(self.attn_k(x), self.kv_heads), *turn), split(self.attn_v(x), self.kv_heads)
+            q = rotated(split(self.attn_q(x), self.heads), *turn)
+            k, v = rotated(split(self.attn_k(x), self.kv_heads), *turn), split(self.attn_v(x), self.kv_heads)
             past.append(tuple(p.repeat_interleave(self.heads // self.kv_heads, 1) for p in (k, v)))
             scores = (q @ past[0][0].transpose(-1, -2)).masked_fill(columns > rows - depth, -1e9)
             # The chain that ends at row t has its own earlier states at the rows before.
@@ -257,9 +257,19 @@ def _behind(x: Any, rows: int) -> Any:
     return F.pad(x, (0, 0, rows, 0))[:, :, : x.shape[2]]
 
 
-def _rotated(x: Any, cos: Any, sin: Any) -> Any:
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+def rotated(x: Any, cos: Any, sin: Any, *, halves: bool = False) -> Any:
+    """Rotate pairs of elements by positions: neighbors, or those of the first and the second half (ggml's NEOX)."""
+    a, b = x.chunk(2, -1) if halves else (x[..., 0::2], x[..., 1::2])
+    turned = a * cos - b * sin, a * sin + b * cos
+    return torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2)
+
+
+def write_checkpoint(path: Path, kept: dict[str, Any]) -> None:
+    """Write a checkpoint; it appears when it is complete."""
+    data = io.BytesIO()  # to a disk that is full torch writes with an error that does not say so
+    torch.save(kept, data)
+    with whole_file(path) as partial:
+        partial.write_bytes(data.getbuffer())
 
 
 class Fit:
@@ -325,10 +335,7 @@ class Fit:
         """Write the checkpoint."""
         kept = {"net": self.net.state_dict(), "optimizer": self._optimizer.state_dict(), "tokens": self.tokens.tolist()}
         kept |= {"seconds": self.seconds, "steps": self.steps, "n_ff": self._weights.n_ff}
-        data = io.BytesIO()  # to a disk that is full torch writes with an error that does not say so
-        torch.save(kept, data)
-        with whole_file(self._checkpoint) as partial:
-            partial.write_bytes(data.getbuffer())
+        write_checkpoint(self._checkpoint, kept)
 
     def run(self, seconds: float, progress: Callable[[float, list[float]], object]) -> None:
         """Train until it has been trained for so long, in all.
