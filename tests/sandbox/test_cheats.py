@@ -81,8 +81,8 @@ def test_an_earlier_request_leaves_nothing_to_find() -> None:
     scan = CHEATS["tests in the heap"]
     secret = [Test(f"assert candidate({i}) == {900000000 + i * 7919}") for i in range(3)]
     own = "".join(f"# {test.source}\n" for test in secret)
-    assert all(run_tests(scan + own, "f", secret, seconds=9).passed)
-    assert not any(run_tests(scan, "f", secret, seconds=9).passed)
+    assert all(run_tests(scan + own, "f", secret, seconds=30).passed)
+    assert not any(run_tests(scan, "f", secret, seconds=30).passed)
 
 
 def test_the_process_that_programs_are_forked_from_never_holds_a_test_or_a_program() -> None:
