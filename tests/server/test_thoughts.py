@@ -49,6 +49,22 @@ def test_thoughts_are_apart(server: Running) -> None:
     assert "reasoning_content" not in message(server, max_tokens=9)
 
 
+def test_tokens_of_thoughts_are_counted(server: Running, lm: LM) -> None:
+    """Those of each choice; one that does not think has none."""
+    body = {"messages": HI, "seed": 1, "n": 2} | THOUGHT
+    whole = server.post(CHAT, body).json()
+    thoughts = [choice["message"]["reasoning_content"] for choice in whole["choices"]]
+    first, second = (len(lm.tokenize(thought, add_special=False)) for thought in thoughts)
+    told = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert first < told == first + second
+    *_, last = server.client().chat.completions.create(
+        model="tiny", stream=True, extra_body=body, messages=HI, stream_options={"include_usage": True}
+    )
+    assert last.usage.completion_tokens_details.reasoning_tokens == told
+    plain = server.post(CHAT, body | {"reasoning_format": "none"}).json()["usage"]
+    assert plain["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
 def test_tokens_of_thoughts_are_told(server: Running) -> None:
     body = {"messages": HI, "seed": 1, "logprobs": True} | THOUGHT
     whole = server.post(CHAT, body).json()["choices"][0]
@@ -87,9 +103,13 @@ def test_a_server_may_leave_thoughts_in_the_text(lm: LM) -> None:
 def test_responses_have_them_as_an_item(opening: Running) -> None:
     options: Any = {"model": "tiny", "input": "hi", "max_output_tokens": 6, "extra_body": {"seed": 1}}
     client = opening.client()
-    (item,) = client.responses.create(**options).output
+    answer = client.responses.create(**options)
+    (item,) = answer.output
     assert item.type == "reasoning"
+    assert answer.usage is not None
     events = list(client.responses.create(**options, stream=True))
+    for usage in (answer.usage, events[-1].response.usage):
+        assert 4 <= usage.output_tokens_details.reasoning_tokens <= usage.output_tokens == 6
     assert "".join(e.delta for e in events if e.type == "response.reasoning_text.delta") == item.content[0].text
     assert [e.text for e in events if e.type == "response.reasoning_text.done"] == [item.content[0].text]
     sent: Any = [

@@ -112,10 +112,12 @@ class Ended:
     Attributes:
         usage: what they cost.
         seed: what repeats them.
+        reasoning_tokens: that the text of thoughts has, where they are told apart, without their marks.
     """
 
     usage: Usage
     seed: int
+    reasoning_tokens: int = 0
 
 
 Event = Started | Grown | Ended

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from tilebeam.chat.answer_parts import reasoning_in
 from tilebeam.outputs import Delta, RequestOutput, Usage
-from tilebeam.server.answer_events import Ended, Event, SampleEvents, Started
+from tilebeam.server.answer_events import Ended, Event, Grown, SampleEvents, Started
 from tilebeam.server.errors import ApiError, unavailable
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.plan import AnswerPlan, Ready
@@ -17,6 +19,7 @@ from tilebeam.server.plan import AnswerPlan, Ready
 if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream
     from tilebeam.model.lm import LM
+    from tilebeam.search.contract import SearchResult
 
 
 async def generated(lm: LM, plan: AnswerPlan, ready: Ready) -> list[Event]:
@@ -36,7 +39,7 @@ async def generated(lm: LM, plan: AnswerPlan, ready: Ready) -> list[Event]:
             for j, sample in enumerate(output.outputs):
                 index = i * plan.body.n + j
                 found += [Started(index), ready.events_of(index, lm, plan).whole(sample)]
-        return [*found, _ended(plan, outputs)]
+        return [*found, ended(lm, plan, outputs, found)]
 
     return await asyncio.to_thread(told)
 
@@ -54,7 +57,7 @@ async def streamed(lm: LM, plan: AnswerPlan, ready: Ready, times: StreamTimes) -
     async with AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(lm.astream(p, ready.params)) for p in ready.prompts]
         yield [Started(i * n + j, len(prompt.ids)) for i, prompt in enumerate(ready.prompts) for j in range(n)]
-        samples = dict[int, SampleEvents]()
+        samples, thinking = dict[int, SampleEvents](), list[Event]()
         stopped = False
         async for deltas in merged(streams):
             stopped = stopped or any(delta.finish_reason == "aborted" for _, delta in deltas)
@@ -68,16 +71,32 @@ async def streamed(lm: LM, plan: AnswerPlan, ready: Ready, times: StreamTimes) -
                     samples[index] = ready.events_of(index, lm, plan)
                 if (grown := samples[index].grown(delta)) is not None:
                     found.append(grown)
+                    thinking += [grown] if reasoning_in(grown.parts) else []
             if found:
                 yield found
         if stopped:
             raise _stopped()
         outputs = [stream.output for stream in streams]
-    yield [_ended(plan, outputs)]
+    yield [ended(lm, plan, outputs, thinking)]
 
 
-def _ended(plan: AnswerPlan, outputs: Sequence[RequestOutput]) -> Ended:
-    return Ended(sum((output.usage for output in outputs), Usage()), plan.params.seed or 0)
+def ended(
+    lm: LM, plan: AnswerPlan, outputs: Sequence[RequestOutput | SearchResult], events: Sequence[Event]
+) -> Ended:
+    """Return what tells that all choices have ended.
+
+    Args:
+        outputs: what was generated, or the results of a search.
+        events: those in which there are thoughts, at least.
+    """
+    thoughts = defaultdict[int, str](str)
+    for event in events:
+        if isinstance(event, Grown):
+            thoughts[event.index] += reasoning_in(event.parts)
+    counts = (len(lm.tokenize(thought, add_special=False, parse_special=False)) for thought in thoughts.values())
+    usage = sum((output.usage for output in outputs), Usage())
+    # Bytes that are no text by themselves are written longer than they were drawn.
+    return Ended(usage, plan.params.seed or 0, min(sum(counts), usage.completion_tokens))
 
 
 def _stopped() -> ApiError:

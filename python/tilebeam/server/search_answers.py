@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from tilebeam.chat.prepared import PreparedChat
 from tilebeam.checks import without_infinities
 from tilebeam.errors import NpuError, SearchCancelled, TilebeamError
-from tilebeam.outputs import Progress, Usage
+from tilebeam.outputs import Progress
 from tilebeam.pages.search_page import search_page
 from tilebeam.prompt import Prompt
 from tilebeam.search.contract import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
-from tilebeam.server.answer_events import Ended, Event, Grown, Json, Started
+from tilebeam.server.answer_events import Event, Grown, Json, Started
+from tilebeam.server.answering import ended
 from tilebeam.server.errors import bad_request
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.model_host import LoadedModel
@@ -122,7 +123,7 @@ class SearchAnswer:
 
     def _answers(self, results: Sequence[SearchResult], kind: Json) -> list[Event]:
         """Return the chosen candidates, whose log-probabilities not every search knows, and what all of it cost."""
-        found: list[Event] = []
+        found: list[Grown] = []
         for i, result in enumerate(results):
             best = result.best
             if best.finish_reason == "tool_calls":  # which the reader finds
@@ -130,7 +131,7 @@ class SearchAnswer:
             events = self.ready.events_of(i, self.loaded.lm, self.plan, logprobs=best.logprobs is not None)
             grown = events.whole(best if best.written is None else replace(best, text=best.written))
             found.append(replace(grown, search=kind | self._report(i, result)))
-        return [*found, Ended(sum((r.usage for r in results), Usage()), self.plan.params.seed or 0)]
+        return [*found, ended(self.loaded.lm, self.plan, results, found)]
 
     def _report(self, i: int, result: SearchResult) -> Json:
         """Return what a search tells besides its text."""

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from tilebeam.outputs import Usage
 from tilebeam.server.answer_events import Ended, Event, Json
 from tilebeam.server.errors import ApiError
 
@@ -31,14 +30,16 @@ class Answer(ABC):
         """Return what an event adds."""
 
 
-def usage_of(usage: Usage) -> Json:
+def usage_of(ended: Ended) -> Json:
     """Write OpenAI's count of tokens."""
+    usage = ended.usage
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": ended.reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_tokens,
             "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
         },

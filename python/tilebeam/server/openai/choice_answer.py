@@ -64,7 +64,7 @@ class ChoicesAnswer(Answer):
                 told = self.choice(one)
                 choices.append(told if one.search is None else told | {"search": one.search})
             elif isinstance(one, Ended):
-                answer |= {"usage": usage_of(one.usage), "tilebeam": extras(one)}
+                answer |= {"usage": usage_of(one), "tilebeam": extras(one)}
         return answer
 
     def add(self, event: Event) -> bytes:
@@ -79,7 +79,7 @@ class ChoicesAnswer(Answer):
             return b"".join([self._before + dumped(piece) + self._after for piece in pieces])
         if not self._usage:
             return _DONE
-        told = {"choices": [], "usage": usage_of(event.usage), "tilebeam": extras(event)}
+        told = {"choices": [], "usage": usage_of(event), "tilebeam": extras(event)}
         return server_sent(self._chunk | told) + _DONE
 
     def _entries(self, shown: Shown) -> list[tuple[bytes, float]]:

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tilebeam.chat.answer_parts import Part, Text
-from tilebeam.outputs import ToolCallDelta, Usage
+from tilebeam.outputs import ToolCallDelta
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Ended, Event, Grown, Json, TokenBytes
 from tilebeam.server.chat_forms import answered
@@ -89,10 +89,10 @@ class ResponsesAnswer(Answer):
                 self._status = "incomplete" if event.finish == "length" else "completed"
         elif isinstance(event, Ended):
             yield from self._close_item()
-            body = self._response(event.usage)
+            body = self._response(event)
             yield {"type": f"response.{self._status}", "response": body | {"tilebeam": extras(event)}}
 
-    def _response(self, usage: Usage | None = None) -> Json:
+    def _response(self, ended: Ended | None = None) -> Json:
         """Write it as far as it is."""
         body, cut = self._body, self._status == "incomplete"
         wanted = body.text.format if body.text is not None else None
@@ -118,7 +118,7 @@ class ResponsesAnswer(Answer):
             "top_p": self._top_p,
             "truncation": "disabled",
             "metadata": body.metadata or {},
-            "usage": None if usage is None else _usage(usage),
+            "usage": None if ended is None else _usage(ended),
         }
 
     def _grown(self, part: Part) -> Iterator[Json]:
@@ -172,12 +172,12 @@ class ResponsesAnswer(Answer):
         return {"type": kind} | place | fields
 
 
-def _usage(usage: Usage) -> Json:
-    told = usage_of(usage)
+def _usage(ended: Ended) -> Json:
+    told = usage_of(ended)
     return {
         "input_tokens": told["prompt_tokens"],
         "input_tokens_details": told["prompt_tokens_details"],
         "output_tokens": told["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
         "total_tokens": told["total_tokens"],
     }
