@@ -80,9 +80,7 @@ async def streamed(lm: LM, plan: AnswerPlan, ready: Ready, times: StreamTimes) -
     yield [ended(lm, plan, outputs, thinking)]
 
 
-def ended(
-    lm: LM, plan: AnswerPlan, outputs: Sequence[RequestOutput | SearchResult], events: Sequence[Event]
-) -> Ended:
+def ended(lm: LM, plan: AnswerPlan, outputs: Sequence[RequestOutput | SearchResult], events: Sequence[Event]) -> Ended:
     """Return what tells that all choices have ended.
 
     Args:
