@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import tilebeam
 from engine_kit import Count, check_engine
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine.request import make_request
-from tilebeam.model import memory_check
+from tilebeam.model import loader, memory_check
 from tilebeam.outputs import Progress, RequestOutput
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
@@ -182,8 +183,15 @@ def test_windows_get_cells_by_memory_and_as_asked(
         assert lm.info.window_cells == 256  # fewer would not hold the windows
     monkeypatch.setattr(memory_check, "usable_memory", lambda: SimpleNamespace(with_swap=1 << 20))
     monkeypatch.setattr(memory_check, "check", lambda *_, **__: 0)
-    with load(path, **size, swa_full=True) as lm:
-        assert lm.info.window_cells == 4096
+    loaded, real = list[LM](), loader.load
+
+    def noted(*args: Any, **options: Any) -> LM:
+        loaded.append(real(*args, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(loader, "load", noted)
+    with load(path, **size, swa_full=True, lookup=None, draft=path) as lm:
+        assert [lm.info.window_cells, loaded[0].info.window_cells] == [4096, 4096]
     with load(path, **size) as lm, lm.keep_prefixes():
         assert lm.info.window_cells == 1280  # 33 texts and a batch
         prompts = [TEXT[:1500] + [at] * 20 for at in (5, 6, 6)] + [[9, *TEXT[:300]]]

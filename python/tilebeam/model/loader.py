@@ -232,6 +232,7 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions, progre
         n_batch=o.n_batch,
         executor=o.executor,
         flash_attn=o.flash_attn,
+        swa_full=o.swa_full,
         lookup=False,
         packed_cache=o.packed_cache,
         verify=o.verify,
