@@ -10,12 +10,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ggml_kit as kit
 import numpy as np
 import pytest
 import tilebeam
 from npu_kit import OK, Outcome, Session, SharedArray, Vec, scale
+from tilebeam.engine import matcher
+from tilebeam.native import register
 from tilebeam.native.control import control
 
 from bench.lib import synth
@@ -103,6 +106,20 @@ def test_a_child_does_not_reach_a_buffer(tiled: bool) -> None:
         assert exit_code(compute) == 0
         assert exit_code(read) == 0
         assert np.array_equal(bytes_, before)
+
+
+@pytest.mark.parametrize(
+    ("lock", "call"),
+    [
+        (matcher._known_lock, lambda: not matcher.is_known("root ::= [a]", Mock())),
+        (register._lock, lambda: bool(tilebeam.register().devices())),
+    ],
+    ids=["grammars", "register"],
+)
+def test_locks_of_the_program_are_free_in_a_child(lock: threading.Lock, call: Callable[[], bool]) -> None:
+    tilebeam.register()
+    with lock:
+        assert exit_code(call) == 0
 
 
 @pytest.mark.parametrize(("device", "executor"), [("npu", "thread"), ("npu", "process"), ("cpu", None)])

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from typing import Any
 
 from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.native import plugin
 from tilebeam.native.control import control
+from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.plugin import Registry
 from tilebeam.native.repacked import RepackedFile
 
 _NAME = "llama_model_load_from_file"
 _KEY, _TEXT = b"general.architecture", 8
 _HEAD = 1 << 16  # bytes that the key is looked for in: nearly all files begin with it
-_lock = threading.Lock()
+_lock = free_in_children()
 
 
 def register() -> Registry:
