@@ -450,8 +450,7 @@ class Dispatcher:
         self._steps -= self._steps > 0 and not self._engine.scheduler.recovers
         for call in list(self._active):
             call.steps += 1
-            failed = any(r.error is not None for r in call.requests)
-            if failed:
+            if any(r.error is not None for r in call.requests):
                 self._drop(call)
             elif all(r.unfinished == 0 for r in call.requests):
                 self._complete(call)

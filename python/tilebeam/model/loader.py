@@ -221,21 +221,9 @@ def _beside(model: Model, info: LoadInfo, options: CheckedOptions, lora: Lora) -
 
 def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions, progress: Callable[[float], object]) -> LM:
     """Load the draft model, with room for as many tokens and samples as the model has."""
-    return load(
-        draft,
-        o.device,
-        lm.n_ctx,
-        o.n_seq_max,
-        o.threads,
-        n_batch=o.n_batch,
-        executor=o.executor,
-        flash_attn=o.flash_attn,
-        lookup=False,
-        packed_cache=o.packed_cache,
-        verify=o.verify,
-        verbose=o.verbose,
-        progress=progress,
-    )
+    names = ("device", "n_seq_max", "threads", "n_batch", "executor", "flash_attn", "packed_cache", "verify", "verbose")
+    options: dict[str, Any] = {name: getattr(o, name) for name in names}
+    return load(draft, n_ctx=lm.n_ctx, lookup=False, progress=progress, **options)
 
 
 class _Loader:
@@ -498,11 +486,7 @@ class _Loader:
         try:
             yield
         finally:
-            npu.configure(
-                executor=before["executor"],
-                memory_limit=before["memory_limit"],
-                deterministic=before["deterministic"],
-            )
+            npu.configure(**{name: before[name] for name in ("executor", "memory_limit", "deterministic")})
 
     def _check_loaded(self) -> int:
         """Count the tensors that this load tiled; refuse a repacked file unless they are all it lists."""
