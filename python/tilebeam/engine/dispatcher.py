@@ -276,7 +276,7 @@ class Dispatcher:
                 yield turn
         finally:
             with self._lock:
-                self._owner = None
+                self._owner = _CLOSED if self._forked else None
                 self._steps += turn.tokens // PREFILL_CHUNK if turn.due else 0
                 self._run_commands()
                 self._wake_next()
@@ -416,7 +416,7 @@ class Dispatcher:
                         break
                     self._step()
         finally:
-            self._owner = None
+            self._owner = _CLOSED if self._forked else None
 
     def _stops(self) -> bool:
         """Return whether it is time for all readers that wait now, which are due then."""
