@@ -61,6 +61,27 @@ def test_no_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> None:
         releases.installed()
 
 
+WITHOUT = """
+import sys
+from importlib import metadata
+import tilebeam
+
+def missing(name):
+    raise metadata.PackageNotFoundError(name)
+
+metadata.version, sys.modules["llama_cpp"] = missing, None
+try:
+    tilebeam.load(sys.argv[1], "cpu")
+except tilebeam.TilebeamError as error:
+    print(error)
+"""
+
+
+def test_a_load_without_llama_cpp_python_says_so(tmp_path: Path) -> None:
+    done = process_kit.python(WITHOUT, write_model(tmp_path / "tiny.gguf", preset("tiny", type="q8_0")))
+    assert "llama-cpp-python is not installed: pip install" in done.stdout, done.stderr
+
+
 def test_a_model_that_a_release_aborts_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     releases.check_architecture("m.gguf", "qwen2")
     monkeypatch.setattr(metadata, "version", lambda _: "0.3.35")

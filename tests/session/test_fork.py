@@ -8,14 +8,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ggml_kit as kit
 import numpy as np
 import pytest
 import tilebeam
 from npu_kit import OK, Outcome, Session, SharedArray, Vec, scale
+from tilebeam.engine import matcher
+from tilebeam.native import register
 from tilebeam.native.control import control
 
 from bench.lib import synth
@@ -103,6 +107,32 @@ def test_a_child_does_not_reach_a_buffer(tiled: bool) -> None:
         assert exit_code(compute) == 0
         assert exit_code(read) == 0
         assert np.array_equal(bytes_, before)
+
+
+@pytest.mark.parametrize(
+    ("lock", "call"),
+    [
+        (matcher._known_lock, lambda: not matcher.is_known("root ::= [a]", Mock())),
+        (register._lock, lambda: bool(tilebeam.register().devices())),
+    ],
+    ids=["grammars", "register"],
+)
+def test_locks_of_the_program_are_free_in_a_child(lock: threading.Lock, call: Callable[[], bool]) -> None:
+    tilebeam.register()
+    with lock:
+        assert exit_code(call) == 0
+
+
+def test_a_child_made_while_the_engine_is_held_frees_nothing(tmp_path: Path) -> None:
+    path = synth.write_model(tmp_path / "model.gguf", synth.preset("tiny", n_layer=1))
+    with tilebeam.load(path, "npu", n_ctx=256, n_seq_max=2, threads=1) as lm, ExitStack() as held:
+        held.enter_context(lm.raw_decode())
+
+        def leave() -> bool:
+            held.close()
+            return not lm._dispatcher.close()
+
+        assert exit_code(leave) == 0
 
 
 @pytest.mark.parametrize(("device", "executor"), [("npu", "thread"), ("npu", "process"), ("cpu", None)])

@@ -276,7 +276,7 @@ class Dispatcher:
                 yield turn
         finally:
             with self._lock:
-                self._owner = None
+                self._owner = _CLOSED if self._forked else None
                 self._steps += turn.tokens // PREFILL_CHUNK if turn.due else 0
                 self._run_commands()
                 self._wake_next()
@@ -416,7 +416,7 @@ class Dispatcher:
                         break
                     self._step()
         finally:
-            self._owner = None
+            self._owner = _CLOSED if self._forked else None
 
     def _stops(self) -> bool:
         """Return whether it is time for all readers that wait now, which are due then."""
@@ -450,8 +450,7 @@ class Dispatcher:
         self._steps -= self._steps > 0 and not self._engine.scheduler.recovers
         for call in list(self._active):
             call.steps += 1
-            failed = any(r.error is not None for r in call.requests)
-            if failed:
+            if any(r.error is not None for r in call.requests):
                 self._drop(call)
             elif all(r.unfinished == 0 for r in call.requests):
                 self._complete(call)

@@ -13,7 +13,7 @@ from tilebeam.engine.kv_cache import Sequence as CachedSequence
 from tilebeam.engine.request import Sample
 from tilebeam.engine.sampler import NORM, BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import BatchPiece, Context, Vocab
+from tilebeam.native.llama import BatchPiece, Context
 from tilebeam.sampling_params import SamplingParams
 
 _AT_ONCE = 32  # tokens: what a sample lacks by more is a prompt
@@ -41,16 +41,21 @@ class DraftModel:
     """
 
     def __init__(self, context: Context, target: Context) -> None:
-        own = context.model.vocab
-        _check_vocabularies(own, target.model.vocab)
-        self._known = own.size if own.size < target.model.vocab.size else None
+        own, theirs = context.model.vocab, target.model.vocab
+        for token in range(min(own.size, theirs.size)):  # some models pad their matrices behind the last token
+            if own.entry(token) != theirs.entry(token):
+                raise TilebeamError(
+                    f"The draft model has another vocabulary than the model: token {token} is "
+                    f"{own.spelling(token)!r} there and {theirs.spelling(token)!r} here."
+                )
+        self._known = own.size if own.size < theirs.size else None
         self.context = context
         self.kv = PrefixCache(context, Limits.of(context, context.n_seq_max))
         if reason := self.kv.uncuttable():
             raise TilebeamError(f"This model cannot be a draft model: {reason}.")
         self._sequences: dict[Sample, CachedSequence] = {}
         self._draws = BatchSampler(context)
-        self._likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
+        self._likeliest = Sampler(SamplingParams(temperature=0), 0, own)
         self.times = PassTimes()
 
     def finished(self, sample: Sample) -> None:
@@ -163,16 +168,3 @@ class Drafting:
         for i, (token, _) in zip(active, drawn, strict=True):
             self._spans[i] = self._spans[i][0], [token]
         return [classed(token, p) for token, p in drawn]
-
-
-def _check_vocabularies(ours: Vocab, theirs: Vocab) -> None:
-    """Raise TilebeamError where the draft model has other tokens, as far as the shorter vocabulary goes.
-
-    Some models pad their matrices behind the last token.
-    """
-    for token in range(min(ours.size, theirs.size)):
-        if ours.entry(token) != theirs.entry(token):
-            raise TilebeamError(
-                f"The draft model has another vocabulary than the model: token {token} is "
-                f"{ours.spelling(token)!r} there and {theirs.spelling(token)!r} here."
-            )

@@ -77,11 +77,7 @@ class Encoder:
         return result
 
     def _encode(
-        self,
-        turns: Turns,
-        texts: SequenceOf[list[int]],
-        take: Callable[[list[int]], None],
-        hook: EncodeHook | None,
+        self, turns: Turns, texts: SequenceOf[list[int]], take: Callable[[list[int]], None], hook: EncodeHook | None
     ) -> None:
         """Encode texts.
 

@@ -174,7 +174,8 @@ class Engine:
                 self._account(plan, time.perf_counter() - began)
                 self.scheduler.decoded(plan)
                 return plan
-            self.scheduler.undo(plan)
+            for span in plan.spans:
+                self.kv.retract(span.seq, len(span.tokens))
             # By our count there was room. Should llama.cpp disagree, fewer tokens or sequences may still fit.
             if code != 1 or not (plan.drafts or self.scheduler.preempt()):
                 self.fail(code)
@@ -324,7 +325,10 @@ class Engine:
             sample.forcer.take(token)
         elif len(sample.tokens) == params.min_tokens and sample.sampler is not None:
             sample.sampler.steer(None, Banned.NOTHING)
-        self._note(sample, logit - norm)
+        if params.logprobs:
+            sample.logprobs.append(logit - norm)
+        if sample.place is not None:
+            self.hidden.drew(sample.place, logit - norm)
         if params.top_logprobs:
             tokens, logits = self.sampler.top(entry, params.top_logprobs)
             sample.top_logprobs.append({t: x - norm for t, x in zip(tokens, logits, strict=True)})
@@ -335,13 +339,6 @@ class Engine:
             self._finish(sample, "length")
         elif request.on_change is not None:
             request.on_change(sample)
-
-    def _note(self, sample: Sample, logprob: float) -> None:
-        """Keep the log-probability of a token that a sample has drawn, where it is wanted."""
-        if sample.request.params.logprobs:
-            sample.logprobs.append(logprob)
-        if sample.place is not None:
-            self.hidden.drew(sample.place, logprob)
 
     def _step_ends(self, sample: Sample) -> None:
         """Note the hidden states by now if the token just drawn ends a step."""
@@ -362,11 +359,7 @@ class Engine:
         tokens = sample.tokens[sample.detokenized : len(sample.tokens) - bool(ended)]
         sample.detokenized += len(tokens)
         shown, vocab = sample.request.params.shown_tokens, self.vocab
-        pieces = (
-            (vocab.spelling(t).encode() if t in shown else vocab.piece(t) for t in tokens)
-            if shown
-            else (map(vocab.piece, tokens))
-        )
+        pieces = (vocab.spelling(t).encode() if t in shown else vocab.piece(t) for t in tokens)
         return sample.detokenizer.feed(b"".join(pieces))
 
     def _no_token(self, sample: Sample, complex: bool) -> None:

@@ -126,12 +126,9 @@ class HiddenStates:
             return
         where = (ffi.from_buffer("int64_t[]", array) for array in (entries, places))
         if not lib.tb_states_add(self._arrays(), self._source, self._read, *where, len(entries)):
-            tap = self._context.tap
-            layer = (
-                ""
-                if tap is None
-                else f" behind layer {tap.layers[0]} (a tensor {tap.names[0]} with a row for each token)"
-            )
+            layer = ""
+            if (tap := self._context.tap) is not None:
+                layer = f" behind layer {tap.layers[0]} (a tensor {tap.names[0]} with a row for each token)"
             raise TilebeamError(f"llama.cpp has no hidden state{layer} for an entry of the last batch.")
 
     def _arrays(self) -> Any:

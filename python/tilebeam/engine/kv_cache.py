@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,23 +29,16 @@ _PASSING = 512
 _APART = 32
 
 
+@dataclass(eq=False, slots=True)
 class Sequence:
-    """Tokens that have cells, under one llama.cpp sequence id. Made by `KvCache` only.
+    """Tokens that have cells, under one llama.cpp sequence id. Made by `KvCache` only."""
 
-    ``marks``: lengths at which a batch that reads it is to end, rising; see `PrefixCache.reached`.
-    ``snapshots``: by their lengths.
-    ``held``: a length and the state there, see `KvCache.hold`.
-    """
-
-    __slots__ = ("cells", "held", "id", "marks", "snapshots", "tokens")
-
-    def __init__(self, id: int) -> None:
-        self.id = id
-        self.tokens: list[int] = []
-        self.cells: list[int] = []
-        self.marks: list[int] = []
-        self.snapshots: dict[int, KeptState] = {}
-        self.held: tuple[int, npt.NDArray[np.uint8]] | None = None
+    id: int
+    tokens: list[int] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)  # where a batch that reads it is to end, see `PrefixCache.reached`
+    snapshots: dict[int, KeptState] = field(default_factory=dict)  # by their lengths
+    held: tuple[int, npt.NDArray[np.uint8]] | None = None  # a length and the state there, see `KvCache.hold`
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -159,16 +152,14 @@ class KvCache:
             self._owners[seq.cells] += 1
             self.snapshots.share(source, seq)
             if length < len(source) and self.limits.whole_forks_only:
-                self._set_back(seq, source.snapshots[length])
+                # The state of its own last token in place of its source's.
+                snapshot = source.snapshots[length]
+                if not self._memory.load_sequence(seq.id, snapshot.state, partial=True):
+                    self.snapshots.remove(snapshot)
+                    self.close(seq)
+                    raise TilebeamError("llama.cpp does not take the snapshot of a sequence.")
+                self.snapshots.use(snapshot)
         return seq
-
-    def _set_back(self, seq: Sequence, snapshot: KeptState) -> None:
-        """Give a fork the state of its own last token in place of its source's; close it if that cannot be done."""
-        if not self._memory.load_sequence(seq.id, snapshot.state, partial=True):
-            self.snapshots.remove(snapshot)
-            self.close(seq)
-            raise TilebeamError("llama.cpp does not take the snapshot of a sequence.")
-        self.snapshots.use(snapshot)
 
     def extend(self, seq: Sequence, tokens: list[int]) -> None:
         """Take cells for tokens that the next batch decodes."""

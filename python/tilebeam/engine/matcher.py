@@ -14,6 +14,7 @@ import numpy as np
 
 from tilebeam.errors import GrammarTooComplexError, TilebeamError
 from tilebeam.grammars.rules import Kind, Rules, RulesError, read_rules
+from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.llama import Vocab, check_tokens
 from tilebeam.native.sampling import address_of, ffi, lib
 
@@ -37,7 +38,10 @@ class Matcher:
     """
 
     def __init__(self, grammar: str, vocab: Vocab, *, behind_space: bool = False) -> None:
-        known = _grammars_of(vocab)
+        with _known_lock:
+            known = _known.get(vocab)
+            if known is None:
+                known = _known[vocab] = _Grammars(vocab)
         self._kept = known.tables(grammar, vocab, behind_space)  # what the native matcher points to
         self.pointer = lib.tb_grammar_new(self._kept[0], known.pieces)
         if not self.pointer:
@@ -115,15 +119,7 @@ def _token(vocab: Vocab, name: str) -> int | None:
 
 
 _known: weakref.WeakKeyDictionary[Vocab, _Grammars] = weakref.WeakKeyDictionary()
-_known_lock = threading.Lock()
-
-
-def _grammars_of(vocab: Vocab) -> _Grammars:
-    with _known_lock:
-        found = _known.get(vocab)
-        if found is None:
-            found = _known[vocab] = _Grammars(vocab)
-        return found
+_known_lock = free_in_children()
 
 
 def _elements(rules: Rules) -> Any:
@@ -142,11 +138,8 @@ def _native(rules: Rules) -> list[Any]:
         "sets": _starts([len(ranges) for ranges in rules.sets]),
     }
     types = {"elements": "struct tb_grammar_element[]", "ranges": "uint32_t[]"}
-    struct = ffi.new("struct tb_grammar_rules *")
     kept = {name: ffi.from_buffer(types.get(name, "int32_t[]"), array) for name, array in arrays.items()}
-    for name, pointer in kept.items():
-        setattr(struct, name, pointer)
-    return [struct, kept]
+    return [ffi.new("struct tb_grammar_rules *", kept), kept]
 
 
 def _starts(sizes: list[int]) -> Any:

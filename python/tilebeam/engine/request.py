@@ -169,7 +169,10 @@ def make_request(
         )
     if params.continues > len(prompt_ids):
         raise TilebeamError(f"continues: the prompt has {len(prompt_ids)} tokens, fewer than {params.continues}.")
-    _check_vocabulary(params, context.model.vocab.size)
+    size = context.model.vocab.size
+    for name, tokens in (("stop_tokens", params.stop_tokens), ("logit_bias", params.logit_bias or ())):
+        if (last := max(tokens, default=0)) >= size:
+            raise TilebeamError(f"{name}: token {last} is not in the vocabulary (0 to {size - 1}).")
     schema = params.json_schema
     params = _with_checked_grammar(params, context.model.vocab).resolved()
     request = Request(prompt, prompt_ids, params, params.seed or 0, progress, unfinished=params.n, schema=schema)
@@ -177,13 +180,6 @@ def make_request(
     request.samples = [Sample(request, i, params.sample_seed(i)) for i in range(params.n)]
     progress.total += params.n
     return request
-
-
-def _check_vocabulary(params: SamplingParams, size: int) -> None:
-    """Raise `TilebeamError`, which names the field, for a token that is not in the vocabulary."""
-    for field_, tokens in (("stop_tokens", params.stop_tokens), ("logit_bias", params.logit_bias or ())):
-        if (last := max(tokens, default=0)) >= size:
-            raise TilebeamError(f"{field_}: token {last} is not in the vocabulary (0 to {size - 1}).")
 
 
 def _with_checked_grammar(params: SamplingParams, vocab: Vocab) -> SamplingParams:

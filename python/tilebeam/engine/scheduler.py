@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import islice
+from itertools import islice, takewhile
 
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.hidden_states import StateRows
@@ -469,20 +469,10 @@ class Scheduler:
         with observed(self.observer, "draft"):
             proposed = self.drafter.propose(asked, len(decoding))
         self.resting = self.drafter.rest()
-        drafts |= {s: self._known(draft[:most]) for (s, most), draft in zip(asked, proposed, strict=True)}
+        size = context.model.vocab.size
+        for (sample, most), draft in zip(asked, proposed, strict=True):
+            drafts[sample] = list(takewhile(lambda token: 0 <= token < size, draft[:most]))
         return {s: draft for s, draft in drafts.items() if draft}
-
-    def _known(self, tokens: list[int]) -> list[int]:
-        """Return tokens before the first that is not in the vocabulary."""
-        size = self._context.model.vocab.size
-        if tokens and (min(tokens) < 0 or max(tokens) >= size):
-            return tokens[: next(i for i, t in enumerate(tokens) if not 0 <= t < size)]
-        return tokens
-
-    def undo(self, plan: BatchPlan) -> None:
-        """Give back the cells of a batch that llama.cpp refused."""
-        for span in plan.spans:
-            self.kv.retract(span.seq, len(span.tokens))
 
     def roll_back(self, sample: Sample) -> None:
         """Give back the cells of a draft behind the tokens that were drawn; more, which are decoded again, where the

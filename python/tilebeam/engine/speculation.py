@@ -21,7 +21,7 @@ from statistics import median_high
 from tilebeam.engine.draft_head import DraftHead
 from tilebeam.engine.draft_model import DraftModel, NoCells
 from tilebeam.engine.drafter import MOST, Drafter
-from tilebeam.engine.lookup import Guess, Lookup
+from tilebeam.engine.lookup import Lookup
 from tilebeam.engine.request import Request, Sample
 
 _RECENT = 9  # steps of as many rows, of which the median counts
@@ -244,15 +244,13 @@ class Speculation(Drafter):
         return found
 
     def _look_up(self, asked: list[tuple[Sample, int]]) -> list[_Guesses]:
-        return [self._looked_up(s, g) for (s, _), g in zip(asked, self._lookup.guess(asked), strict=True)]
-
-    def _looked_up(self, sample: Sample, guess: Guess) -> _Guesses:
-        candidate = _Guesses()
-        for token, sign in zip(guess.tokens, guess.signs, strict=True):
-            length, agreed = sign
-            first = 0.3 + 0.04 * min(length, 10) * (0.5 + 0.5 * agreed / 2)
-            candidate.add(token, sign, first, self._chances.of(sample.request, sign, first))
-        return candidate
+        candidates = [_Guesses() for _ in asked]
+        for (sample, _), candidate, found in zip(asked, candidates, self._lookup.guess(asked), strict=True):
+            for token, sign in zip(found.tokens, found.signs, strict=True):
+                length, agreed = sign
+                first = 0.3 + 0.04 * min(length, 10) * (0.5 + 0.5 * agreed / 2)
+                candidate.add(token, sign, first, self._chances.of(sample.request, sign, first))
+        return candidates
 
     def _ask_model(self, model: DraftModel | DraftHead, asked: list[tuple[Sample, int]], rows: int) -> list[_Guesses]:
         """Let the draft model go on, token by token, for the samples where one more is likely to be worth its time."""

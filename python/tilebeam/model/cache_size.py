@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tilebeam import gguf as gguf_tools
 from tilebeam.model.load_options import KvType
-
-if TYPE_CHECKING:
-    from tilebeam.gguf import Source
 
 # Bytes of an element of the KV cache.
 KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
@@ -34,16 +31,14 @@ class Cache:
     window: int = 0
 
 
-def cache_of(gguf: Source, architecture: str) -> Cache:
+def cache_of(gguf: gguf_tools.Source, architecture: str) -> Cache:
     """Read a file's header for what llama.cpp keeps of each token. Layers that it may leave out count nothing."""
-    from tilebeam.gguf import model_kv, value_of
-
-    metadata = model_kv(gguf)
+    metadata = gguf_tools.model_kv(gguf)
 
     def values(*keys: str, default: int = 0) -> list[int]:
         found: list[int] = []
         for key in keys:
-            value = value_of(metadata, f"{architecture}.{key}")
+            value = gguf_tools.value_of(metadata, f"{architecture}.{key}")
             found += [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
         return found or [default]
 

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError
 
 Floats = npt.NDArray[np.float32]
@@ -20,7 +21,6 @@ def read_classifier(path: str | os.PathLike[str]) -> tuple[Floats, Floats | None
     Raises:
         TilebeamError: the file holds none.
     """
-    from tilebeam import gguf as gguf_tools
     from tilebeam.gguf.weights import tensor_values
 
     try:

@@ -371,11 +371,9 @@ class Core(Closing):
             self.close()
 
     def __repr__(self) -> str:
-        state = (
-            "closed"
-            if self._dispatcher.closed
-            else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
-        )
+        state = f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
+        if self._dispatcher.closed:
+            state = "closed"
         return f"<tilebeam.LM {self.info.path!r} {state}>"
 
     def __reduce__(self) -> Never:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tilebeam import gguf as gguf_tools
+from tilebeam._ext import Type
+from tilebeam.model.file_check import CheckedFile
 from tilebeam.model.load_options import Backend, CheckedOptions
 from tilebeam.native.executor import usable_memory
-
-if TYPE_CHECKING:
-    from tilebeam.gguf import MatrixGroup
-    from tilebeam.model.file_check import CheckedFile
 
 # The rule: a model runs on the device if that multiplies by at least this part of its matrices'
 # bytes; below MANY sequences by the second. Every matrix that stays on the CPU cuts the graph of a token: the two
@@ -40,15 +38,13 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     An option that only the device has, or a file that only the device can read, asks for the device. Of the others, a
     rule chooses, which `python -m bench.families` compares with what both are in every family and type.
     """
-    from tilebeam.gguf import device_share, grouped
-
     if options.device != "auto":
         return Choice(options.device, "asked for")
     asked = (options.executor, options.devices, options.memory_limit, options.deterministic or None)
     if file.repacked is not None or options.n_gpu_layers >= 0 or any(option is not None for option in asked):
         return Choice("npu", "the file or an option asks for it")
-    groups = grouped(file.matrices)
-    share, packed = device_share(groups), sum(g.packed_bytes for g in groups)
+    groups = gguf_tools.grouped(file.matrices)
+    share, packed = gguf_tools.device_share(groups), sum(g.packed_bytes for g in groups)
     # IQ1 to IQ3, Q1_0 and Q2_0 take more memory on the device than in the file, which the CPU backend maps.
     if packed > _bytes(groups) and packed > usable_memory().available:
         return Choice("cpu", "packed for the device, the matrices take more memory than there is", told=True)
@@ -56,7 +52,7 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Choice:
     return Choice("npu" if share >= least else "cpu", f"{_percent(share)} of the matrices' bytes can run on the device")
 
 
-def copied(file: CheckedFile, groups: Sequence[MatrixGroup], spare: int) -> bool:
+def copied(file: CheckedFile, groups: Sequence[gguf_tools.MatrixGroup], spare: int) -> bool:
     """Tell whether weights are read into memory of their own rather than mapped from the file.
 
     The device multiplies by F16, BF16 and F32 as they lie in the file, and streams them a fourth faster from huge
@@ -66,15 +62,13 @@ def copied(file: CheckedFile, groups: Sequence[MatrixGroup], spare: int) -> bool
         groups: the file's matrices as they will run.
         spare: bytes of memory that are left, without swap.
     """
-    from tilebeam._ext import Type
-
     floats = sum(g.bytes for g in groups if g.device == "npu" and not Type[g.type.upper()].is_in_tiles)
     if file.repacked is not None or _bytes(groups) >= 2 * floats:
         return False
     return sum(part.stat().st_size for part in file.parts) <= spare  # with what is looked up only
 
 
-def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:
+def undetermined(path: str, groups: Sequence[gguf_tools.MatrixGroup]) -> str | None:
     """Say why results would depend on what else is computed beside them; None: matrices are no reason.
 
     Args:
@@ -91,20 +85,20 @@ def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:
     )
 
 
-def groups_of(file: CheckedFile, backend: Backend, n_gpu_layers: int) -> tuple[MatrixGroup, ...]:
+def groups_of(file: CheckedFile, backend: Backend, n_gpu_layers: int) -> tuple[gguf_tools.MatrixGroup, ...]:
     """Group the model's weight matrices by type and place.
 
     Args:
         backend: that the model runs on.
         n_gpu_layers: layers on the device, -1 for all; the output counts as a layer.
     """
-    from tilebeam.gguf import grouped
-
     first = max(0, file.weights.n_layer + 1 - n_gpu_layers) if n_gpu_layers >= 0 else 0
-    return grouped(file.matrices, first_layer=first, on_device=backend == "npu")
+    return gguf_tools.grouped(file.matrices, first_layer=first, on_device=backend == "npu")
 
 
-def warning(path: str, groups: Sequence[MatrixGroup], choice: Choice, *, repacked: bool = False) -> str | None:
+def warning(
+    path: str, groups: Sequence[gguf_tools.MatrixGroup], choice: Choice, *, repacked: bool = False
+) -> str | None:
     """Return one sentence where matrices run on the CPU that nobody asked to; None where all run on the device.
 
     Args:
@@ -130,7 +124,7 @@ def warning(path: str, groups: Sequence[MatrixGroup], choice: Choice, *, repacke
     )
 
 
-def summary(groups: Sequence[MatrixGroup]) -> str:
+def summary(groups: Sequence[gguf_tools.MatrixGroup]) -> str:
     """Say in a few words what runs where."""
     on_cpu = [g for g in groups if g.device == "cpu"]
     if not on_cpu:
@@ -138,11 +132,11 @@ def summary(groups: Sequence[MatrixGroup]) -> str:
     return f"{_percent(_bytes(on_cpu) / _bytes(groups))} of the bytes of the weight matrices on the CPU"
 
 
-def _bytes(groups: Sequence[MatrixGroup]) -> int:
+def _bytes(groups: Sequence[gguf_tools.MatrixGroup]) -> int:
     return sum(g.bytes for g in groups)
 
 
-def _reasons(left_out: Sequence[MatrixGroup]) -> str:
+def _reasons(left_out: Sequence[gguf_tools.MatrixGroup]) -> str:
     types = [f"{g.type.upper()} ({g.matrices})" for g in left_out if g.why == "type"]
     said = [f"the device does not multiply by matrices of {listed(types)}"] if types else []
     if any(g.why == "embeddings" for g in left_out):
@@ -150,7 +144,7 @@ def _reasons(left_out: Sequence[MatrixGroup]) -> str:
     return " and ".join(said)
 
 
-def _advice(name: str, left_out: Sequence[MatrixGroup], repacked: bool) -> str:
+def _advice(name: str, left_out: Sequence[gguf_tools.MatrixGroup], repacked: bool) -> str:
     if all(g.why != "type" for g in left_out):
         return ""
     if repacked:

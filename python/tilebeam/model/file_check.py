@@ -10,17 +10,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError
 from tilebeam.model.cache_size import Cache, cache_of
 from tilebeam.model.hub import missing
 from tilebeam.model.lora import CheckedAdapter, read_adapters
 from tilebeam.model.placement import Weights, adapted, weights_of
 from tilebeam.native.repacked import RepackedFile
-
-if TYPE_CHECKING:
-    from tilebeam.gguf import Matrix, Source
 
 _MAPPED_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml
 
@@ -52,7 +49,7 @@ class CheckedFile:
     path: str
     parts: tuple[Path, ...]
     architecture: str
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[gguf_tools.Matrix, ...]
     weights: Weights
     cache: Cache
     aligned: bool
@@ -72,9 +69,7 @@ class CheckedFile:
     def generates(self) -> bool:
         """True if the model writes one token after the other. Embedding models have no logits, and llama.cpp gives what
         is in the memory, or see texts in both directions."""
-        from tilebeam.gguf import WITHOUT_OUTPUT
-
-        return self.causal and self.architecture not in WITHOUT_OUTPUT
+        return self.causal and self.architecture not in gguf_tools.WITHOUT_OUTPUT
 
 
 def inspect(model: str | os.PathLike[str], verify: bool, lora: Sequence[tuple[str, float]] = ()) -> CheckedFile:
@@ -93,8 +88,6 @@ def inspect(model: str | os.PathLike[str], verify: bool, lora: Sequence[tuple[st
         raise TilebeamError(missing(path))
     if not path.is_file():
         raise TilebeamError(f"{path} is not a file.")
-    from tilebeam import gguf as gguf_tools
-
     try:
         with gguf_tools.open_gguf(path) as gguf:
             path = gguf.paths[0]  # of a split model any part may be named; llama.cpp wants the first
@@ -129,9 +122,7 @@ def inspect(model: str | os.PathLike[str], verify: bool, lora: Sequence[tuple[st
     return file
 
 
-def _aligned(gguf: Source) -> bool:
+def _aligned(gguf: gguf_tools.Source) -> bool:
     """Tell whether llama.cpp can map the file: it asserts that ranges of the mapping begin on a multiple of 32."""
-    from tilebeam.gguf import GGUFFile
-
-    parts = [gguf] if isinstance(gguf, GGUFFile) else gguf.parts
+    parts = [gguf] if isinstance(gguf, gguf_tools.GGUFFile) else gguf.parts
     return all(part.alignment % _MAPPED_ALIGNMENT == 0 for part in parts)

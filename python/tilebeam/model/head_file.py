@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilebeam.engine.drafter import MOST
+from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.model.cache_size import cache_of
 
 if TYPE_CHECKING:
     from tilebeam.engine.draft_head import DraftHead
-    from tilebeam.gguf import Source
     from tilebeam.native.llama import Context
 
 ARCHITECTURE = "eagle3"
@@ -65,6 +64,7 @@ class HeadFile:
 def _cells(n_ctx: int) -> int:
     """Return the cells of a head's cache: as many as its model has, and what was shared once, but is decoded again."""
     from tilebeam.engine.draft_head import LAST
+    from tilebeam.engine.drafter import MOST
 
     return n_ctx + _SEQUENCES * (LAST + MOST)
 
@@ -75,8 +75,6 @@ def head_file(path: str | os.PathLike[str]) -> HeadFile | None:
     Raises:
         TilebeamError: it cannot be read, or is a head that llama.cpp cannot run.
     """
-    from tilebeam import gguf as gguf_tools
-
     path = Path(path)
     if not path.is_file():
         return None  # whoever loads it says so
@@ -84,9 +82,7 @@ def head_file(path: str | os.PathLike[str]) -> HeadFile | None:
         return _read(str(path), file) if file.architecture == ARCHITECTURE else None
 
 
-def _read(path: str, file: Source) -> HeadFile:
-    from tilebeam import gguf as gguf_tools
-
+def _read(path: str, file: gguf_tools.Source) -> HeadFile:
     gguf_tools.check_model(file, ARCHITECTURE)
 
     def value(key: str, kind: type = int) -> Any:
@@ -120,7 +116,11 @@ def _read(path: str, file: Source) -> HeadFile:
     need("an output matrix", holds="output.weight" in shapes)
     if "d2t" in shapes:
         need("as many numbers in d2t as rows of output", holds=shapes["d2t"] == shapes["output.weight"][1:])
-        tokens = _numbers(file, "d2t")
+        tensor = file.tensors["d2t"]
+        if tensor.type.name != "I64":
+            raise gguf_tools.GGUFError("d2t must hold whole numbers of 64 bits")
+        tokens = np.empty(tensor.ne[0], np.int64)
+        file.read_tensor(tensor, 0, tokens.view(np.uint8))
         need("tokens of its vocabulary in d2t", holds=bool(((tokens >= 0) & (tokens < n_vocab)).all()))
     else:
         need("an output for each token", holds=shapes["output.weight"][1:] == (n_vocab,))
@@ -136,17 +136,6 @@ def _read(path: str, file: Source) -> HeadFile:
     )
 
 
-def _numbers(file: Source, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    from tilebeam import gguf as gguf_tools
-
-    tensor = file.tensors[name]
-    if tensor.type.name != "I64":
-        raise gguf_tools.GGUFError(f"{name} must hold whole numbers of 64 bits")
-    data = np.empty(tensor.ne[0], np.int64)
-    file.read_tensor(tensor, 0, data.view(np.uint8))
-    return data
-
-
 def model_mark(path: str | os.PathLike[str]) -> str:
     """Tell a model from others by its norms' weights, which are the same in whatever types its matrices are, and in a
     repacked file: SHA-256 of their names and bytes.
@@ -154,8 +143,6 @@ def model_mark(path: str | os.PathLike[str]) -> str:
     Raises:
         TilebeamError: the file cannot be read.
     """
-    from tilebeam import gguf as gguf_tools
-
     digest = hashlib.sha256()
     with gguf_errors(f"{path} cannot be read"), gguf_tools.open_gguf(path) as file:
         for name in sorted(name for name in file.tensors if name.endswith("norm.weight")):

@@ -33,10 +33,10 @@ from tilebeam.native.control import Control, LoadResult, control
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
 from tilebeam.native.npu_options import Executor
+from tilebeam.native.plugin import ggml
 from tilebeam.native.register import own_load
 
 if TYPE_CHECKING:
-    from tilebeam.engine.draft_head import DraftHead
     from tilebeam.model.core import LoadInfo
     from tilebeam.model.lm import LM
     from tilebeam.native.layer_tap import LayerTap
@@ -175,8 +175,6 @@ def load(
             f'{file.path} is repacked for Tilebeam, the CPU backend cannot read it: use device="tilebeam", or '
             f"`gguf-repack unpack` it first."
         )
-    from tilebeam.native.plugin import ggml
-
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     refuse(file, options, choice.backend, device_choice.groups_of(file, choice.backend, options.n_gpu_layers))
     told, of_model, begun = progress or (lambda _: None), 1.0 if draft is None or head else _MODEL, 0.0
@@ -323,30 +321,18 @@ class _Loader:
             deterministic=self._o.deterministic,
             kernels=self._control.device_status(0)["isa"] if self._control else "",
         )
-        following = self._follow(context)
+        head = None
+        if self._head is not None:
+            devices = [] if self._control is None else [self._control.device(0)]
+            head = attach(self._head, context, devices, self._o.threads, self._stack)
         lm = LM(model, context, info, self._failure, self._stack.pop_all())
-        lm.head = following
+        lm.head = head
         lm.open_beside = partial(_beside, model, info, self._o)
         return lm
 
     def _check_memory(self, texts: int, *, loaded: bool = False) -> int:
         cells, head = self._window_cells, self._head_bytes
         return memory_check.check(self._file, self._o, self._matrices, texts, loaded=loaded, cells=cells, head=head)
-
-    def _follow(self, context: Any) -> DraftHead | None:
-        """Load the draft head."""
-        if self._head is None:
-            return None
-        devices = [] if self._control is None else [self._control.device(0)]
-        return attach(self._head, context, devices, self._o.threads, self._stack)
-
-    def _check_tap(self, context: Any) -> None:
-        code, reason = context.try_taps()
-        if code != 0:
-            raise self._failure(code, "")
-        if reason:
-            what = "states of a layer" if self._head is None else "a draft head"
-            raise TilebeamError(f"{self._file.path} cannot have {what}: {reason}.")
 
     def _start(self) -> tuple[Any, Any, int]:
         """Load the model and make its context; return both, and how many tensors became tiles."""
@@ -365,7 +351,11 @@ class _Loader:
         tiled = self._check_loaded() if self._there is None else self._there[1].tiled_tensors
         if model.whole_forks_only:  # each sequence has a state of its own in every layer
             self._kept = 1
-        adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
+        adapters = []
+        for lora in self._file.adapters:
+            adapter = self._logged(f"apply the LoRA adapter {lora.path} to", partial(model.adapter, lora.path))
+            self._stack.callback(adapter.close)
+            adapters.append((adapter, lora.scale))
         n_outputs = self._n_outputs(model.vocab.size)
         self._check_memory(self._n_ids(), loaded=True)
         tap = self._tap(model)
@@ -374,7 +364,12 @@ class _Loader:
         if adapters:
             self._logged("apply the LoRA adapters to", lambda: context.adapt(adapters) or None)
         if tap is not None:
-            self._check_tap(context)
+            code, reason = context.try_taps()
+            if code != 0:
+                raise self._failure(code, "")
+            if reason:
+                what = "states of a layer" if self._head is None else "a draft head"
+                raise TilebeamError(f"{self._file.path} cannot have {what}: {reason}.")
         if self._o.deterministic:
             assert self._control is not None
             check_deterministic(self._file, context, self._control, len(self._placement.counts), self._failure)
@@ -455,10 +450,8 @@ class _Loader:
         return model
 
     def _load_file(self) -> Any:
-        c = self._c
-        devices = []
-        if self._control is not None:
-            devices = [self._control.device(i) for i in range(len(self._placement.counts))]
+        c, npu, tiles = self._c, self._control, self._file.tiles
+        devices = [] if npu is None else [npu.device(i) for i in range(len(self._placement.counts))]
         params = c.llama_model_default_params()
         array = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         params.devices = ctypes.cast(array, ctypes.c_void_p)
@@ -466,15 +459,15 @@ class _Loader:
         if len(devices) > 1:
             # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
             params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
-        tiles = self._file.tiles
         releases.map_files(params, self._mapped or tiles is not None)
         if tiles is not None:
             tiles.override(params)
         params.progress_callback = c.llama_progress_callback(self._goes_on)
-        with self._announcement():
-            pointer = own_load()(os.fsencode(self._file.path if tiles is None else tiles.path), params)
-            if self._control is not None:
-                self._loaded = self._control.loaded()
+        path, tensors = (None, ()) if tiles is None else (tiles.path, tiles.tensors)
+        with nullcontext() if npu is None else npu.announced(path, tensors):
+            pointer = own_load()(os.fsencode(path or self._file.path), params)
+            if npu is not None:
+                self._loaded = npu.loaded()
         return self._llama.Model(pointer) if pointer else None
 
     def _goes_on(self, share: float, _: Any) -> bool:
@@ -484,17 +477,6 @@ class _Loader:
         except BaseException as error:  # which ctypes would drop
             self._told = error
         return self._told is None and not self._interrupts.ends
-
-    def _adapter(self, model: Any, path: str) -> Any:
-        adapter = self._logged(f"apply the LoRA adapter {path} to", lambda: model.adapter(path))
-        self._stack.callback(adapter.close)
-        return adapter
-
-    def _announcement(self) -> Any:
-        if self._control is None:
-            return nullcontext()
-        file = self._file.tiles
-        return self._control.announced() if file is None else self._control.announced(file.path, file.tensors)
 
     @contextmanager
     def _session_options(self) -> Iterator[None]:
@@ -517,11 +499,7 @@ class _Loader:
         try:
             yield
         finally:
-            npu.configure(
-                executor=before["executor"],
-                memory_limit=before["memory_limit"],
-                deterministic=before["deterministic"],
-            )
+            npu.configure(**{name: before[name] for name in ("executor", "memory_limit", "deterministic")})
 
     def _check_loaded(self) -> int:
         """Count the tensors that this load tiled; refuse a repacked file unless they are all it lists."""
@@ -569,7 +547,10 @@ class _Loader:
         params.n_ubatch = o.n_ubatch
         params.n_seq_max = self._n_ids()
         params.n_outputs_max = n_outputs
-        params.n_threads = params.n_threads_batch = self._cpu_threads()
+        # Beside the NPU the CPU backend only looks up embeddings, and workers that spin between such ops would take the
+        # cores from the NPU; unless some weights must stay with it.
+        on_device = all(group.device == "npu" for group in self._matrices)
+        params.n_threads = params.n_threads_batch = 1 if on_device else o.threads
         params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if o.flash_attn else c.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.type_k, params.type_v = _KV_TYPES[o.type_k], _KV_TYPES[o.type_v]
         params.embeddings = not self._file.generates
@@ -593,14 +574,6 @@ class _Loader:
     def _n_ids(self, most_kept: int = KEPT) -> int:
         """Count sequences: one per sample, those kept for others to go on from, and one that keeps a prompt."""
         return min(self._llama.MAX_SEQUENCES, (1 + min(self._kept, most_kept)) * self._o.n_seq_max + 1)
-
-    def _cpu_threads(self) -> int:
-        """Return the threads of llama.cpp's own CPU backend.
-
-        Beside the NPU it only looks up embeddings, and workers that spin between such ops would take the cores from
-        the NPU; unless some weights must stay with it.
-        """
-        return 1 if all(group.device == "npu" for group in self._matrices) else self._o.threads
 
     def _logged(self, what: str, step: Callable[[], Any]) -> Any:
         """Run one step of llama.cpp with its log kept for the error text."""

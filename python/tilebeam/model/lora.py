@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tilebeam import gguf as gguf_tools
 from tilebeam.checks import is_finite
 from tilebeam.errors import TilebeamError, gguf_errors
-
-if TYPE_CHECKING:
-    from tilebeam.gguf import Pair, Source
 
 Path = str | os.PathLike[str]
 Lora = Path | tuple[Path, float]
@@ -29,7 +26,7 @@ class CheckedAdapter:
 
     path: str
     scale: float
-    pairs: tuple[Pair, ...]
+    pairs: tuple[gguf_tools.Pair, ...]
 
 
 def files_and_scales(lora: Lora | Sequence[Lora]) -> list[tuple[str, float]]:
@@ -49,19 +46,19 @@ def files_and_scales(lora: Lora | Sequence[Lora]) -> list[tuple[str, float]]:
     return found
 
 
-def read_adapters(lora: Sequence[tuple[str, float]], model: Source, architecture: str) -> list[CheckedAdapter]:
+def read_adapters(
+    lora: Sequence[tuple[str, float]], model: gguf_tools.Source, architecture: str
+) -> list[CheckedAdapter]:
     """Read the adapters for a model whose file is open.
 
     Raises:
         TilebeamError: a file cannot be read or does not fit; names it and says why.
     """
-    from tilebeam import gguf
-
     adapters = []
     for path, scale in lora:
         if not os.path.exists(path):
             raise TilebeamError(f"The LoRA adapter {path} does not exist.")
-        with gguf_errors("A LoRA adapter cannot be applied"), gguf.GGUFFile(path) as f:
-            pairs = gguf.check_adapter(f, model, architecture)
+        with gguf_errors("A LoRA adapter cannot be applied"), gguf_tools.GGUFFile(path) as f:
+            pairs = gguf_tools.check_adapter(f, model, architecture)
         adapters.append(CheckedAdapter(path, scale, tuple(pairs)))
     return adapters

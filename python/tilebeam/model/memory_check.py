@@ -9,18 +9,15 @@ refused. Weights that are mapped from the file count nothing, for the page cache
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type
 from tilebeam.errors import TilebeamError
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.device_choice import listed
+from tilebeam.model.file_check import CheckedFile
 from tilebeam.model.load_options import CheckedOptions, LoadOptions
 from tilebeam.native.executor import usable_memory
-
-if TYPE_CHECKING:
-    from tilebeam.gguf import MatrixGroup
-    from tilebeam.model.file_check import CheckedFile
 
 # Of the memory that this process can have, what a KV cache of full size may take where windows could do with less.
 _FULL = 1 / 2
@@ -31,7 +28,7 @@ _ENTRY_BYTES = 100
 def check(
     file: CheckedFile,
     options: CheckedOptions,
-    groups: Sequence[MatrixGroup],
+    groups: Sequence[gguf_tools.MatrixGroup],
     texts: int,
     *,
     loaded: bool = False,
@@ -87,7 +84,9 @@ def check(
     )
 
 
-def window_cells(file: CheckedFile, o: CheckedOptions, groups: Sequence[MatrixGroup], texts: int) -> int | None:
+def window_cells(
+    file: CheckedFile, o: CheckedOptions, groups: Sequence[gguf_tools.MatrixGroup], texts: int
+) -> int | None:
     """Return the KV cells that layers with a sliding window get: as many as llama.cpp gives them for so many texts;
     None: as many as others.
 
@@ -103,7 +102,7 @@ def window_cells(file: CheckedFile, o: CheckedOptions, groups: Sequence[MatrixGr
     return cells if o.swa_full is False or size > room else None
 
 
-def unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:
+def unmapped(file: CheckedFile, groups: Iterable[gguf_tools.MatrixGroup]) -> int:
     """Return the bytes of weights that must be in memory: adapters, what becomes tiles; all if the file cannot be
     mapped."""
     adapters = sum(p.a.nbytes + p.b.nbytes for adapter in file.adapters for p in adapter.pairs)

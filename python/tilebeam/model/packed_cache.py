@@ -21,15 +21,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tilebeam import gguf as gguf_tools
 from tilebeam._ext import LAYOUT_VERSION
 from tilebeam.errors import CacheWarning, TilebeamError
 from tilebeam.folder_lock import alone_in
+from tilebeam.model.file_check import CheckedFile
 from tilebeam.native.repacked import RepackedFile
-
-if TYPE_CHECKING:
-    from tilebeam.model.file_check import CheckedFile
 
 _SUFFIX = ".gguf"
 _EPOCH = 1_000_000_000  # seconds: times of change are later, and before any file was made here
@@ -102,14 +100,12 @@ def find(file: CheckedFile, limit: int, *, verify: bool, progress: Callable[[flo
     Warns:
         CacheWarning: a packed file was damaged, or cannot be kept, and why.
     """
-    from tilebeam.gguf import GGUFError
-
     name = Path(file.path).name
     try:
         return _found(file, limit, verify, progress)
     except _StoppedError as stopped:
         raise (stopped.__cause__ or stopped) from None
-    except (_UnusableError, GGUFError, OSError, TilebeamError) as error:
+    except (_UnusableError, gguf_tools.GGUFError, OSError, TilebeamError) as error:
         warnings.warn(f"No packed file of {name} is kept: {_reason(error)}.", CacheWarning, stacklevel=3)
         return None
 
@@ -125,8 +121,7 @@ def discard(file: RepackedFile, *, unlike: bool) -> None:
 
 
 def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[float], object]) -> RepackedFile | None:
-    from tilebeam.gguf import GGUFError, open_gguf, pack
-    from tilebeam.gguf.policy import Policy, plan
+    from tilebeam.gguf.policy import plan
     from tilebeam.gguf.whole_file import beside
 
     def told(done: int, total: int) -> None:
@@ -139,24 +134,24 @@ def _found(file: CheckedFile, limit: int, verify: bool, progress: Callable[[floa
     stem = os.fsencode(Path(file.path).stem)[:80].decode(errors="ignore")  # the longest file name is 255 bytes
     path = here / f"{stem}-{key[:16]}{_SUFFIX}"
     if os.path.lexists(path):
-        with contextlib.suppress(_UnusableError, GGUFError, OSError):
+        with contextlib.suppress(_UnusableError, gguf_tools.GGUFError, OSError):
             return _opened(path, key, verify)
     else:
-        with open_gguf(file.path) as source:
-            if not any(target.tiled is not None for target in plan(source, Policy())):
+        with gguf_tools.open_gguf(file.path) as source:
+            if not any(target.tiled is not None for target in plan(source, gguf_tools.Policy())):
                 return None
     with alone_in(here, _UnusableError("another process is packing a file")):
         if os.path.lexists(path):
             try:  # another process may have made it just now
                 return _opened(path, key, verify)
-            except (_UnusableError, GGUFError, OSError) as error:
+            except (_UnusableError, gguf_tools.GGUFError, OSError) as error:
                 said = f"The packed file of {Path(file.path).name} is made anew: {_reason(error)}."
                 warnings.warn(said, CacheWarning, stacklevel=4)
                 path.unlink(missing_ok=True)
         _make_room(sum(part.stat().st_size for part in file.parts), limit)
         partial = beside(path)
         try:  # it has its name once nothing about it changes: others trust it by its mode and times
-            pack(file.path, partial, progress=told)
+            gguf_tools.pack(file.path, partial, progress=told)
             partial.chmod(0o600)
             os.utime(partial, (time.time(), _time_of_change(key)))
             partial.replace(path)
@@ -187,8 +182,6 @@ def _opened(path: Path, key: str, verify: bool) -> RepackedFile:
     Raises:
         _UnusableError, GGUFError, OSError: it is not to be trusted, or damaged.
     """
-    from tilebeam import gguf as gguf_tools
-
     state = path.lstat()
     if not stat.S_ISREG(state.st_mode):
         raise _UnusableError(f"{path} is no regular file")

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from tilebeam import gguf as gguf_tools
 from tilebeam._ext import TILE, packed_bytes
 from tilebeam.errors import TilebeamError
-
-if TYPE_CHECKING:
-    from tilebeam.gguf import Pair, Source
 
 PAGE = 4096
 _FILL_STEPS = 24  # steps of bisection for the fill level; more do not move a layer
@@ -82,15 +79,14 @@ class Placement:
     planned: tuple[int, ...] = ()
 
 
-def weights_of(gguf: Source, architecture: str) -> Weights:
+def weights_of(gguf: gguf_tools.Source, architecture: str) -> Weights:
     """Read a file's header for what the devices must hold. Metadata that is absent counts as large as it can be."""
-    from tilebeam.gguf import layer_of, model_kv, runs_on_device, value_of
     from tilebeam.gguf.weights import TB_TYPE
 
-    metadata = model_kv(gguf)
+    metadata = gguf_tools.model_kv(gguf)
 
     def number(key: str, default: int) -> int:
-        value = value_of(metadata, f"{architecture}.{key}")
+        value = gguf_tools.value_of(metadata, f"{architecture}.{key}")
         if isinstance(value, list):
             value = max((v for v in value if isinstance(v, int)), default=None)
         return value if isinstance(value, int) and value > 0 else default
@@ -102,10 +98,11 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
     layers = [0] * (n_layer + 1)
     for name, tensor in gguf.tensors.items():
         tied = name == "token_embd.weight" and "output.weight" not in gguf.tensors
-        if not runs_on_device(tensor) or (name == "token_embd.weight" and not tied):
+        if not gguf_tools.runs_on_device(tensor) or (name == "token_embd.weight" and not tied):
             continue
         rows = tensor.rows if len(tensor.ne) == 1 else -(-tensor.rows // TILE) * TILE
-        layers[layer_of(name, n_layer)] += pages(packed_bytes(TB_TYPE[tensor.type], rows * tensor.row_bytes)) + PAGE
+        size = packed_bytes(TB_TYPE[tensor.type], rows * tensor.row_bytes)
+        layers[gguf_tools.layer_of(name, n_layer)] += pages(size) + PAGE
     vocabulary = [t for t in (gguf.tensors.get("output.weight"), gguf.tensors.get("token_embd.weight")) if t]
     return Weights(
         layers=tuple(layers),
@@ -119,16 +116,14 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
     )
 
 
-def adapted(weights: Weights, pairs: Iterable[Pair]) -> Weights:
+def adapted(weights: Weights, pairs: Iterable[gguf_tools.Pair]) -> Weights:
     """Return the same model with LoRA adapters: their matrices are where those are that they change."""
-    from tilebeam.gguf import layer_of
-
     layers = list(weights.layers)
     widths = [0, 0]  # in a layer, in the output
     for pair in pairs:
         if pair.name == "token_embd.weight":  # looked up by the CPU, and so is what changes it
             continue
-        home = layer_of(pair.name, weights.n_layer)
+        home = gguf_tools.layer_of(pair.name, weights.n_layer)
         layers[home] += pages(pair.a.nbytes) + pages(pair.b.nbytes) + 2 * PAGE
         of_output = home == weights.n_layer
         widths[of_output] = max(widths[of_output], pair.a.ne[1] + 2 * pair.b.ne[1])

@@ -133,11 +133,7 @@ class Reads(Core):
             return plan.results(self._reader.logprobs(turns, plan.targets, plan.positions, plan.tokens, progress))
 
     def token_logprobs(
-        self,
-        prompts: Sequence[PromptLike],
-        *,
-        top: int = 0,
-        progress: ReadHook | None = None,
+        self, prompts: Sequence[PromptLike], *, top: int = 0, progress: ReadHook | None = None
     ) -> list[TokenReading]:
         """Compute how likely each token of some texts is after those before it.
 

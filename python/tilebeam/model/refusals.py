@@ -4,25 +4,24 @@ tell; and, what only a loaded model shows, those whose results are not determini
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError
 from tilebeam.model.device_choice import undetermined
-from tilebeam.model.same_bits import reads_alike
+from tilebeam.model.file_check import CheckedFile
+from tilebeam.model.load_options import Backend, CheckedOptions
 from tilebeam.native import releases
-
-if TYPE_CHECKING:
-    from tilebeam.gguf import MatrixGroup
-    from tilebeam.model.file_check import CheckedFile
-    from tilebeam.model.load_options import Backend, CheckedOptions
-    from tilebeam.native.control import Control
+from tilebeam.native.control import Control
+from tilebeam.native.plugin import register
 
 
-def refuse(file: CheckedFile, options: CheckedOptions, backend: Backend, groups: Sequence[MatrixGroup]) -> None:
+def refuse(
+    file: CheckedFile, options: CheckedOptions, backend: Backend, groups: Sequence[gguf_tools.MatrixGroup]
+) -> None:
     """Refuse a model that this llama.cpp, or this device, does not run as asked; `groups`: its matrices as they will
     run."""
     from tilebeam.native.llama import COMPUTED_WRONGLY
-    from tilebeam.native.plugin import register
 
     if backend == "npu":
         if complaints := register().complaints:
@@ -43,6 +42,8 @@ def check_deterministic(
 ) -> None:
     """Refuse a loaded model whose results depend on what else is computed; `failure` makes an exception of a code of
     llama_decode."""
+
+    from tilebeam.model.same_bits import reads_alike
 
     def fail(code: int) -> NoReturn:
         raise failure(code, "")

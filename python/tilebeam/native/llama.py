@@ -452,10 +452,7 @@ class Context:
 
     def logits(self, i: int) -> F32:
         """Return a view (no copy) of the logits of batch entry i, shape [n_vocab]; valid until the next decode."""
-        pointer = C.llama_get_logits_ith(self.pointer, i)
-        if not pointer:
-            raise TilebeamError(f"llama.cpp has no logits for entry {i} of the last batch.")
-        return np.ctypeslib.as_array(pointer, (self.model.vocab.size,))
+        return _row(C.llama_get_logits_ith(self.pointer, i), self.model.vocab.size, f"logits for entry {i}")
 
     def output_hidden(self, on: bool) -> None:
         """Have the next batches give hidden states too, or no longer. llama.cpp then wants `output` set for every
@@ -466,25 +463,16 @@ class Context:
     def hidden(self, i: int) -> F32:
         """Return a view of the hidden state of batch entry i behind the final norm, shape [n_embd]; valid until the
         next decode, and only after a batch with `output_hidden`."""
-        pointer = C.llama_get_embeddings_ith(self.pointer, i)
-        if not pointer:
-            raise TilebeamError(f"llama.cpp has no hidden state for entry {i} of the last batch.")
-        return np.ctypeslib.as_array(pointer, (self.model.n_embd,))
+        return _row(C.llama_get_embeddings_ith(self.pointer, i), self.model.n_embd, f"hidden state for entry {i}")
 
     def pooled(self, seq: int, width: int) -> F32:
         """Copy what a pooling context made of a sequence of the last batch, shape [width]."""
-        pointer = C.llama_get_embeddings_seq(self.pointer, seq)
-        if not pointer:
-            raise TilebeamError(f"llama.cpp has no embedding of sequence {seq} of the last batch.")
-        return np.ctypeslib.as_array(pointer, (width,)).copy()
+        return _row(C.llama_get_embeddings_seq(self.pointer, seq), width, f"embedding of sequence {seq}").copy()
 
     def embedding(self, i: int) -> F32:
         """Return the embedding of batch entry i, as `hidden` does, in a context that always gives them, shape
         [n_embd_out]."""
-        pointer = C.llama_get_embeddings_ith(self.pointer, i)
-        if not pointer:
-            raise TilebeamError(f"llama.cpp has no embedding of entry {i} of the last batch.")
-        return np.ctypeslib.as_array(pointer, (self.model.n_embd_out,))
+        return _row(C.llama_get_embeddings_ith(self.pointer, i), self.model.n_embd_out, f"embedding of entry {i}")
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Let sequence `target` share the first `length` cells of `source`. Metadata only, nothing is copied."""
@@ -553,6 +541,12 @@ class Context:
             with log_router().capture():  # it tells of its buffers
                 C.llama_free(self.pointer)
             self.pointer = None
+
+
+def _row(pointer: Any, width: int, what: str) -> F32:
+    if not pointer:
+        raise TilebeamError(f"llama.cpp has no {what} of the last batch.")
+    return np.ctypeslib.as_array(pointer, (width,))
 
 
 def _flags(partial: bool) -> int:

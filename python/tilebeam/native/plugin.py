@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -20,15 +21,15 @@ _lock = free_in_children()
 _registered: Registry | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Registry:
     """The plugin's backend registry inside libggml."""
 
-    def __init__(self, ggml: ctypes.CDLL, pointer: int, path: str, complaints: list[str]) -> None:
-        self._ggml = ggml
-        self.pointer = pointer
-        self.path = path
-        # What the plugin said of environment variables that it cannot use. llama.cpp alone would only log that.
-        self.complaints = complaints
+    _ggml: ctypes.CDLL
+    pointer: int
+    path: str
+    # What the plugin said of environment variables that it cannot use. llama.cpp alone would only log that.
+    complaints: list[str]
 
     def address(self, name: str) -> int:
         """Address of one of the plugin's own functions.

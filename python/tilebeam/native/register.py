@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from typing import Any
 
+from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError, gguf_errors
 from tilebeam.native import plugin
 from tilebeam.native.control import control
+from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.plugin import Registry
+from tilebeam.native.repacked import RepackedFile
 
 _NAME = "llama_model_load_from_file"
 _KEY, _TEXT = b"general.architecture", 8
 _HEAD = 1 << 16  # bytes that the key is looked for in: nearly all files begin with it
-_lock = threading.Lock()
+_lock = free_in_children()
 
 
 def register() -> Registry:
@@ -71,8 +73,6 @@ def _in_front_of(original: Any) -> Any:
 def may_be_repacked(path: bytes | str | os.PathLike[str]) -> bool:
     """Tell whether the beginning of a file leaves it open that it is repacked; that of nearly any other file does
     not."""
-    from tilebeam.gguf import ARCHITECTURE
-
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD)
@@ -81,7 +81,7 @@ def may_be_repacked(path: bytes | str | os.PathLike[str]) -> bool:
     if not head.startswith(b"GGUF"):
         return False
     at = head.find(_KEY)
-    name = ARCHITECTURE.encode()
+    name = gguf_tools.ARCHITECTURE.encode()
     value = _TEXT.to_bytes(4, "little") + len(name).to_bytes(8, "little") + name
     return at < 0 or head.startswith(value, at + len(_KEY))
 
@@ -94,15 +94,13 @@ def _load(original: Any, path: bytes, params: Any) -> Any:
     """
     import llama_cpp.llama_cpp as capi
 
-    from tilebeam import gguf
     from tilebeam.native import llama
-    from tilebeam.native.repacked import RepackedFile
 
     name = os.fsdecode(path)
-    with gguf_errors(f"{name} cannot be loaded"), gguf.GGUFFile(name) as f:
-        if f.architecture != gguf.ARCHITECTURE:
+    with gguf_errors(f"{name} cannot be loaded"), gguf_tools.GGUFFile(name) as f:
+        if f.architecture != gguf_tools.ARCHITECTURE:
             return original(path, params)
-        manifest = gguf.read_manifest(f)
+        manifest = gguf_tools.read_manifest(f)
     if params.split_mode == capi.LLAMA_SPLIT_MODE_TENSOR:
         raise TilebeamError(
             f"{name} is repacked, and split_mode=LLAMA_SPLIT_MODE_TENSOR would cut its tiles: load it with "

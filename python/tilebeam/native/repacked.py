@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError
 from tilebeam.native.control import AnnouncedTensor
-
-if TYPE_CHECKING:
-    from tilebeam.gguf import Manifest
 
 MAX_VALUE = 127  # bytes of a text in an override
 
@@ -34,21 +32,19 @@ class RepackedFile:
     tensors: tuple[AnnouncedTensor, ...]
 
     @classmethod
-    def of(cls, manifest: Manifest) -> RepackedFile:
+    def of(cls, manifest: gguf_tools.Manifest) -> RepackedFile:
         """Read what a file says of itself.
 
         Raises:
             TilebeamError: its architecture has an impossible name.
         """
-        from tilebeam.gguf import layers_key
-
         overrides: dict[str, str | int] = {"general.architecture": manifest.architecture}
-        if not 0 < len(manifest.architecture.encode()) <= MAX_VALUE - len(layers_key("")):
+        if not 0 < len(manifest.architecture.encode()) <= MAX_VALUE - len(gguf_tools.layers_key("")):
             raise TilebeamError(
                 f"{manifest.path} cannot be loaded: its real architecture is {manifest.architecture!r}."
             )
         if manifest.layers is not None:
-            overrides[layers_key(manifest.architecture)] = manifest.layers
+            overrides[gguf_tools.layers_key(manifest.architecture)] = manifest.layers
         tensors = []
         for t in manifest.tensors:
             ne = (*t.ne, 1, 1, 1)
