@@ -355,6 +355,11 @@ def test_weights_that_are_not_numbers_are_noticed(paths: dict[str, Path], tmp_pa
             with pytest.raises(TilebeamError, match="not numbers"):
                 model.generate(PROMPT, params)
             assert idle(model)
+    with tilebeam.load(paths["q8_0"], "npu", n_ctx=256, threads=1, draft=tmp_path / "nan.gguf") as model:
+        for _ in range(2):
+            with pytest.raises(TilebeamError, match="The draft model's logits are not numbers"):
+                model.generate(PROMPT, GREEDY)
+            assert idle(model)
 
 
 def test_a_model_is_not_carried_elsewhere(lm: LM) -> None:

@@ -135,6 +135,8 @@ class DraftModel:
             if ends:
                 rows = SampleRows([(self._likeliest, entry, NORM) for entry in ends])
                 self._draws.sample(rows)
+                if rows.tokens.min() < 0:
+                    raise TilebeamError("The draft model's logits are not numbers: load the model without it.")
                 drawn = zip(rows.tokens.tolist(), rows.logits, rows.norms, strict=True)
                 results += [(token, math.exp(min(0.0, logit - norm))) for token, logit, norm in drawn]
         return results

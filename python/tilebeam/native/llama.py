@@ -152,23 +152,21 @@ class Vocab:
         """Return the bytes that a token adds to the text; control tokens add none."""
         known = self._pieces.get(token) if self.has_text else b""
         if known is None:
-            room = 64
-            while True:
-                buffer = ctypes.create_string_buffer(room)
-                n = C.llama_token_to_piece(self.pointer, token, buffer, room, 0, False)
-                if n >= 0:
-                    break
-                room = -n
-            known = self._pieces[token] = buffer.raw[:n]
+            known = self._pieces[token] = self._written(token, special=False)
         return known
 
     def spelling(self, token: int) -> str:
         """Spell a token, control tokens too, as the text of a template does; "" where there is no token."""
-        if token < 0 or not self.has_text:
-            return ""
-        buffer = ctypes.create_string_buffer(256)
-        n = C.llama_token_to_piece(self.pointer, token, buffer, len(buffer), 0, True)
-        return buffer.raw[: max(0, n)].decode("utf-8", "replace")
+        return self._written(token, special=True).decode("utf-8", "replace") if token >= 0 and self.has_text else ""
+
+    def _written(self, token: int, special: bool) -> bytes:
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            n: int = C.llama_token_to_piece(self.pointer, token, buffer, room, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            room = -n
 
     def entry(self, token: int) -> bytes:
         """Return a token of the vocabulary (0 to size - 1) as the file spells it; b"" without a tokenizer."""
