@@ -80,11 +80,7 @@ _RARE: list[Range] = [(1, 8), (0xB, 0xC), (0xE, 0x1F), (0x7F, 0x7F)]
 
 
 def _as_json(ranges: Sequence[Range]) -> str:
-    """Return one character of a set as it stands in JSON text.
-
-    Raises:
-        PatternError: the set has none.
-    """
+    """Return one character of a set, which must have one, as it stands in JSON text."""
     plain = _without(ranges, _NOT_PLAIN)
     parts = [_one_of(plain)] if plain else []
     escaped = [c for low, high in union(ranges) for c in range(low, min(high, 0x7F) + 1) if c in _ESCAPED]
@@ -98,12 +94,8 @@ def _as_json(ranges: Sequence[Range]) -> str:
 
 
 def _as_text(ranges: Sequence[Range]) -> str:
-    """Return one character of a set as it is. A text has no NUL; of sets with other ones, rare control characters are
-    left out.
-
-    Raises:
-        PatternError: the set has none.
-    """
+    """Return one character of a set, which must have one, as it is. A text has no NUL; of sets with other ones, rare
+    control characters are left out."""
     plain = _without(ranges, [(0, 0), (0xD800, 0xDFFF)])
     if not plain:
         raise PatternError("a class that matches no character")
@@ -134,13 +126,8 @@ class _Sequence:
 
 
 class _Parser:
-    """Reads one pattern.
-
-    Args:
-        pattern: the text.
-        write: makes grammar of one character of a set.
-        name: makes a rule of a body and returns its name.
-    """
+    """Reads one pattern: `write` makes grammar of one character of a set, `name` makes a rule of a body and returns its
+    name."""
 
     def __init__(self, pattern: str, write: Callable[[Sequence[Range]], str], name: Callable[[str], str]) -> None:
         self._text = pattern

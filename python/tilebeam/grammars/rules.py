@@ -318,11 +318,7 @@ def _others(ranges: Sequence[Range]) -> list[Range]:
 
 def _refuse_left_recursion(rules: Rules) -> None:
     """Refuse a rule that begins with itself: where it goes on behind that, it makes stacks without end. What is
-    repeated and may be empty becomes a rule that begins with itself and ends there, which does no harm.
-
-    Raises:
-        RulesError: there is one.
-    """
+    repeated and may be empty becomes a rule that begins with itself and ends there, which does no harm."""
     empty = _may_be_empty(rules)
     begins: dict[int, set[int]] = {rule: set() for rule in range(len(rules.bodies))}
     for rule, body in enumerate(rules.bodies):
