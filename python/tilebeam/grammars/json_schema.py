@@ -181,19 +181,16 @@ class _Converter:
 
     def _plain(self, schema: Plain, path: str) -> list[str]:
         """Make the bodies of a schema without combinators, one for each type or value."""
-        try:
-            if "enum" in schema:
-                return [json_literal(value) for value in _values(schema)]
-            by_keywords = [name for name, keywords in BY_TYPE.items() if keywords & schema.keys()]
-            types = type_names(schema["type"]) if "type" in schema else by_keywords
-            if not types:
-                return ["value"]
-            if "number" in types and "integer" in types:
-                types.remove("integer")
-            made = [self._of_type[name](self, schema, path) for name in types]
-            return [body for body in made if body is not None]
-        except SchemaError as error:
-            raise _located(error, path) from None
+        if "enum" in schema:
+            return [json_literal(value) for value in _values(schema)]
+        by_keywords = [name for name, keywords in BY_TYPE.items() if keywords & schema.keys()]
+        types = type_names(schema["type"]) if "type" in schema else by_keywords
+        if not types:
+            return ["value"]
+        if "number" in types and "integer" in types:
+            types.remove("integer")
+        made = [self._of_type[name](self, schema, path) for name in types]
+        return [body for body in made if body is not None]
 
     # --- numbers and strings --------------------------------------------------------------------------------------
 
