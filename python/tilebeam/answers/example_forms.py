@@ -174,13 +174,9 @@ def _given(function: _Function) -> Iterator[Test]:
         if begin is None or _INPUT.match(line):
             continue
         values, end = _assigned(line[begin.start() :])
-        call = _call(function, values)
-        if call is None:
-            continue
         rest = line[begin.start() + end :]
         answer = _SAID.match(rest) or _ANSWER.match(rest)
-        result = _result(rest[answer.end() :]) if answer else None
-        if result is not None:
+        if answer and (call := _call(function, values)) and (result := _result(rest[answer.end() :])):
             yield Test(call, result[0])
 
 

@@ -26,10 +26,8 @@ def union(ranges: Sequence[Range]) -> list[Range]:
 def complement(ranges: Sequence[Range]) -> list[Range]:
     """Return all other code points."""
     found, start = [], 0
-    for low, high in union(ranges):
+    for low, high in [*union(ranges), (LAST + 1, LAST + 1)]:
         if low > start:
             found.append((start, low - 1))
         start = high + 1
-    if start <= LAST:
-        found.append((start, LAST))
     return found

@@ -216,24 +216,17 @@ def _both(a: Plain, b: Plain) -> Plain | None:
     """Combine two schemas to what is valid under both; None: nothing."""
     if not a or not b:
         return a or b
-    found = {**a, **b}
+    found = {**b, **a}
     for keyword in a.keys() & b.keys():
-        found[keyword] = _strictest(keyword, a[keyword], b[keyword])
+        if not same(a[keyword], b[keyword]):
+            if keyword not in _COMBINE:
+                raise SchemaError(f"{keyword!r} has several values that would have to hold together", keyword)
+            found[keyword] = _COMBINE[keyword](a[keyword], b[keyword])
         if found[keyword] is None or (keyword in ("type", "enum") and not found[keyword]):
             return None
     if "properties" in found or "additionalProperties" in found:
         found["properties"] = _properties(a, b)
     return found
-
-
-def _strictest(keyword: str, a: Any, b: Any) -> Any:
-    """Combine two values of a keyword to one that holds where both do; None: nothing does."""
-    if same(a, b):
-        return a
-    combine = _COMBINE.get(keyword)
-    if combine is None:
-        raise SchemaError(f"{keyword!r} has several values that would have to hold together", keyword)
-    return combine(a, b)
 
 
 def type_names(given: Any) -> list[str]:

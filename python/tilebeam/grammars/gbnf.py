@@ -48,16 +48,16 @@ def repeated(item: str, least: int, most: int | None) -> str:
     Args:
         item: one symbol, or a group in parentheses.
     """
-    if most is None:
-        return " ".join(filter(None, [_exactly(item, least), f"{item}*"]))
-    return " ".join(filter(None, [_exactly(item, least), _at_most(item, most - least)]))
+    more = f"{item}*" if most is None else _at_most(item, most - least)
+    return f"{_exactly(item, least)} {more}".strip()
 
 
 def _exactly(item: str, count: int) -> str:
     if count <= _COPIES:
         return "" if count == 0 else item if count == 1 else f"{item}{{{count}}}"
     blocks, rest = divmod(count, _COPIES)
-    return " ".join(filter(None, [_exactly(f"( {item}{{{_COPIES}}} )", blocks), _exactly(item, rest)]))
+    block = f"( {item}{{{_COPIES}}} )"
+    return f"{_exactly(block, blocks)} {_exactly(item, rest)}".strip()
 
 
 def _at_most(item: str, count: int) -> str:

@@ -120,11 +120,7 @@ class _Converter:
     # --- schemas --------------------------------------------------------------------------------------------------
 
     def rule_of(self, schema: Any, path: str) -> str:
-        """Make the rule of a schema.
-
-        Raises:
-            SchemaError: see `grammar_of_schema`.
-        """
+        """Make the rule of a schema, under which something must be valid."""
         found = self._optional_rule(schema, path)
         if found is None:
             raise SchemaError(f"{path}: nothing is valid under this schema")
@@ -185,26 +181,23 @@ class _Converter:
 
     def _plain(self, schema: Plain, path: str) -> list[str]:
         """Make the bodies of a schema without combinators, one for each type or value."""
-        try:
-            if "enum" in schema:
-                return [json_literal(value) for value in _values(schema)]
-            by_keywords = [name for name, keywords in BY_TYPE.items() if keywords & schema.keys()]
-            types = type_names(schema["type"]) if "type" in schema else by_keywords
-            if not types:
-                return ["value"]
-            if "number" in types and "integer" in types:
-                types.remove("integer")
-            made = [self._of_type[name](self, schema, path) for name in types]
-            return [body for body in made if body is not None]
-        except SchemaError as error:
-            raise _located(error, path) from None
+        if "enum" in schema:
+            return [json_literal(value) for value in _values(schema)]
+        by_keywords = [name for name, keywords in BY_TYPE.items() if keywords & schema.keys()]
+        types = type_names(schema["type"]) if "type" in schema else by_keywords
+        if not types:
+            return ["value"]
+        if "number" in types and "integer" in types:
+            types.remove("integer")
+        made = [self._of_type[name](self, schema, path) for name in types]
+        return [body for body in made if body is not None]
 
     # --- numbers and strings --------------------------------------------------------------------------------------
 
     def _integer(self, schema: Plain, path: str) -> str | None:  # noqa: ARG002
         low, high = _bounds(schema)
         if (step := schema.get("multipleOf", 1)) == 1:
-            return "integer" if low is None and high is None else ranges.whole_numbers(low, high)
+            return "integer" if low is None and high is None else ranges.decimals(low, high, places=0)
         if step < 1 or step != int(step) or low is None or high is None:
             raise unsupported("multipleOf", "for integers but with a whole number, between a minimum and a maximum")
         least, most = ranges.whole_range(low, high)
@@ -215,10 +208,9 @@ class _Converter:
 
     def _number(self, schema: Plain, path: str) -> str | None:
         low, high = _bounds(schema)
-        step = Decimal(repr(schema["multipleOf"])) if "multipleOf" in schema else None
-        if step is None:
+        if "multipleOf" not in schema:
             return "number" if low is None and high is None else ranges.decimals(low, high)
-        digits = step.normalize().as_tuple()
+        digits = Decimal(repr(schema["multipleOf"])).normalize().as_tuple()
         places = -int(digits.exponent)
         if places <= 0:
             return self._integer(schema, path)
@@ -240,10 +232,9 @@ class _Converter:
         return f'"\\"" {repeated("char", least, most)} "\\""'.replace("  ", " ")
 
     def _matching(self, schema: Plain, path: str) -> str:
-        others = [k for k in ("pattern", "format", "minLength", "maxLength") if k in schema]
-        if len(others) > 1:
-            raise unsupported(others[1], f"beside {others[0]!r}")
-        keyword = others[0]
+        keyword, *others = [k for k in ("pattern", "format", "minLength", "maxLength") if k in schema]
+        if others:
+            raise unsupported(others[0], f"beside {keyword!r}")
         if keyword == "format" and schema["format"] not in FORMATS:
             raise unsupported("format", f"with {schema['format']!r}, only with {', '.join(FORMATS)}")
         pattern = schema["pattern"] if keyword == "pattern" else FORMATS[schema["format"]]
@@ -273,25 +264,24 @@ class _Converter:
             most = len(first)  # nothing else may follow, or need not
         if most is not None and most < least:
             return None
-        return self._listed(named, others or "value", max(least, len(named)), most, path)
-
-    def _listed(self, first: Sequence[str], other: str, least: int, most: int | None, path: str) -> str:
-        """Return items in their order, then as many others as make it `least` to `most`."""
         if least > _LONGEST:
             raise unsupported("minItems", f"above {_LONGEST}")
-        least -= len(first)
-        most = None if most is None else min(most - len(first), max(least, _LONGEST))
-        parts = [f"{item} ws" for item in first]
-        inner = ' "," ws '.join(parts)
-        if most != 0:
-            following = self.rule(f"{path}/more", f'"," ws {other} ws')
-            if first:
-                inner += f" {repeated(following, least, most)}"
-            else:
-                rest = repeated(following, max(0, least - 1), None if most is None else most - 1)
-                inner = f"{other} ws {rest}".strip()
-                inner = inner if least else f"( {inner} )?"
-        return f'"[" ws {inner} "]"' if inner else '"[" ws "]"'
+        least = max(0, least - len(named))
+        most = None if most is None else min(most - len(named), max(least, _LONGEST))
+        inner = self._listed([f"{item} ws" for item in named], f"{others or 'value'} ws", least, most, path)
+        return f'"[" ws {inner} "]"'.replace("  ", " ")
+
+    def _listed(self, first: Sequence[str], other: str, least: int, most: int | None, path: str) -> str:
+        """Return items in their order, then `least` to `most` others, with commas between them all."""
+        inner = ' "," ws '.join(first)
+        if most == 0:
+            return inner
+        following = self.rule(f"{path}/more", f'"," ws {other}')
+        if first:
+            return f"{inner} {repeated(following, least, most)}"
+        rest = repeated(following, max(0, least - 1), None if most is None else most - 1)
+        inner = f"{other} {rest}".strip()
+        return inner if least else f"( {inner} )?"
 
     # --- objects --------------------------------------------------------------------------------------------------
 
@@ -336,10 +326,7 @@ class _Converter:
         if most == 0:
             return '"{" ws "}"'
         other = self.rule(f"{path}/other-member", f'{key} ":" ws {value} ws')
-        following = self.rule(f"{path}/more", f'"," ws {other}')
-        rest = repeated(following, max(0, least - 1), None if most is None else most - 1)
-        inner = f"{other} {rest}".strip()
-        return f'"{{" ws {inner if least else f"( {inner} )?"} "}}"'
+        return f'"{{" ws {self._listed([], other, least, most, path)} "}}"'
 
     def _in_order(self, members: Sequence[tuple[str, bool]], path: str) -> str:
         """Return members in their order, those left out that may be.

@@ -80,11 +80,7 @@ _RARE: list[Range] = [(1, 8), (0xB, 0xC), (0xE, 0x1F), (0x7F, 0x7F)]
 
 
 def _as_json(ranges: Sequence[Range]) -> str:
-    """Return one character of a set as it stands in JSON text.
-
-    Raises:
-        PatternError: the set has none.
-    """
+    """Return one character of a set, which must have one, as it stands in JSON text."""
     plain = _without(ranges, _NOT_PLAIN)
     parts = [_one_of(plain)] if plain else []
     escaped = [c for low, high in union(ranges) for c in range(low, min(high, 0x7F) + 1) if c in _ESCAPED]
@@ -98,12 +94,8 @@ def _as_json(ranges: Sequence[Range]) -> str:
 
 
 def _as_text(ranges: Sequence[Range]) -> str:
-    """Return one character of a set as it is. A text has no NUL; of sets with other ones, rare control characters are
-    left out.
-
-    Raises:
-        PatternError: the set has none.
-    """
+    """Return one character of a set, which must have one, as it is. A text has no NUL; of sets with other ones, rare
+    control characters are left out."""
     plain = _without(ranges, [(0, 0), (0xD800, 0xDFFF)])
     if not plain:
         raise PatternError("a class that matches no character")
@@ -134,13 +126,8 @@ class _Sequence:
 
 
 class _Parser:
-    """Reads one pattern.
-
-    Args:
-        pattern: the text.
-        write: makes grammar of one character of a set.
-        name: makes a rule of a body and returns its name.
-    """
+    """Reads one pattern: `write` makes grammar of one character of a set, `name` makes a rule of a body and returns its
+    name."""
 
     def __init__(self, pattern: str, write: Callable[[Sequence[Range]], str], name: Callable[[str], str]) -> None:
         self._text = pattern
@@ -216,13 +203,10 @@ class _Parser:
         return text
 
     def _group(self) -> str:
-        if self._peek() == "?":
-            if self._peek(2) == "?:":
-                self._at += 2
-            elif found := re.compile(r"\?P?<[A-Za-z_$][\w$]*>").match(self._text, self._at):
-                self._at = found.end()
-            else:
-                raise PatternError("look-around or another group that begins with (?")
+        if found := re.compile(r"\?(?::|P?<[A-Za-z_$][\w$]*>)").match(self._text, self._at):
+            self._at = found.end()
+        elif self._peek() == "?":
+            raise PatternError("look-around or another group that begins with (?")
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise PatternError(f"groups nested deeper than {_MAX_DEPTH}")
@@ -234,19 +218,15 @@ class _Parser:
         return f"( {' | '.join(sequence.text for sequence in inner)} )"
 
     def _repeated(self, atom: str) -> str:
-        char = self._peek()
-        bounds = re.compile(r"\{(\d{1,9})(?:(,)(\d{1,9})?)?\}").match(self._text, self._at)
-        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char, (1, 1))
-        if bounds:
-            self._at = bounds.end()
-            least = int(bounds[1])
-            most = int(bounds[3]) if bounds[3] else None if bounds[2] else least
-        elif char and char in "*+?":
-            self._at += 1
-        else:
+        # A ? behind it says how much is tried first, which makes no difference to what matches.
+        found = re.compile(r"(?:[*+?]|\{(\d{1,9})(?:(,)(\d{1,9})?)?\})\??").match(self._text, self._at)
+        if found is None:
             return atom
-        if self._peek() == "?":  # how much is tried first makes no difference to what matches
-            self._at += 1
+        self._at = found.end()
+        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(found[0][0], (1, 1))
+        if found[1]:
+            least = int(found[1])
+            most = int(found[3]) if found[3] else None if found[2] else least
         if self._peek() and self._peek() in "*+":
             raise PatternError("a repetition of a repetition")
         if least > _MAX_REPEAT or (most or 0) > _MAX_REPEAT or (most is not None and most < least):

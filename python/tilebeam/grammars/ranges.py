@@ -5,9 +5,10 @@ Only decimals without an exponent are written, with a whole part of at most 16 d
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from decimal import Context, Decimal
 
 from tilebeam.grammars.gbnf import either
 
@@ -24,23 +25,17 @@ class Bound:
     open: bool = False
 
 
-def whole_numbers(low: Bound | None, high: Bound | None) -> str | None:
-    """Match the whole numbers of a range; None: the range holds none."""
-    return _fixed(low, high, 0)
-
-
 def whole_range(low: Bound | None, high: Bound | None, digits: int = DIGITS) -> tuple[int, int]:
     """Return the least and the largest whole number of a range.
 
     Args:
         digits: of numbers without a bound, where the other bound has less.
     """
-    least = None if low is None else int(low.value.to_integral_value(ROUND_CEILING))
-    most = None if high is None else int(high.value.to_integral_value(ROUND_FLOOR))
-    if low is not None and least is not None and low.open and least == low.value:
-        least += 1
-    if high is not None and most is not None and high.open and most == high.value:
-        most -= 1
+    least = most = None
+    if low is not None:
+        least = math.floor(low.value) + 1 if low.open else math.ceil(low.value)
+    if high is not None:
+        most = math.ceil(high.value) - 1 if high.open else math.floor(high.value)
     least = -_beyond(most, digits) if least is None else least
     return least, _beyond(least, digits) if most is None else most
 
@@ -49,7 +44,7 @@ def decimals(low: Bound | None, high: Bound | None, places: int | None = None) -
     """Match the decimals of a range; None: the range holds none.
 
     Args:
-        places: most digits behind the point; None: 6, or one more than the bounds have.
+        places: most digits behind the point, 0 for whole numbers; None: 6, or one more than the bounds have.
     """
     if places is None:
         given = (-int(b.value.normalize().as_tuple().exponent) for b in (low, high) if b is not None)
@@ -102,8 +97,7 @@ def _pointed(number: int, length: int, places: int) -> str:
 
 
 def _between(low: str, high: str) -> str:
-    """Return what is written from low to high, which have the same number of digits, and the point at the same
-    place."""
+    """Return what is written from low to high, which have the point and as many digits at the same places."""
     if not low:
         return ""
     if low[0] == high[0]:

@@ -21,6 +21,8 @@ MAX_REPEAT = 1 << 16
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_IS = re.compile("::=")
+_CLOSE = re.compile(r"\)")
 _LINE_END = re.compile(r"\r\n|\r|\n|$")
 _PLAIN = re.compile(r'[^"\\]+')
 _BOUNDS = re.compile(r"\{[ \t]*(\d{1,18})[ \t]*(?:(,)[ \t]*(\d{1,18})?[ \t]*)?\}")
@@ -115,9 +117,15 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _skip(self, lines: bool) -> None:
-        found = (_SPACE_AND_LINES if lines else _SPACE).match(self._text, self._at)
-        assert found is not None
+        self._take(_SPACE_AND_LINES if lines else _SPACE, "white space")
+
+    def _take(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        """Read what has to stand here."""
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            raise self._expected(what)
         self._at = found.end()
+        return found
 
     def _expected(self, what: str) -> RulesError:
         line = self._text.count("\n", 0, self._at) + 1
@@ -125,20 +133,12 @@ class _Reader:
         return RulesError(f"{what} expected in line {line}, " + (f"before {rest!r}" if rest else "where it ends"))
 
     def _rule(self) -> None:
-        name = _NAME.match(self._text, self._at)
-        if name is None:
-            raise self._expected("the name of a rule")
-        self._at = name.end()
+        name = self._take(_NAME, "the name of a rule")
         self._skip(lines=False)
-        if not self._text.startswith("::=", self._at):
-            raise self._expected("::=")
-        self._at += 3
+        self._take(_IS, "::=")
         self._skip(lines=True)
         body = self._alternatives(nested=False)
-        end = _LINE_END.match(self._text, self._at)
-        if end is None:
-            raise self._expected("the end of the rule")
-        self._at = end.end()
+        self._take(_LINE_END, "the end of the rule")
         self._skip(lines=True)
         self._bodies[self._id(name[0])] = body
 
@@ -190,9 +190,7 @@ class _Reader:
             raise RulesError(f"parentheses are nested more than {MAX_DEPTH} deep")
         self._skip(lines=True)
         body = self._alternatives(nested=True)
-        if self._peek() != ")":
-            raise self._expected(")")
-        self._at += 1
+        self._take(_CLOSE, ")")
         self._depth -= 1
         return body[0] if len(body) == 1 else [self._new_rule(body)]
 
@@ -243,13 +241,10 @@ class _Reader:
         return chr(int(digits, 16))
 
     def _token(self) -> Element:
-        found = _TOKEN.match(self._text, self._at)
-        if found is None:
-            raise self._expected("a token, as <NAME> or <[NUMBER]>,")
+        found = self._take(_TOKEN, "a token, as <NAME> or <[NUMBER]>,")
         token = int(found[3]) if found[3] else self._token_of(found[2])
         if token is None:
             raise RulesError(f"{found[2]} is not one token of this model")
-        self._at = found.end()
         return (Kind.NOT_TOKEN if found[1] else Kind.TOKEN), token
 
     def _repetition(self) -> tuple[int, int | None] | None:
@@ -261,10 +256,7 @@ class _Reader:
             return simple[char]
         if char != "{":
             return None
-        found = _BOUNDS.match(self._text, self._at)
-        if found is None:
-            raise self._expected("a repetition, as {2}, {2,} or {2,5},")
-        self._at = found.end()
+        found = self._take(_BOUNDS, "a repetition, as {2}, {2,} or {2,5},")
         least = int(found[1])
         most = int(found[3]) if found[3] else None if found[2] else least
         if most is not None and most < least:
@@ -318,11 +310,7 @@ def _others(ranges: Sequence[Range]) -> list[Range]:
 
 def _refuse_left_recursion(rules: Rules) -> None:
     """Refuse a rule that begins with itself: where it goes on behind that, it makes stacks without end. What is
-    repeated and may be empty becomes a rule that begins with itself and ends there, which does no harm.
-
-    Raises:
-        RulesError: there is one.
-    """
+    repeated and may be empty becomes a rule that begins with itself and ends there, which does no harm."""
     empty = _may_be_empty(rules)
     begins: dict[int, set[int]] = {rule: set() for rule in range(len(rules.bodies))}
     for rule, body in enumerate(rules.bodies):

@@ -154,8 +154,10 @@ class Child:
                     poll.unregister(descriptor)
                     self.end()
                     continue
-                source = sockets[descriptor]
-                if not (piece := self._piece(source)):
+                source, piece = sockets[descriptor], b""
+                with contextlib.suppress(ConnectionError):  # it ended without having read all
+                    piece = source.recv(1 << 16)
+                if not piece:
                     poll.unregister(descriptor)
                 heard[source] += piece[: most[source] - len(heard[source])]
         return [bytes(heard[s]) for s in most]
@@ -185,9 +187,3 @@ class Child:
                     self._parent.wait(_CLOSING_SECONDS)
                 raise Lost("the process that they are forked from was ended, or could start none") from error
         return self._ended
-
-    def _piece(self, source: socket.socket) -> bytes:
-        try:
-            return source.recv(1 << 16)
-        except ConnectionError:  # it ended without having read all
-            return b""

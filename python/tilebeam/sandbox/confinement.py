@@ -91,10 +91,11 @@ def confine(*, timers: bool = False) -> None:
         _instruction(_LOAD, 0, 0, 4),
         _instruction(_IF_EQUAL, 1, 0, architecture),
         _instruction(_RETURN, 0, 0, _KILL),
+        _instruction(_LOAD, 0, 0, 0),
+        *(_instruction(_IF_EQUAL, len(numbers) - i, 0, number) for i, number in enumerate(numbers)),
+        _instruction(_RETURN, 0, 0, _EPERM),
+        _instruction(_RETURN, 0, 0, _ALLOW),
     ]
-    code += [_instruction(_LOAD, 0, 0, 0)]
-    code += [_instruction(_IF_EQUAL, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
-    code += [_instruction(_RETURN, 0, 0, _EPERM), _instruction(_RETURN, 0, 0, _ALLOW)]
     raw = ctypes.create_string_buffer(b"".join(code))
     program = _Program(len(code), ctypes.cast(raw, ctypes.c_void_p))
     _prctl(_PR_SET_DUMPABLE, 0)

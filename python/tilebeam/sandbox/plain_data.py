@@ -46,9 +46,12 @@ def encoded(value: Any, iterators: list[Iterator[Any]] | None = None) -> Any:
             return {name: [encoded(v, iterators) for v in parts(value)]}
     if hasattr(value, "tolist"):  # arrays and scalars of numpy
         return encoded(value.tolist(), iterators)
-    for tower, exact in _NUMBERS:
-        if isinstance(value, tower):
-            return encoded(exact(value))
+    if isinstance(value, Integral):  # numbers of libraries, such as sympy's
+        return encoded(int(value))
+    if isinstance(value, Rational):
+        return encoded(Fraction(int(value.numerator), int(value.denominator)))
+    if isinstance(value, Real):
+        return encoded(float(value))
     if iterators is not None and isinstance(value, Iterator):
         iterators.append(value)
         return {"iterator": [len(iterators) - 1]}
@@ -97,12 +100,6 @@ _KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[..., Any]]] = {
     "time": (time, lambda v: [v.isoformat()], time.fromisoformat),
     "timedelta": (timedelta, lambda v: [v.days, v.seconds, v.microseconds], timedelta),
 }
-# Numbers of libraries, such as sympy's.
-_NUMBERS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (Integral, int),
-    (Rational, lambda v: Fraction(int(v.numerator), int(v.denominator))),
-    (Real, float),
-)
 
 
 def framed(raw: bytes) -> bytes:

@@ -46,7 +46,7 @@ class WorkerProcess:
         self._environment = environment
         self._longest = longest
         self._lock = free_in_children()
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None  # the last; None: none was started, or it was given up
         self._requests: socket.socket | None = None
         self._greeting: dict[str, Any] = {}
         self._owner = 0  # a fork has the pipes, but they are its parent's
@@ -60,20 +60,7 @@ class WorkerProcess:
             TilebeamError: the process does not start.
         """
         with self._lock:
-            process, requests = self._running()
-            try:
-                requests.sendall(request)
-                line = self._line(process, seconds)
-            except OSError:  # it died meanwhile
-                line = None
-            except BaseException:  # interrupted: the late reply would pass for the next request's
-                self._end()
-                raise
-            if line is None:
-                self._end()
-                return None
-            reply: dict[str, Any] = json.loads(line)
-            return reply
+            return self._reply(*self._running(), request, seconds)
 
     def send(self, request: bytes, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
         """Send a request that brings the descriptors along on which it is answered, and return the process that has it.
@@ -101,11 +88,6 @@ class WorkerProcess:
             self._running()
             return self._greeting
 
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The process that was started last; None: none was, or it was given up."""
-        return self._process
-
     def close(self) -> None:
         """End the process; the next request starts another."""
         with self._lock:
@@ -113,19 +95,18 @@ class WorkerProcess:
                 self._end()
 
     def _running(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-            self._start()
-        assert self._process is not None
-        assert self._requests is not None
-        return self._process, self._requests
+        process, requests = self.process, self._requests
+        if process is None or requests is None or self._owner != os.getpid() or process.poll() is not None:
+            return self._start()
+        return process, requests
 
-    def _start(self) -> None:
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         environment = os.environ if self._environment is None else self._environment
         if self._requests is not None:
             self._requests.close()
         self._requests, stdin = socket.socketpair()
         with stdin:
-            self._process = process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", *self._module],
                 stdin=stdin.fileno(),
                 stdout=subprocess.PIPE,
@@ -134,38 +115,45 @@ class WorkerProcess:
                 start_new_session=True,  # Ctrl-C is the asker's business
             )
         self._owner = os.getpid()
-        try:
-            line = self._line(process, _START_SECONDS)
-        except BaseException:
-            self._end()
-            raise
-        if line is None:
-            self._end()
+        running = self.process, self._requests
+        greeting = self._reply(*running, b"", _START_SECONDS)
+        if greeting is None:
             raise TilebeamError(
                 f"The process for {self._purpose} did not start: try python -m {' '.join(self._module)}."
             )
-        self._greeting = json.loads(line)
+        self._greeting = greeting
+        return running
 
-    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-        """Read the process's next line; None if it says nothing in time, too much, or never will."""
+    def _reply(
+        self, process: subprocess.Popen[bytes], requests: socket.socket, request: bytes, seconds: float
+    ) -> dict[str, Any] | None:
+        """Send a request and read the process's next line; None if it says nothing in time, too much, or never will.
+        Then the process is ended, and also where this is interrupted: the late line would pass for the next reply."""
         assert process.stdout is not None
-        pipe = process.stdout.fileno()
-        poll = select.poll()  # unlike select.select, it takes any file descriptor
-        poll.register(pipe, select.POLLIN)
         until = time.monotonic() + seconds
         got = bytearray()
-        while not got.endswith(b"\n"):
-            left = until - time.monotonic()
-            if left <= 0 or len(got) > self._longest or not poll.poll(left * 1000):
-                return None
-            piece = os.read(pipe, 65536)
-            if not piece:
-                return None
-            got += piece
-        return bytes(got)
+        try:
+            pipe = process.stdout.fileno()
+            poll = select.poll()  # unlike select.select, it takes any file descriptor
+            poll.register(pipe, select.POLLIN)
+            requests.sendall(request)
+            while not got.endswith(b"\n"):
+                left = until - time.monotonic()
+                if left <= 0 or len(got) > self._longest or not poll.poll(left * 1000):
+                    return None
+                if not (piece := os.read(pipe, 65536)):
+                    return None
+                got += piece
+        except OSError:  # it died meanwhile
+            return None
+        finally:
+            if not got.endswith(b"\n"):
+                self._end()
+        reply: dict[str, Any] = json.loads(got)
+        return reply
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         requests, self._requests = self._requests, None
         if process is not None:
             process.kill()

@@ -109,13 +109,8 @@ def behaviour(program: str, calls: Sequence[str], *, unsafe: bool = False) -> li
     Returns:
         For each call a digest of its value, or "!.." if it raises; fewer than calls where one does not end.
     """
-    said = run(
-        _ASK.replace("{calls!r}", repr(list(calls))),
-        before=[program],
-        max_output=MOST * len(calls),
-        timeout=SECONDS,
-        unsafe=unsafe,
-    )
+    asks = _ASK.replace("{calls!r}", repr(list(calls)))
+    said = run(asks, before=[program], max_output=MOST * len(calls), timeout=SECONDS, unsafe=unsafe)
     return said.output.split()[: len(calls)]
 
 

@@ -154,13 +154,21 @@ def load_reward_model(
     """
     plan = _plan(RewardSpec(path, outcome, kind, preset, head, tag, labels, aggregate))
     from tilebeam.model.loader import load as load_model
+    from tilebeam.scoring.reward_model import HeadReward, TokenReward
 
+    options: dict[str, Any] = {"format": plan.preset.format, "outcome": plan.outcome, "aggregate": plan.aggregate}
     lm = load_model(plan.path, n_ctx=n_ctx + n_ctx // 2, n_seq_max=max(n_seq_max, _SEQUENCES), **load)
     try:
-        return plan.scorer(lm, step_stop)
+        scorer: RewardModel
+        if plan.head is None:
+            scorer = TokenReward(lm, good=plan.preset.good, bad=plan.preset.bad, step_stop=step_stop, **options)
+        else:
+            scorer = HeadReward(lm, plan.head, step_stop=step_stop, **options)
     except BaseException:
         lm.close()
         raise
+    scorer.about = plan.about
+    return scorer
 
 
 @dataclass(frozen=True)
@@ -173,24 +181,6 @@ class _Plan:
     outcome: bool
     aggregate: str
     about: str
-
-    def scorer(self, lm: Any, step_stop: str) -> RewardModel:
-        from tilebeam.scoring.reward_model import HeadReward, TokenReward
-
-        p = self.preset
-        common: dict[str, Any] = {
-            "format": p.format,
-            "outcome": self.outcome,
-            "aggregate": self.aggregate,
-            "step_stop": step_stop,
-        }
-        scorer: RewardModel
-        if self.head is None:
-            scorer = TokenReward(lm, good=p.good, bad=p.bad, **common)
-        else:
-            scorer = HeadReward(lm, self.head, **common)
-        scorer.about = self.about
-        return scorer
 
 
 def _plan(spec: RewardSpec) -> _Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -168,16 +169,13 @@ def made_for(lm: LM, heads: Sequence[Head]) -> Head:
         TilebeamError: none of them was.
     """
     for head in heads[:-1]:
-        try:
+        with suppress(TilebeamError):
             check_maker(head, lm)
-        except TilebeamError:
-            continue
-        return head
+            return head
     check_maker(heads[-1], lm)
     return heads[-1]
 
 
 def _plain(name: str) -> str:
     """Keep of a name what does not differ between files of one model: neither how words are joined nor the format."""
-    words = re.split(r"[^a-z0-9.]+", _FORMATS.sub("", name.lower()))
-    return "".join(words)
+    return re.sub(r"[^a-z0-9.]+", "", _FORMATS.sub("", name.lower()))

@@ -6,7 +6,7 @@ tokens; what is put in their place is read as plain text, so that a solution can
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ class Preset:
     label: int = 1
     output: HeadOutput | None = None
     outcome: bool = False
-    names: tuple[str, ...] = field(default=())
+    names: tuple[str, ...] = ()
 
 
 _LLAMA3 = "<|start_header_id|>{}<|end_header_id|>\n\n"

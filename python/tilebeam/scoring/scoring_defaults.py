@@ -11,15 +11,7 @@ Aggregation = Literal["last", "min", "prod", "mean"]
 # What is made of the last layer of a reward model's head.
 HeadOutput = Literal["sigmoid", "softmax", "none"]
 # Scorers that need no reward model, by name.
-ScorerName = Literal[
-    "consensus",
-    "logprob",
-    "logprob-sum",
-    "tail-entropy",
-    "examples",
-    "behavior",
-    "judge",
-]
+ScorerName = Literal["consensus", "logprob", "logprob-sum", "tail-entropy", "examples", "behavior", "judge"]
 # Those whose scores weigh votes.
 VoteScorer = Literal["logprob", "tail-entropy"]
 RUN_PROGRAMS: tuple[ScorerName, ...] = ("examples", "behavior")  # those that run what a model wrote
