@@ -142,6 +142,11 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ),
     ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ['"a"', "1"], ["null", "1.5"]),
     ({"oneOf": [{"const": 1}, {"const": True}]}, ["1", "true"], ["2"]),
+    (  # whichever keyword is looked at first: the order of a set of names differs from process to process
+        {"oneOf": [{"type": "string", "format": "date"}, {"type": "null", "format": "a", "pattern": "b", "items": 1}]},
+        ['"2024-02-29"', "null"],
+        ['"a"'],
+    ),
     (
         {
             "oneOf": [
@@ -197,6 +202,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "integer", "exclusiveMinimum": True}, "exclusiveMinimum", "is a number"),
     ({"type": "float"}, "type", "none of null"),
     ({"$ref": "http://example.com/a"}, "$ref", "same schema"),
+    ({"properties": {"a": {"$ref": "#n"}}, "$defs": {"n": {"$anchor": "n", "const": 1}}}, "$ref", "same schema"),
+    ({"minProperties": 100_001, "type": "object"}, "minProperties", "above 100000"),
     ({"$ref": "#/$defs/none"}, "$ref", "no '#/$defs/none'"),
     ({"$ref": "#"}, "$ref", "itself"),
     ({"enum": [1], "minimum": 0}, "minimum", "beside enum"),
@@ -243,11 +250,22 @@ def test_what_cannot_be_promised_is_refused_by_name(schema: Any, keyword: str, w
 
 
 @pytest.mark.parametrize(
-    "schema", [False, {"type": "integer", "minimum": 2, "maximum": 1}, {"allOf": [{"const": 1}, {"const": 2}]}]
+    "schema",
+    [
+        False,
+        {"type": "integer", "minimum": 2, "maximum": 1},
+        {"allOf": [{"const": 1}, {"const": 2}]},
+        {"allOf": [{"properties": {"a": {"const": value}}, "required": ["a"]} for value in (1, True)]},
+    ],
 )
 def test_schemas_that_nothing_fits(schema: Any) -> None:
     with pytest.raises(SchemaError, match="nothing is valid"):
         grammar_of_schema(schema)
+
+
+def test_null_is_no_schema_however_often_it_is_given() -> None:
+    with pytest.raises(SchemaError, match="a schema is an object or a boolean, not null"):
+        grammar_of_schema({"type": "array", "allOf": [{"items": None}, {"items": None}]})
 
 
 @pytest.mark.parametrize(
@@ -437,6 +455,7 @@ def test_patterns(pattern: str, good: list[str], bad: list[str]) -> None:
         (r"[^\d\\]{2}", ["é\t", '"x'], ["1a", "a\\", "a"]),
         ("(?:x|y){0,2}", ["", "x", "yx"], ["xyx"]),
         ("", [""], ["a"]),
+        ("a{٣}", ["a{٣}"], ["aaa"]),  # other scripts' digits are characters
     ],
 )
 def test_patterns_of_plain_text(pattern: str, good: list[str], bad: list[str]) -> None:
@@ -480,7 +499,10 @@ def test_long_sets_of_short_patterns_are_refused_while_they_are_read() -> None:
         grammar_of_schema({"type": "string", "pattern": "." * 4000})
 
 
-@pytest.mark.parametrize("pattern", ["(a", "a)", "a**", "(?=a)b", "[]", r"\u00", "a{5,2}", r"\0"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a", "a)", "a**", "(?=a)b", "[]", r"\u00", "a{5,2}", r"\0", r"[!-\d]", "a{10000000000}", "a{1,9999999999999}"],
+)
 def test_wrong_patterns_of_plain_text(pattern: str) -> None:
     with pytest.raises(PatternError):
         text_grammar(pattern)

@@ -78,7 +78,7 @@ class Combiner:
         Raises:
             SchemaError: another document, or nothing.
         """
-        if not isinstance(reference, str) or not reference.startswith("#"):
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise unsupported("$ref", f"with {reference!r}: only to other parts of the same schema (#/..)")
         found = self._root
         for part in reference[1:].split("/")[1:]:
@@ -217,12 +217,13 @@ def _both(a: Plain, b: Plain) -> Plain | None:
     if not a or not b:
         return a or b
     found = {**b, **a}
-    for keyword in a.keys() & b.keys():
+    # First those that tell that nothing is valid: then the others need not combine.
+    for keyword in sorted(a.keys() & b.keys(), key=lambda name: (name not in ("type", "enum"), name)):
         if not same(a[keyword], b[keyword]):
             if keyword not in _COMBINE:
                 raise SchemaError(f"{keyword!r} has several values that would have to hold together", keyword)
             found[keyword] = _COMBINE[keyword](a[keyword], b[keyword])
-        if found[keyword] is None or (keyword in ("type", "enum") and not found[keyword]):
+        if keyword in ("type", "enum") and not found[keyword]:
             return None
     if "properties" in found or "additionalProperties" in found:
         found["properties"] = _properties(a, b)
@@ -265,7 +266,7 @@ def _all_of(a: Any, b: Any) -> Any:
     parts: list[Any] = []
     for schema in (a, b):
         inner = schema["allOf"] if isinstance(schema, dict) and [*schema] == ["allOf"] else [schema]
-        parts += [part for part in inner if part not in parts]
+        parts += [part for part in inner if not any(part == known and same(part, known) for known in parts)]
     return parts[0] if len(parts) == 1 else {"allOf": parts}
 
 

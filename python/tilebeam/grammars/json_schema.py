@@ -323,6 +323,8 @@ class _Converter:
         most = None if most is None else min(int(most), max(least, _LONGEST))
         if most is not None and most < least:
             return None
+        if least > _LONGEST:
+            raise unsupported("minProperties", f"above {_LONGEST}")
         if most == 0:
             return '"{" ws "}"'
         other = self.rule(f"{path}/other-member", f'{key} ":" ws {value} ws')

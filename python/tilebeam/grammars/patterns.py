@@ -219,14 +219,14 @@ class _Parser:
 
     def _repeated(self, atom: str) -> str:
         # A ? behind it says how much is tried first, which makes no difference to what matches.
-        found = re.compile(r"(?:[*+?]|\{(\d{1,9})(?:(,)(\d{1,9})?)?\})\??").match(self._text, self._at)
+        found = re.compile(r"(?:[*+?]|\{([0-9]+)(?:(,)([0-9]+)?)?\})\??").match(self._text, self._at)
         if found is None:
             return atom
         self._at = found.end()
         least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(found[0][0], (1, 1))
         if found[1]:
-            least = int(found[1])
-            most = int(found[3]) if found[3] else None if found[2] else least
+            least = _count(found[1])
+            most = _count(found[3]) if found[3] else None if found[2] else least
         if self._peek() and self._peek() in "*+":
             raise PatternError("a repetition of a repetition")
         if least > _MAX_REPEAT or (most or 0) > _MAX_REPEAT or (most is not None and most < least):
@@ -247,9 +247,9 @@ class _Parser:
             if self._peek() == "-" and self._peek(2) != "-]":
                 self._at += 1
                 high = self._class_atom()
-                if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1] or low[0][0] > high[0][0]:
+                if any(len(end) != 1 or end[0][0] != end[0][1] for end in (low, high)) or low > high:
                     raise PatternError("a range whose ends are not two characters in ascending order")
-                ranges.append((low[0][0], high[0][1]))
+                ranges.append((low[0][0], high[0][0]))
             else:
                 ranges += low
         self._at += 1
@@ -284,6 +284,11 @@ class _Parser:
         if code > LAST or 0xD800 <= code <= 0xDFFF:
             raise PatternError(f"\\{kind}{found[0]}, which is not a character")
         return [(code, code)]
+
+
+def _count(digits: str) -> int:
+    """Read a number; a long one is still too large."""
+    return int(digits.lstrip("0")[:9] or 0)
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
