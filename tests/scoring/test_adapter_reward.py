@@ -70,6 +70,13 @@ def test_it_rates_as_the_model_with_the_adapter_does(files: tuple[LM, Path, Path
     assert np.array_equal(lm.logits(ids), before)  # the generator is what it was
 
 
+def test_nothing_cannot_be_rated(files: tuple[LM, Path, Path]) -> None:
+    lm, _, adapter = files
+    nothing = tilebeam.Prompt("", token_ids=())
+    with pytest.raises(TilebeamError, match="nothing to rate: prompt and text are empty"):
+        RewardSpec(None, head=adapter).open(lm).score_steps([nothing], [[""]])
+
+
 def test_its_context_shares_the_weights_and_ends_with_the_model(files: tuple[LM, Path, Path]) -> None:
     lm, _, adapter = files
     with RewardSpec(None, head=adapter).open(lm) as scorer:

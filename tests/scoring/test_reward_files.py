@@ -177,6 +177,11 @@ def test_a_classifier_of_sequences_scores_as_it_is(tmp_path: Path) -> None:
     [
         (BODY, {}, r"No head in these files.*model\.norm\.weight"),
         ({"score.weight": ("F32", coarse(1, 8)), "v_head.weight": ("F32", coarse(1, 8))}, {}, "Several heads"),
+        (
+            {name: ("F32", coarse(1, 8)) for name in ("score.weight", "score.0.weight")},
+            {},
+            r"score\.0\.weight and score\.weight are the same layer",
+        ),
         ({"score.weight": ("F32", coarse(1, 8))}, {"name": "v_head"}, "No v_head"),
         ({"score.bias": ("F32", coarse(1))}, {}, r"bias score\.bias, but no weight"),
         ({"score.weight": ("I64", coarse(1, 8).astype(np.int64))}, {}, "type I64"),
@@ -279,7 +284,9 @@ def test_a_body_is_the_model_without_its_head(tmp_path: Path) -> None:
         stored = raw[8 + length :][begin:end]
         assert stored == (bf16(values) if dtype == "BF16" else values).tobytes()
         assert (header[name]["dtype"], header[name]["shape"]) == (dtype, list(values.shape))
-    assert seen[-1][0] == sum(v.nbytes // (2 if d == "BF16" else 1) for d, v in BODY.values()) + 16 * 8 * 2
+    assert (
+        seen[-1][0] == seen[-1][1] == sum(v.nbytes // (2 if d == "BF16" else 1) for d, v in BODY.values()) + 16 * 8 * 2
+    )
     with pytest.raises(TilebeamError, match="exists already"):
         write_body(source, body)
     with pytest.raises(TilebeamError, match="not a folder"):
@@ -357,6 +364,7 @@ NPU: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "device": "npu", "threads":
         ("Qwen2.5-Math-PRM-7B.Q8_0.gguf", {}, HeadReward, "<extra_0>"),
         ("cls.gguf", {}, HeadReward, ""),
         ("cls.gguf", {"outcome": True}, HeadReward, ""),
+        ("cls.gguf", {"head": "two.head.gguf"}, HeadReward, ""),
         ("value.gguf", {"outcome": True, "preset": "chatml-outcome"}, HeadReward, "<|im_end|>\n"),
         ("plain.gguf", {"outcome": True, "preset": "rlhflow-orm", "labels": ("1", "2")}, TokenReward, None),
     ],
@@ -370,7 +378,7 @@ def test_what_is_not_said_is_found(models: Path, file: str, known: dict[str, Any
         assert ("outcome" if scorer.outcome else "process") in scorer.about
         [first, last] = scorer.score_steps(["the question"], STEPS)[0]
         assert first != last
-        if file == "cls.gguf":
+        if file == "cls.gguf" and "head" not in known:
             assert same(scorer.head, classifier_of(models / "cls.gguf"))  # type: ignore[attr-defined]
     with pytest.raises(TilebeamError, match="closed"):  # the block closed the model
         scorer.lm.generate("a")
@@ -397,6 +405,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("two.gguf", {"kind": "value-head"}, "two-label"),
     ("value.gguf", {"kind": "two-label"}, "softmax over 1"),
     ("value.gguf", {"preset": "chatml-outcome"}, "with outcome=True"),
+    ("plain.gguf", {"kind": "token", "tag": "?", "head": "two.head.gguf"}, "kind token, which does not use the head"),
+    ("cls.gguf", {"kind": "classifier", "head": "two.head.gguf"}, "kind classifier, which does not use the head"),
 ]
 ONLY_WHEN_LOADED: list[tuple[str, dict[str, Any], str]] = [
     ("plain.gguf", {"tag": "?", "labels": ("no such token", "2")}, "it must be one"),

@@ -1,7 +1,7 @@
 """A reward adapter: LoRA in the generator's own upper layers, and a head on the hidden state behind a text.
 
 The generator reads its samples once more, with the adapter in force in a context of its own: the weights are in memory
-once. `tilebeam reward train --adapter` makes one.
+once. `tilebeam reward adapter` makes one.
 """
 
 from __future__ import annotations
@@ -55,4 +55,6 @@ class AdapterReward(HeadReward):
             text = "".join(steps[:n])
             tokens = ids + self.lm.tokenize(text, add_special=False, parse_special=False)
             del tokens[self.lm.n_ctx - 1 :]  # of a text that filled the context
+            if not tokens:
+                raise TilebeamError("There is nothing to rate: prompt and text are empty.")
             yield tokens, [(len(tokens) - 1, name)]

@@ -120,7 +120,7 @@ def write_body(
         raise TilebeamError(f"{out} exists already.")
     tensors = _tensors(folder)
     heads = {t.name for parts in _heads(tensors, None).values() for t in parts.values()}
-    total, done = sum(t.size for t in tensors), 0
+    total, done = sum(t.size for t in tensors if t.name not in heads), 0
     with whole_folder(out) as partial:
         for file in sorted(p for p in folder.iterdir() if p.is_file()):
             if file.suffix == ".safetensors":
@@ -154,8 +154,9 @@ def _heads(tensors: list[_Tensor], name: str | None) -> dict[int, dict[str, _Ten
     part = re.compile(rf"(?P<name>{names})(?:\.(?P<layer>\d+))?\.(?P<part>weight|bias)")
     for tensor in tensors:
         if match := part.fullmatch(tensor.name):
-            layers = groups.setdefault(match["name"], {})
-            layers.setdefault(int(match["layer"] or 0), {})[match["part"]] = tensor
+            parts = groups.setdefault(match["name"], {}).setdefault(int(match["layer"] or 0), {})
+            if (other := parts.setdefault(match["part"], tensor)) is not tensor:
+                raise TilebeamError(f"{other.name} and {tensor.name} are the same layer of one head.")
     if not groups:
         some = ", ".join(t.name for t in tensors if "layers." not in t.name)
         raise TilebeamError(

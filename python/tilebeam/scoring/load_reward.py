@@ -205,6 +205,8 @@ def _plan(spec: RewardSpec) -> _Plan:
         chosen = replace(chosen, format=replace(chosen.format, tag=tag))
     if kind == "token" and not chosen.format.tag:
         raise TilebeamError("A reward model that answers with tokens needs a tag or a preset.")
+    if spec.head and kind in ("token", "classifier"):
+        raise TilebeamError(f"{path} is a reward model of the kind {kind}, which does not use the head {spec.head}.")
     head = _head(path, kind, chosen, loaded)
     if not spec.outcome and chosen.outcome:
         raise TilebeamError(
@@ -220,7 +222,7 @@ def _plan(spec: RewardSpec) -> _Plan:
 
 def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Head | None) -> Kind:
     """Find the kind of a model that says neither kind nor preset."""
-    if facts["classifier"]:
+    if facts["classifier"] and not spec.head:
         return "classifier"
     if head is not None:
         return "two-label" if head.output == "softmax" else "value-head"
