@@ -314,6 +314,20 @@ def test_what_is_done_so_far_can_be_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_a_method_with_other_options_is_another_method(tmp_path: Path) -> None:
+    """Reports call the only search of a kind by its name, whatever its options: what it did is not another's."""
+    sure, unsure = (f"adaptive:confidence={share}" for share in (0.99, 0.5))
+    for methods in ((), ("adaptive",), (sure,), (unsure,), (unsure, sure)):
+        job, task = job_of(tmp_path, methods=("greedy", *methods), scorers=(), seeds=(1,))
+        report = evaluated(job, task, tmp_path / "out", latency_items=2)
+        fresh = evaluated(job, task, tmp_path / "-".join(methods), latency_items=2)
+        assert [r.as_dict() for r in report.rows] == [r.as_dict() for r in fresh.rows]
+        assert [replace(m, cpu_seconds=None) for m in report.latencies] == [
+            replace(m, cpu_seconds=None) for m in fresh.latencies
+        ]
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_models_take_turns_so_that_a_stopped_run_has_the_same_items_of_all(tmp_path: Path) -> None:
     job, task = job_of(tmp_path)
     first = job.setting.models[0]

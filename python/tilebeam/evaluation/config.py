@@ -258,8 +258,14 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """Unique in an evaluation."""
-        return f"{self.model}/{self.device}/{self.series}@{self.budget}/seed {self.seed}/{self.first}-{self.last - 1}"
+        """Unique in an evaluation, whichever methods it has later: what reports call one depends on the others."""
+        work = work_of(self.method, self.scorer) or self.series
+        return f"{self.model}/{self.device}/{work}@{self.budget}/seed {self.seed}/{self.first}-{self.last - 1}"
+
+
+def work_of(method: str, scorer: str) -> str:
+    """Name what is done, by a method as the user wrote it."""
+    return f"{method}[{scorer}]" if scorer else method
 
 
 def units(setting: Setting, n_items: int) -> Iterator[Unit]:
