@@ -28,6 +28,7 @@ class GrowingFile(Closing):
     Args:
         path: the file; made, with its folder, if it is not there.
         key: all lines but the first must have a text under it; None: they need not.
+        anew: what it holds is dropped.
 
     Attributes:
         lines: what it held when it was opened.
@@ -37,12 +38,14 @@ class GrowingFile(Closing):
         TilebeamError: the file is used by another process, or is damaged.
     """
 
-    def __init__(self, path: Path, key: str | None = None) -> None:
+    def __init__(self, path: Path, key: str | None = None, *, anew: bool = False) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b")  # noqa: SIM115 - it stays open
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if anew:
+                self._file.truncate(0)
             self.lines, self.torn = self._read(key)
         except BaseException as error:
             self._file.close()
