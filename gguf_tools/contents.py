@@ -13,7 +13,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext import LAYOUT_VERSION, TILE, Type
 
 from .errors import GGUFError
-from .gguf_file import UINT32, GGUFFile, KeyValue, TensorInfo, value_of
+from .gguf_file import UINT32, GGUFFile, KeyValue, TensorInfo, is_alignment, value_of
 from .gguf_write import tensor_header
 from .split import Source, open_gguf
 from .weights import GGML_TYPE
@@ -138,15 +138,18 @@ def read_manifest(f: GGUFFile) -> Manifest:
     digests = {key: f.text(key) for key in (K_SOURCE, K_DATA, K_META)}
     if any(len(d) != 64 for d in (*digests.values(), *sums)):
         raise GGUFError(f"{f.path}: a digest in the metadata is damaged")
+    alignment = f.number(K_ALIGNMENT)
+    if alignment and not is_alignment(alignment):
+        raise GGUFError(f"{f.path}: {K_ALIGNMENT} is {alignment}, which no file has")
     records = (kv.raw for key, kv in f.kv.items() if key != K_META)
     if meta_digest(records, f.tensors.values()) != digests[K_META]:
         raise GGUFError(f"{f.path} is damaged: its metadata is not what was written")
     return Manifest(
         path=f.path,
-        architecture=f.text(K_ARCHITECTURE),
+        architecture=f.name(K_ARCHITECTURE),
         layout_version=version,
         tool_version=f.text(K_TOOL),
-        source_alignment=f.number(K_ALIGNMENT),
+        source_alignment=alignment,
         lossless=f.truth(K_LOSSLESS),
         same_contents=f.truth(K_CONTENTS),
         source_sha256=digests[K_SOURCE],

@@ -187,10 +187,11 @@ def complete_file(
             if not named:
                 # src_dir_fd makes Python call linkat, which follows the link in /proc; link would not
                 os.link(f"/proc/self/fd/{f.fileno()}", temporary, src_dir_fd=f.fileno(), follow_symlinks=True)
-        if overwrite:
-            temporary.replace(path)
-        else:
-            _rename_if_free(temporary, path, given)
+            # while it is open, and locked: to others it would be a leftover of the same target
+            if overwrite:
+                temporary.replace(path)
+            else:
+                _rename_if_free(temporary, path, given)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
