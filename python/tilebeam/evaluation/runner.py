@@ -222,7 +222,7 @@ class _Run:
                 with self.make(self.job, self.task, keep) as bench, self.watcher.phase("time", len(todo), 0):
                     for group in groups:
                         self._take_turns(bench, [t for t in todo if (t.model, t.device) in group], log)
-            # What was timed for others, too, may be one of those others after methods were added, or be called otherwise.
+            # What was timed for others, too, may be one of those others after methods were added, or have another name.
             series = {f"{c.work}@{c.budget}": c.series for c in configurations}
             found = ((record, record["unit"].split("/", 3)[-1]) for record in log.records.values())
             return [record | {"series": series[work]} for record, work in found if work in series]
