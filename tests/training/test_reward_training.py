@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -240,6 +241,32 @@ def test_rows_without_a_line_are_dropped(tmp_path: Path) -> None:
     os.truncate(tmp_path / "d.states", 5)
     with pytest.raises(TilebeamError, match="shorter than"):
         Collection(tmp_path / "d", setting(), 4)
+
+
+def test_a_full_disk_is_named_by_its_file(tmp_path: Path) -> None:
+    """What was not written is tried again when the file is closed, which must leave the log free as well."""
+    task = cast(Task, SimpleNamespace(judges=lambda _: []))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    data = Collection(tmp_path / "d", setting(), 4)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8, limit[1]))
+        with pytest.raises(OSError, match=r"d\.states"), data:
+            data.add(task, Item("a", "q", "1", "q", "q"), "q", [{"states": 1}], np.ones((1, 18), np.float16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with Collection(tmp_path / "d", setting(), 4) as data:
+        assert data.records == []
+
+
+def test_reports_are_utf_8_wherever_they_are_written() -> None:
+    code = (
+        "import pathlib, sys, tempfile\nfrom tilebeam.training import head_report\n"
+        "head_report.markdown = lambda facts: [facts['model']]\nstem = pathlib.Path(tempfile.mkdtemp(), 'h')\n"
+        "assert head_report.write({'model': chr(0x6a21)}, stem)[0].read_bytes().decode() == chr(0x6a21) + chr(10)"
+    )
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
