@@ -63,7 +63,7 @@ class DraftTextOptions:
         chats, files = lm.chat_template is not None, list[list[Prompt]]()
         for path in self.text or []:
             jsonl = path.name.removesuffix(".gz").endswith(".jsonl")
-            lines = json_lines(path) if jsonl else enumerate(read_text(path).splitlines(), 1)
+            lines = json_lines(path) if jsonl else enumerate(read_text(path).split("\n"), 1)
             asked = [question_of(line, f"{path} line {n}", n) for n, line in lines if jsonl or line]
             files.append([lm.chat_prompt(q.messages) if chats else Prompt(q.alone) for q in asked[: self.items]])
         for spec in self.task or []:
