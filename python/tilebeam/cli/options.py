@@ -6,7 +6,7 @@ Names are llama.cpp's where it has them. Choices and defaults are those of `Samp
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,16 @@ Sequences = Annotated[
 ]
 
 
+def check_npu_only(options: Mapping[str, object], npu: bool) -> None:
+    """Raise `TilebeamError` if options were given that only Tilebeam has, and nothing runs there.
+
+    Args:
+        options: their values by their names.
+    """
+    if not npu and (given := [name for name, value in options.items() if value]):
+        raise TilebeamError(f"{', '.join(given)}: for Tilebeam only, which --device cpu leaves aside.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of the device and of how models run on it."""
@@ -135,9 +145,7 @@ class RunOptions:
             TilebeamError: the CPU backend is asked for, and something that only Tilebeam has.
         """
         npu_only = {"--executor": self.executor, "--devices": self.devices, "--memory-limit": self.memory_limit}
-        npu_only["--deterministic"] = self.deterministic or None
-        if self.device == "cpu" and (given := [name for name, value in npu_only.items() if value is not None]):
-            raise TilebeamError(f"{', '.join(given)}: for Tilebeam only, which --device cpu leaves aside.")
+        check_npu_only(npu_only | {"--deterministic": self.deterministic}, self.device != "cpu")
         return vars(self) | {"memory_limit": self.memory_limit.split(",") if self.memory_limit else None}
 
 
