@@ -29,7 +29,7 @@ from tilebeam.scoring.reward_heads import Head, load_head
 from tilebeam.text_state import Feature, width
 from tilebeam.training import fitting, head_report
 from tilebeam.training.collection import FEATURES, Collection, CollectionSetting
-from tilebeam.training.fit_options import FitOptions, features_of
+from tilebeam.training.fit_options import features_of
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
@@ -71,7 +71,7 @@ def test_a_planted_direction_is_found(feature: str, tmp_path: Path) -> None:
     states, records = planted(120, feature=feature)
     samples = fitting.samples_of(records, 1)
     features = () if feature == "mean" else ("mean", feature)  # (): those that do best
-    fitted = fitting.fit(states, samples, FitOptions(features), {"name": "m"})
+    fitted = fitting.fit(states, samples, features, {"name": "m"})
     assert feature in fitted.head.features
     own = fitted.head(fitting.inputs(states, samples.ends, fitted.head.features))
     assert ranking.auroc(own, samples.correct >= 0.5) > 0.98
@@ -91,7 +91,7 @@ def test_a_planted_direction_is_found(feature: str, tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_head() -> None:
     states, records = planted(60)
-    heads = [fitting.fit(states, fitting.samples_of(records, s), FitOptions(("mean",)), {}).head for s in (1, 1, 2)]
+    heads = [fitting.fit(states, fitting.samples_of(records, s), ("mean",), {}).head for s in (1, 1, 2)]
     assert np.array_equal(heads[0].layers[0][0], heads[1].layers[0][0])
     assert not np.array_equal(heads[0].layers[0][0], heads[2].layers[0][0])
 
@@ -104,7 +104,7 @@ def test_where_there_is_nothing_to_learn_nothing_is_found() -> None:
         for sample in record["samples"]:
             sample["correct"] = float(rng.random() < 0.5)
     samples = fitting.samples_of(records, 1)
-    fitted = fitting.fit(states, samples, FitOptions(), {})
+    fitted = fitting.fit(states, samples, (), {})
     rows = head_report.report(fitted, samples, 1, {"model": "m"})["auroc"]["the head"]
     assert 0.42 < rows["all"] < 0.58
     assert 0.4 < rows["within"] < 0.6

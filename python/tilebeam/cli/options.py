@@ -20,6 +20,7 @@ from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.option_groups import grouped as grouped
 from tilebeam.gguf.option_groups import option as option
+from tilebeam.gguf.whole_file import check_target
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
 from tilebeam.native.npu_options import Executor
 from tilebeam.sampling_params import ANSWER_TOKENS, SamplingParams
@@ -175,6 +176,17 @@ class LoraOptions:
             if not name or not colon:
                 raise TilebeamError(f"--lora-scaled takes FILE:SCALE, for instance adapter.gguf:0.5, not {entry!r}.")
         return found
+
+
+def check_gguf(out: Path, what: str) -> None:
+    """Check that a GGUF file can be written there, before the work that makes it.
+
+    Raises:
+        TilebeamError, OSError: it cannot.
+    """
+    if out.suffix != ".gguf":
+        raise TilebeamError(f"The {what} is written as a GGUF file: {out} should end in .gguf.")
+    check_target(out)
 
 
 def named_file(given: str) -> tuple[str, str]:

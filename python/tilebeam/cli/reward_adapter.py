@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Json, ModelOptions, grouped, option
+from tilebeam.cli.options import Json, ModelOptions, check_gguf, grouped, option
 from tilebeam.cli.reward_samples import SampleOptions, collected
 from tilebeam.errors import TilebeamError
 from tilebeam.extras import pytorch
@@ -49,15 +49,12 @@ def train(
 
     Example: tilebeam reward adapter -m model.gguf --task gsm8k:train.jsonl --items 240 -o adapter.gguf
     """
-    from tilebeam.gguf.whole_file import check_target
     from tilebeam.scoring.own_reward import maker_of
 
     torch = pytorch("Reward adapters")
     from tilebeam.training.adapter_fit import AdapterFit, ModelBody
 
-    if out.suffix != ".gguf":
-        raise TilebeamError(f"The adapter is written as a GGUF file: {out} should end in .gguf.")
-    check_target(out)
+    check_gguf(out, "adapter")
     if model.lora.adapters():
         raise TilebeamError("A reward adapter is trained for a model without other LoRA adapters.")
     torch.set_num_threads(model.run.threads or default_threads())
