@@ -171,6 +171,13 @@ def test_what_another_process_writes_is_not_overwritten(model: Path, asked: Path
     assert ids(out) == ["a", "b"]
 
 
+def test_results_go_to_no_device(model: Path, asked: Path) -> None:
+    """What it holds is read first, which of a terminal or of /dev/zero has no end."""
+    for device in ("/dev/ptmx", "/dev/zero"):
+        ran = Ran("generate", "-m", model, "-f", asked, "-o", device, "-n", 4, *QUICK)
+        assert f"tilebeam: {device} is not a regular file." in ran.err
+
+
 def test_a_prompt_that_is_too_long_is_named_before_others_take_hours(model: Path, tmp_path: Path) -> None:
     asked = questions(tmp_path / "in.jsonl", {"prompt": "the cat"}, {"id": "long", "prompt": "the cat " * 3000})
     out = tmp_path / "out.jsonl"

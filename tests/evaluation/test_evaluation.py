@@ -134,7 +134,11 @@ def test_a_damaged_log_is_named_by_line(whole: tuple[EvalJob, Task, Path], tmp_p
         (tmp_path / "log.jsonl").write_bytes(b"".join([*rows[:2], line + b"\n", *rows[2:]]))
         with pytest.raises(TilebeamError, match="line 3 is damaged"):
             Log(tmp_path / "log.jsonl", job.setting)
-    for head in (b"{}\n", b'{"tilebeam_eval": 1}\n'):
+    for head in (
+        b"{}\n",
+        b'{"tilebeam_eval": 1}\n',
+        b'{"tilebeam_eval": 1, "digest": "", "setting": []}\n{"unit": "u"}\n',
+    ):
         (tmp_path / "log.jsonl").write_bytes(head)
         with pytest.raises(TilebeamError, match="not a log"):
             Log(tmp_path / "log.jsonl", job.setting)

@@ -35,12 +35,14 @@ class GrowingFile(Closing):
         torn: a line that was not written to its end was cut off.
 
     Raises:
-        TilebeamError: the file is used by another process, or is damaged.
+        TilebeamError: the file is used by another process, is damaged, or is a device.
     """
 
     def __init__(self, path: Path, key: str | None = None, *, anew: bool = False) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # a device may never end
+            raise TilebeamError(f"{path} is not a regular file.")
         self._file = open(path, "a+b")  # noqa: SIM115 - it stays open
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,7 +109,8 @@ class Log(GrowingFile):
 
     def _begin(self, setting: Named) -> None:
         header = self.lines[0] if self.lines else None
-        if header is not None and (header.get("tilebeam_eval") != FORMAT or not {"digest", "setting"} <= header.keys()):
+        told = header and isinstance(header.get("setting"), dict) and "digest" in header
+        if header is not None and (header.get("tilebeam_eval") != FORMAT or not told):
             raise TilebeamError(f"{self.path} is not a log of this version of tilebeam eval.")
         if header is None or (len(self.lines) == 1 and header["digest"] != setting.digest):
             # Nothing was finished: what went wrong at once may be set right by another setting.

@@ -106,8 +106,11 @@ class Task(ABC):
             raise TilebeamError("--tir needs a chat template: the system prompt asks for programs. Use --chat.")
         own = "{question}" if options.tir else self.defaults.template
         self.template = own if options.template is None else options.template
-        shown = self.defaults.shot_answer if options.shot_answer is None else options.shot_answer
-        self.shots = [(self._filled(entry), _filled("--shot-answer", shown, entry)) for entry in self._shots()]
+        answer = self.defaults.shot_answer if options.shot_answer is None else options.shot_answer
+        self.shots = [
+            (_filled("--template", self.template, entry), _filled("--shot-answer", answer, entry))
+            for entry in self._shots()
+        ]
         self.extract, self._extract_source = _extractor(options.extract or self.defaults.extract)
         if options.programs:
             self.extract = ProgramAnswer(self.extract, unsafe=options.unsafe_code)
@@ -219,7 +222,7 @@ class Task(ABC):
             if key in seen:
                 raise TilebeamError(f"{where}: the id {key!r} comes twice.")
             seen.add(key)
-            body = self._filled(fields)
+            body = _filled("--template", self.template, fields)
             if before and not self.chat:
                 raise TilebeamError(f"{where} is a conversation, which needs the chat template: --chat.")
             if body in shown:
@@ -249,9 +252,6 @@ class Task(ABC):
 
     def _sources(self) -> list[str]:
         return []
-
-    def _filled(self, fields: Mapping[str, Any]) -> str:
-        return _filled("--template", self.template, fields)
 
 
 def _filled(option: str, template: str, fields: Mapping[str, Any]) -> str:
