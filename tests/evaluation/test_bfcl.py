@@ -118,6 +118,8 @@ def test_other_texts_are_wrong(tmp_path: Path, text: str) -> None:
         ({}, LINE | {"function": []}, "line 1 is no question of BFCL"),
         ({}, LINE | {"ground_truth": [{"weather.at": {"wind": [1]}}]}, "line 1 is no question of BFCL"),
         ({}, LINE | {"ground_truth": [{"now": {}}, {"now": {}}]}, "line 1 is no question of BFCL"),
+        ({}, LINE | {"ground_truth": [{"weather.at": []}]}, "line 1 is no question of BFCL"),
+        ({}, LINE | {"ground_truth": [{"weather.at": {"city": "NYC"}}]}, "line 1 is no question of BFCL"),
     ],
 )
 def test_what_is_no_item_says_so(tmp_path: Path, options: Any, line: Any, said: str) -> None:

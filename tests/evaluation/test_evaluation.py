@@ -165,6 +165,16 @@ def test_two_processes_do_not_write_one_log(whole: tuple[EvalJob, Task, Path]) -
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_half_a_character_in_a_name_ends_no_evaluation(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", {"prompt": "a1", "answer": "1", "id": "\ud83d"})  # of an emoji
+    task = open_task(options := TaskOptions(f"jsonl:{path}"))
+    for _run in range(2):  # the second reads what the first wrote
+        job, _ = job_of(tmp_path, task=options, task_digest=task.digest, seeds=(1,), methods=("greedy",))
+        assert [item.id for item in evaluated(job, task, tmp_path / "out").items] == ["\ud83d"]
+    assert json.loads((tmp_path / "out" / "results.jsonl").read_text())["id"] == "\ud83d"
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, task = job_of(tmp_path, models=(ModelFile("a", str(tmp_path / "t.jsonl"), "x"), ModelFile("b", __file__, "y")))
     benches: list[ScriptedBench] = []

@@ -292,4 +292,5 @@ def units(setting: Setting, n_items: int) -> Iterator[Unit]:
 
 def item_seed(seed: int, item_id: str) -> int:
     """Derive the seed of an item's samples: items draw independently of each other."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{item_id}".encode()).digest()[:4]) % (2**32 - 1)
+    name = f"{seed}/{item_id}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.sha256(name).digest()[:4]) % (2**32 - 1)

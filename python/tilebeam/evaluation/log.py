@@ -77,7 +77,8 @@ class GrowingFile(Closing):
         """Write a record: it is on the disk when this returns."""
         with naming(self.path):
             self._file.seek(0, os.SEEK_END)
-            self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            line = json.dumps(record, ensure_ascii=False)
+            self._file.write(line.encode(errors="backslashreplace") + b"\n")  # half of a pair, as JSON escapes it
             self._file.flush()
             os.fsync(self._file.fileno())
 

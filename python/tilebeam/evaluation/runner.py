@@ -255,7 +255,7 @@ def _done(everything: Sequence[Unit], records: Mapping[str, Record]) -> list[Uni
 
 
 def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Record]) -> None:
-    with whole_file(path) as partial, open(partial, "w", encoding="utf-8") as file:
+    with whole_file(path) as partial, open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
         for unit in everything:
             for item in records[unit.key]["items"]:
                 line = {name: getattr(unit, name) for name in (*PLACE, "seed")} | timeless(item)

@@ -77,7 +77,8 @@ def folds_of(records: Sequence[Record], seed: int) -> list[int]:
 
     def order(i: int) -> tuple[int, bool, bytes]:
         kinds = {s["correct"] >= 0.5 for s in records[i]["samples"]}
-        return len(kinds), True in kinds, hashlib.sha256(f"{seed}/{records[i]['unit']}".encode()).digest()
+        name = f"{seed}/{records[i]['unit']}".encode(errors="surrogatepass")
+        return len(kinds), True in kinds, hashlib.sha256(name).digest()
 
     folds = [0] * len(records)
     for place, i in enumerate(sorted(range(len(records)), key=order)):

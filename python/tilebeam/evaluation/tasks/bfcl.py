@@ -69,8 +69,10 @@ class BfclTask(Task):
                 (right,) = truth
                 ((name, accepted),) = right.items()
                 function = next(f for f in line["function"] if f["name"] == name)
-                for parameter in accepted:
+                for parameter, values in accepted.items():
                     _KINDS[function["parameters"]["properties"][parameter]["type"]]
+                    if not isinstance(values, list):
+                        raise TypeError
                 content = asked["content"]
                 if not isinstance(content, str) or not all(isinstance(turn, Mapping) for turn in before):
                     raise TypeError
