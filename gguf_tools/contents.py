@@ -128,12 +128,11 @@ def read_manifest(f: GGUFFile) -> Manifest:
         raise GGUFError(f"{f.path} is damaged: its GGUF version is {f.version}, {f.number(K_VERSION)} was written")
     names, types, sums = (_array(f, key, kind) for key, kind in ((K_NAMES, str), (K_TYPES, int), (K_TENSORS, str)))
     plain = _array(f, K_PLAIN, int)
-    if len(plain) != len(names) or not {*plain} <= {0, 1}:
-        raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     scales = f.text(K_SCALES)
     if scales not in SCALES:
         raise GGUFError(f"{f.path} has scales by {scales!r}, which this Tilebeam does not know: pack its source again")
-    if not names or len(names) != len(types) or len(set(names)) != len(names) or len(sums) != len(f.tensors):
+    fits = len({*names}) == len(names) == len(types) == len(plain) and len(sums) == len(f.tensors)
+    if not names or not fits or not {*plain} <= {0, 1}:
         raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     digests = {key: f.text(key) for key in (K_SOURCE, K_DATA, K_META)}
     if any(len(d) != 64 for d in (*digests.values(), *sums)):

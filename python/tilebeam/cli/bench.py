@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import (
-    Devices,
-    ExecutorOption,
-    LoraOptions,
-    MemoryLimit,
-    check_npu_only,
-    grouped,
-    option,
-)
+from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, check_npu_only, grouped, option
 from tilebeam.errors import TilebeamError
 from tilebeam.model.hub import missing
 from tilebeam.model.load_options import Backend, backends, default_threads
