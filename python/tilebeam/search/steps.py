@@ -195,9 +195,10 @@ class StepExpander:
         full = full or (task.params.max_tokens is not None and len(tokens) >= task.params.max_tokens)
         step_ended = sample.stop_reason == self.step_stop
         ended = sample.finish_reason == "stop" and not step_ended
-        # With the separator, and what the token that ends it holds more; without a character that the next token
-        # completes.
-        text = lm.detokenize(tokens).rstrip("\ufffd")
+        # With the separator, and what the token that ends it holds more; without a token of `stop_tokens`, and a
+        # character that the next token completes.
+        stopped = tokens[-1:] and tokens[-1] in task.params.stop_tokens
+        text = lm.detokenize(tokens[:-1] if stopped else tokens).rstrip("\ufffd")
         before = beam.text
         # A stop string may span steps: "\n\n" where steps end at "\n".
         longest = max(map(len, task.params.stop or ()), default=0)
