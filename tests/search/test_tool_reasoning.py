@@ -93,10 +93,20 @@ def test_a_mark_without_a_program_is_told() -> None:
 
 
 def test_log_probabilities_are_of_what_the_model_wrote() -> None:
-    (sample,) = sampled(TypedLM(computes), lambda _: "2", logprobs=True)
+    (sample,) = sampled(TypedLM(computes), lambda _: "2", logprobs=True, top_logprobs=1)
     written = len(SUM + MARK) + len("So it is \\boxed{2}.")
-    assert len(sample.logprobs) == written
+    assert len(sample.logprobs) == len(sample.top_logprobs) == written
     assert sample.cumulative_logprob == -written
+
+
+def test_what_a_call_decodes_again_is_counted() -> None:
+    counts = []
+    for recomputed in (0, 5):
+        lm = TypedLM(computes)
+        lm.recomputed = recomputed
+        output = ToolGenerator(lm, lambda _: "2").generate(["Q: "], SamplingParams(seed=5))[0]
+        counts.append(output.usage.recomputed_tokens)
+    assert counts[1] - counts[0] == 2 * 5
 
 
 def test_samples_of_several_prompts_keep_their_places() -> None:

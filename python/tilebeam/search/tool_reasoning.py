@@ -36,6 +36,7 @@ from tilebeam.search.tool_forms import MARK
 Run = Callable[[Sequence[str]], str]
 
 MOST_OUTPUT = 1000  # characters of a program's output that a model reads
+_BY_TOKEN = ("token_ids", "logprobs", "top_logprobs", "entropies", "certainties")  # what grows with a sample's tokens
 _THREADS = 64  # samples whose programs run or that go on, at most
 
 
@@ -73,9 +74,8 @@ class _Draft:
     @classmethod
     def of(cls, first: CompletionOutput) -> _Draft:
         """Begin with what the model wrote up to the first mark."""
-        logprobs = None if first.logprobs is None else list(first.logprobs)
-        sample = replace(first, token_ids=list(first.token_ids), logprobs=logprobs)
-        return cls(sample, first.text, len(first.token_ids))
+        own: dict[str, Any] = {name: list(v) for name in _BY_TOKEN if (v := getattr(first, name)) is not None}
+        return cls(replace(first, **own), first.text, len(first.token_ids))
 
     def add(self, more: CompletionOutput) -> None:
         """Append what the model wrote behind an output."""
@@ -83,9 +83,8 @@ class _Draft:
         self.last, self.begin = more.text, len(own.token_ids)
         self.written += len(more.token_ids)
         own.text += more.text
-        own.token_ids += more.token_ids
         own.finish_reason, own.stop_reason = more.finish_reason, more.stop_reason
-        for name in ("logprobs", "entropies", "certainties"):
+        for name in _BY_TOKEN:
             if (values := getattr(own, name)) is not None:
                 values += getattr(more, name) or []
         if own.hidden is not None and more.hidden is not None:
@@ -209,8 +208,9 @@ class ToolGenerator:
             )
             output = self._lm.generate([ids + own.token_ids], [asked], progress=told.hook())[0]
             draft.add(output.outputs[0])
-            again = output.usage.prompt_tokens - output.usage.cached_tokens
-            usage += replace(output.usage, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
+            cost = output.usage
+            again = cost.recomputed_tokens + cost.prompt_tokens - cost.cached_tokens
+            usage += replace(cost, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
         return draft.output(), usage
 
     def _insert(self, draft: _Draft) -> None:
