@@ -226,3 +226,13 @@ def test_a_token_that_ends_a_text_is_no_part_of_it(lm: LM) -> None:
         plain = lm.generate([TEXT], params)[0].outputs[0]
         found = BeamSearch(Points({}), 1, step_stop="no such").infer(lm, TEXT, budget=1, sampling=params).best
         assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
+
+
+def test_control_tokens_that_are_shown_stand_in_the_text(lm: LM) -> None:
+    """The marks of calls and thoughts are, in chats that are prepared."""
+    bias = {lm.bos: 8.0}
+    params = SamplingParams(seed=1, max_tokens=12, ignore_eos=True, logit_bias=bias, shown_tokens=[lm.bos])
+    plain = lm.generate([TEXT], params)[0].outputs[0]
+    assert "<s>" in plain.text
+    found = BeamSearch(Points({}), 1, step_stop="no such").infer(lm, TEXT, budget=1, sampling=params)
+    assert found.best.text == plain.text
