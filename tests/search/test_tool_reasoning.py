@@ -45,6 +45,28 @@ def test_a_text_that_ends_with_its_program_goes_on_behind_the_output() -> None:
     assert lm.detokenize(lm.asked[1]) == f"Q: {SUM}{MARK}\n2\n```\n"
 
 
+class Marked(TypedLM):
+    """Has a control token, which is seen where it is asked for alone."""
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        written = text if parse_special else text.replace("§", "?")
+        return super().tokenize(written, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return super().detokenize(tokens).replace("§", "")
+
+    def spelling(self, token: int) -> bytes:
+        return super().detokenize([token]).encode()
+
+
+def test_control_tokens_that_are_shown_stay_what_they_are() -> None:
+    lm = Marked(lambda so_far, _: f"§{SUM}" if MARK not in so_far else "Done.")
+    (mark,) = lm.tokenize("§")
+    (sample,) = sampled(lm, lambda _: "2", shown_tokens=[mark])
+    assert sample.text == f"§{SUM}{MARK}\n2\n```\nDone."
+    assert b"".join(map(lm.spelling, sample.token_ids)).decode() == sample.text
+
+
 def test_what_is_read_again_begins_with_what_was_written() -> None:
     lm = TypedLM(computes)
     sampled(lm, lambda _: "2")

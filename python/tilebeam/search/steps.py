@@ -199,7 +199,7 @@ class StepExpander:
         # With the separator, and what the token that ends it holds more; without a token of `stop_tokens`, and a
         # character that the next token completes.
         stopped = tokens[-1:] and tokens[-1] in task.params.stop_tokens
-        text = _text(lm, tokens[:-1] if stopped else tokens, params.shown_tokens).rstrip("\ufffd")
+        text = text_of(lm, tokens[:-1] if stopped else tokens, params.shown_tokens).rstrip("\ufffd")
         before = beam.text
         # A stop string may span steps: "\n\n" where steps end at "\n".
         longest = max(map(len, task.params.stop or ()), default=0)
@@ -224,7 +224,7 @@ class StepExpander:
         )
 
 
-def _text(lm: Any, tokens: Sequence[int], shown: Sequence[int]) -> str:
+def text_of(lm: Any, tokens: Sequence[int], shown: Sequence[int]) -> str:
     """Return the text of tokens, with the names of those control tokens that are shown."""
     runs = groupby(tokens, lambda token: token in shown)
     return "".join(b"".join(map(lm.spelling, run)).decode() if names else lm.detokenize([*run]) for names, run in runs)

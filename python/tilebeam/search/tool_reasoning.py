@@ -30,6 +30,7 @@ from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.contract import Algorithm, SearchCall, StepGenerator, VoteResult
 from tilebeam.search.sampled import SelfConsistency
 from tilebeam.search.search_defaults import ROUNDS, Weighting
+from tilebeam.search.steps import text_of
 from tilebeam.search.tool_forms import MARK
 
 # Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
@@ -193,7 +194,7 @@ class ToolGenerator:
             if len(draft.programs) == self._rounds or (left is not None and left < 1) or told.cancelled:
                 own.finish_reason, own.stop_reason = "aborted" if told.cancelled else "length", None
                 break
-            self._insert(draft)
+            self._insert(draft, params.shown_tokens)
             if len(ids) + len(own.token_ids) >= self._lm.n_ctx:
                 own.finish_reason, own.stop_reason = "length", None
                 break
@@ -213,7 +214,7 @@ class ToolGenerator:
             usage += replace(cost, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
         return draft.output(), usage
 
-    def _insert(self, draft: _Draft) -> None:
+    def _insert(self, draft: _Draft, seen: Sequence[int]) -> None:
         """Put the output of a draft's last program behind it."""
         own = draft.sample
         program = (python_blocks(own.text) or [""])[-1]
@@ -225,10 +226,10 @@ class ToolGenerator:
         stopped = (draft.last.rstrip() + "\n" if ended else draft.last) + MARK
         if ended and kept and self._lm.is_control(kept[-1]):
             kept.pop()
-        written = self._lm.detokenize(kept)
+        written = text_of(self._lm, kept, seen)
         while kept and (len(written) > len(stopped) or (ended and not stopped.startswith(written))):
             kept.pop()
-            written = self._lm.detokenize(kept)
+            written = text_of(self._lm, kept, seen)
         missing = stopped[len(written) :] if stopped.startswith(written) else ""
         inserted = f"\n{output}\n```\n"
         own.text = own.text.removesuffix(draft.last) + stopped + inserted
