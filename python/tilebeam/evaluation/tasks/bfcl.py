@@ -107,7 +107,7 @@ class BfclTask(Task):
 
     def source(self, lm: StepGenerator) -> StepGenerator:
         """Return what samples are drawn from."""
-        return cast(StepGenerator, ChatGenerator(lm, self._chats))
+        return cast(StepGenerator, ChatGenerator(lm, lambda prompt: self._chats.get(prompt.text)))
 
     def _judge(self, item: Item, text: str) -> bool:
         try:
