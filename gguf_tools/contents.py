@@ -13,7 +13,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext import LAYOUT_VERSION, TILE, Type
 
 from .errors import GGUFError
-from .gguf_file import UINT32, GGUFFile, KeyValue, TensorInfo, value_of
+from .gguf_file import UINT32, GGUFFile, KeyValue, TensorInfo, is_alignment, value_of
 from .gguf_write import tensor_header
 from .split import Source, open_gguf
 from .weights import GGML_TYPE
@@ -128,25 +128,27 @@ def read_manifest(f: GGUFFile) -> Manifest:
         raise GGUFError(f"{f.path} is damaged: its GGUF version is {f.version}, {f.number(K_VERSION)} was written")
     names, types, sums = (_array(f, key, kind) for key, kind in ((K_NAMES, str), (K_TYPES, int), (K_TENSORS, str)))
     plain = _array(f, K_PLAIN, int)
-    if len(plain) != len(names) or not {*plain} <= {0, 1}:
-        raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     scales = f.text(K_SCALES)
     if scales not in SCALES:
         raise GGUFError(f"{f.path} has scales by {scales!r}, which this Tilebeam does not know: pack its source again")
-    if not names or len(names) != len(types) or len(set(names)) != len(names) or len(sums) != len(f.tensors):
+    fits = len({*names}) == len(names) == len(types) == len(plain) and len(sums) == len(f.tensors)
+    if not names or not fits or not {*plain} <= {0, 1}:
         raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     digests = {key: f.text(key) for key in (K_SOURCE, K_DATA, K_META)}
     if any(len(d) != 64 for d in (*digests.values(), *sums)):
         raise GGUFError(f"{f.path}: a digest in the metadata is damaged")
+    alignment = f.number(K_ALIGNMENT)
+    if alignment and not is_alignment(alignment):
+        raise GGUFError(f"{f.path}: {K_ALIGNMENT} is {alignment}, which no file has")
     records = (kv.raw for key, kv in f.kv.items() if key != K_META)
     if meta_digest(records, f.tensors.values()) != digests[K_META]:
         raise GGUFError(f"{f.path} is damaged: its metadata is not what was written")
     return Manifest(
         path=f.path,
-        architecture=f.text(K_ARCHITECTURE),
+        architecture=f.name(K_ARCHITECTURE),
         layout_version=version,
         tool_version=f.text(K_TOOL),
-        source_alignment=f.number(K_ALIGNMENT),
+        source_alignment=alignment,
         lossless=f.truth(K_LOSSLESS),
         same_contents=f.truth(K_CONTENTS),
         source_sha256=digests[K_SOURCE],

@@ -54,6 +54,11 @@ def pad(n: int, alignment: int) -> int:
     return -(-n // alignment) * alignment
 
 
+def is_alignment(n: int) -> bool:
+    """Tell whether the tensors of a file may begin at multiples of so many bytes."""
+    return 0 < n <= MAX_ALIGNMENT and n & (n - 1) == 0
+
+
 class _Cursor:
     """Bounds-checked reads from the start of a file, which is read as far as they go."""
 
@@ -280,7 +285,7 @@ class GGUFFile(Closing):
         if kv is None:
             return DEFAULT_ALIGNMENT
         a = kv.value if kv.type == UINT32 else 0
-        if a == 0 or a & (a - 1) or a > MAX_ALIGNMENT:
+        if not is_alignment(a):
             raise GGUFError(f"{self.path}: general.alignment is not a power of two up to {MAX_ALIGNMENT}")
         return int(a)
 
@@ -314,9 +319,13 @@ class GGUFFile(Closing):
     @cached_property
     def architecture(self) -> str:
         """``general.architecture``. Raises GGUFError if it is missing or no name."""
-        name = self.text("general.architecture")
+        return self.name("general.architecture")
+
+    def name(self, key: str) -> str:
+        """Return the name of an architecture. Raises GGUFError if the key is missing or the value no name."""
+        name = self.text(key)
         if not ARCHITECTURE.fullmatch(name):
-            raise GGUFError(f"{self.path}: general.architecture is {name[:60]!r}, which is not a valid name")
+            raise GGUFError(f"{self.path}: {key} is {name[:60]!r}, which is not a valid name")
         return name
 
     def text(self, key: str) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -123,24 +122,6 @@ def start_writeback(fd: int, offset: int, n: int) -> None:
         call(fd, offset, n, SYNC_FILE_RANGE_WRITE)
 
 
-def check_output(path: Path, sources: Iterable[Path], overwrite: bool) -> None:
-    """Check that :func:`complete_file` would take the target, before the work that comes before it.
-
-    Raises:
-        GGUFError, OSError: as there.
-    """
-    if path.exists():
-        if any(os.path.samefile(path, s) for s in sources):
-            raise GGUFError(f"{path} is the source itself; give another output name")
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise GGUFError(f"{path} exists and is not a regular file")
-        if not overwrite:
-            raise _exists(path)
-    folder = followed(path).parent if path.is_symlink() else path.parent
-    if not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-
-
 def _exists(path: Path) -> FileExistsError:
     return FileExistsError(errno.EEXIST, "file exists; overwrite=True replaces it", str(path))
 
@@ -165,8 +146,17 @@ def complete_file(
         OSError: no space, no permission, no such folder.
     """
     given = Path(path)
-    check_output(given, sources, overwrite)
+    if given.exists():
+        if any(os.path.samefile(given, s) for s in sources):
+            raise GGUFError(f"{given} is the source itself; give another output name")
+        if not given.is_file():
+            raise GGUFError(f"{given} exists and is not a regular file")
+        if not overwrite:
+            raise _exists(given)
     path = followed(given)
+    folder = path.parent if given.is_symlink() else given.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     temporary = beside(path)
     old = state_of(path)
     with naming(given, temporary):
@@ -187,10 +177,11 @@ def complete_file(
             if not named:
                 # src_dir_fd makes Python call linkat, which follows the link in /proc; link would not
                 os.link(f"/proc/self/fd/{f.fileno()}", temporary, src_dir_fd=f.fileno(), follow_symlinks=True)
-        if overwrite:
-            temporary.replace(path)
-        else:
-            _rename_if_free(temporary, path, given)
+            # while it is open, and locked: to others it would be a leftover of the same target
+            if overwrite:
+                temporary.replace(path)
+            else:
+                _rename_if_free(temporary, path, given)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

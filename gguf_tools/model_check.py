@@ -58,7 +58,7 @@ class _Metadata:
 
     def integer(self, name: str) -> int | None:
         value = self.get(name)
-        return value if isinstance(value, int) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def need(self, ok: bool, name: str, why: str) -> None:
         if not ok:
@@ -100,12 +100,13 @@ def _check_heads(m: _Metadata) -> None:
     heads, kv_heads = m.integer("attention.head_count"), m.integer("attention.head_count_kv")
     if heads is not None and kv_heads is not None:
         m.need(heads % kv_heads == 0, "attention.head_count_kv", f"no divisor of {heads} heads")
-    rope, length = m.integer("rope.dimension_count"), m.get("attention.key_length")
+    rope, length = m.integer("rope.dimension_count"), m.integer("attention.key_length")
     if rope is None:
         return
-    if length is None and heads is not None:
-        length = (m.get("embedding_length") or 0) // heads
-    top = length if isinstance(length, int) else MAX_HEAD
+    n_embd = m.integer("embedding_length")
+    if m.get("attention.key_length") is None and heads is not None and n_embd is not None:
+        length = n_embd // heads
+    top = MAX_HEAD if length is None else length
     m.need(0 < rope <= top and rope % 2 == 0, "rope.dimension_count", f"not even or not between 2 and {top}")
 
 

@@ -207,7 +207,7 @@ def pack(
         size=size,
         n_tensors=len(targets),
         n_tiled=sum(t.tiled is not None for t in targets),
-        n_requantized=sum(t.type != t.source.type for t in targets),
+        n_requantized=sum(not t.exact for t in targets),
         tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
         lossless=write.lossless,
         same_contents=write.same_contents,

@@ -61,7 +61,7 @@ KEPT = (
 def layer_of(name: str, n_layer: int) -> int:
     """Return the layer that a tensor belongs to; `n_layer` for the output and what is beside all layers."""
     block = name.split(".")[1] if name.startswith("blk.") else ""
-    return int(block) if block.isdigit() and int(block) < n_layer else n_layer
+    return int(block) if block.isdecimal() and int(block) < n_layer else n_layer
 
 
 def is_looked_up(name: str) -> bool:

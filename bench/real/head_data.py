@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.ranking import auroc, auroc_within
 from tilebeam.text_state import Feature
 from tilebeam.training import fitting
-from tilebeam.training.fit_options import FitOptions
 
 from bench.lib.document import put_into
 from bench.lib.options import Parser
@@ -34,10 +33,10 @@ States = npt.NDArray[np.float16]
 FIRST = 20  # problems of the smallest part; each further one has twice as many
 SET_ASIDE = 3  # a third of the problems
 LAST: tuple[Feature, ...] = ("last", "length", "confidence")
-HEADS = {
-    "no hidden state": FitOptions(("length", "confidence")),
-    "last hidden state": FitOptions(LAST),
-    "mean, recent and last": FitOptions(("mean", "recent", *LAST)),
+HEADS: dict[str, tuple[Feature, ...]] = {
+    "no hidden state": ("length", "confidence"),
+    "last hidden state": LAST,
+    "mean, recent and last": ("mean", "recent", *LAST),
 }
 
 
@@ -76,9 +75,9 @@ def curve(records: Sequence[Record], states: States, draws: int) -> Iterator[dic
         held = fitting.gathered([records[i] for i in aside], [0] * len(aside))
         for count in parts(len(records)):
             learnt = fitting.samples_of([records[i] for i in rest[:count]], seed=draw)
-            for name, options in HEADS.items():
-                head = fitting.fit(states, learnt, options, {}).head
-                scores = head(fitting.inputs(states, held.ends, cast(tuple[Feature, ...], options.features)))
+            for name, features in HEADS.items():
+                head = fitting.fit(states, learnt, features, {}).head
+                scores = head(fitting.inputs(states, held.ends, features))
                 pair = auroc(scores, held.correct >= 0.5), auroc_within(scores, held.correct >= 0.5, held.problem)
                 found.setdefault((name, count), []).append(pair)
     for (name, count), pairs in sorted(found.items(), key=lambda item: list(HEADS).index(item[0][0])):

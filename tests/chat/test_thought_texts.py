@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tilebeam.chat.answer_parts import reasoning_in, text_in
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.chat_turns import turns_of
-from tilebeam.chat.thoughts import CHANNELS, THINK, Marks, Thinking, is_open, marks_of
+from tilebeam.chat.thoughts import CHANNELS, THINK, Marks, Thinking, is_open, marks_of, texts_of
 from tilebeam.chat.tool_families import FAMILIES
 from tilebeam.chat.tools import Tool, ToolUse
 
@@ -26,6 +26,13 @@ def test_thoughts_that_are_sent_back_are_told_to_the_template() -> None:
     turns, _ = turns_of(messages, [], '{{ tools }}{% if "thinking" in message %}')
     assert "reasoning_content" not in turns[1]
     assert turns[1]["thinking"] == "hm"
+
+
+def test_a_result_alone_has_the_name_of_a_function() -> None:
+    call = {"function": {"name": "now"}}  # without an id
+    result = {"role": "tool", "content": "noon"}
+    turns, _ = turns_of([HI, {"role": "assistant", "tool_calls": [call]}, result], [], "{{ tools }}")
+    assert [turn.get("name") for turn in turns] == [None, None, "now"]
 
 
 NOW = ToolUse(FAMILIES["hermes"], [Tool("now")], False, True)
@@ -55,6 +62,8 @@ CASES: list[tuple[Marks, bool, str, str, str, int]] = [
     (CHANNELS, False, "<|channel|>commentary<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Y", "",
      "So.Y", 0),
     (CHANNELS, False, "Yes.", "", "Yes.", 0),
+    (CHANNELS, False, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant", "hm", "", 0),  # cut in a header
+    (CHANNELS, False, "Yes<|channel|>final<|message|>, no.", "", "Yes, no.", 0),
 ]  # fmt: skip
 
 
@@ -78,11 +87,15 @@ def test_thoughts_in_a_text(marks: Marks, opened: bool, text: str, thoughts: str
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from(["<think>", "</think>", " ", "\n", "a", "<", CALL]), max_size=8), st.booleans())
-def test_pieces_make_no_difference(parts: list[str], opened: bool) -> None:
-    text = "".join(parts)
-    for cut in (False, True):
-        assert read(THINK, opened, list(text), cut=cut) == read(THINK, opened, [text], cut=cut)
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", " ", "\n", "a", "<", CALL]), max_size=8),
+    st.lists(st.sampled_from([*texts_of(CHANNELS), "assistant", "analysis", " ", "to=functions.now", "a"]), max_size=8),
+    st.booleans(),
+)
+def test_pieces_make_no_difference(parts: list[str], others: list[str], opened: bool) -> None:
+    for marks, text in ((THINK, "".join(parts)), (CHANNELS, "".join(others))):
+        for cut in (False, True):
+            assert read(marks, opened, list(text), cut=cut) == read(marks, opened, [text], cut=cut)
 
 
 def test_marks_of_templates() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tilebeam.chat import tool_arguments
 from tilebeam.chat.answer_parts import Part, Text, ToolCallDelta, text_in
 from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tool_families import FAMILIES
@@ -33,6 +34,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Be', "", [("weather", '{"city": "Be')]),
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "add_two"}</tool_call>', "", [("add_two", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "add_two", "arguments": "{\\"a\\": 1}"}', "", [("add_two", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "add_two", "arguments": "hi"}</tool_call>', None, []),  # type: ignore[list-item]
     ("hermes", '<tool_call>{"name": "a.b"}</tool_call>', "", [("a.b", "{}")]),
     ("hermes", '<tool_call>{"name": "a.b", "arguments": {}, "id": "}"}</tool_call>', "", [("a.b", "{}")]),
     ("hermes", W, "", [("weather", CITY)]),  # small models leave the marks out
@@ -161,13 +163,31 @@ def test_values_have_the_types_of_the_schema() -> None:
         "n": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "r": {"$ref": "#/$defs/R"},
         "o": {},
+        "a": {"allOf": [{"type": "string"}]},
+        "none": {"enum": None},
     }
     functions = {"f": {"properties": kinds, "$defs": {"R": {"type": "boolean"}}}}
     values = {"s": "[1]", "i": "7", "e": "1", "n": "12", "r": "True", "o": "{'a': None}", "x": "no json"}
+    values |= {"a": "12", "none": "3", "nan": "NaN", "inf": "1e999"}
     listed = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     reader = CallReader(FAMILIES["qwen3-coder"], functions)
     (began, told) = reader.feed(f"<tool_call>\n<function=f>\n{listed}</function>\n</tool_call>")[:2]
     wanted = {"s": "[1]", "i": 7, "e": "1", "n": "12", "r": True, "o": {"a": None}, "x": "no json"}
+    wanted |= {"a": "12", "none": 3, "nan": "NaN", "inf": "1e999"}  # JSON has no infinite numbers
     assert isinstance(began, ToolCallDelta)
     assert isinstance(told, ToolCallDelta)
     assert (began.name, json.loads(told.arguments)) == ("f", wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("pairs", "<arg_key>" + " " * 9999),
+        ("pairs", "<arg_key>a</arg_key><arg_value>" * 3000),
+        ("elements", "<parameter=a<" * 3000),
+        ("elements", '<parameter name="' * 3000),
+    ],
+)
+def test_arguments_that_repeat_themselves_are_read_to_their_end(kind: str, text: str) -> None:
+    """Expressions that go back over them would take hours."""
+    assert tool_arguments.read(kind, text, {}) == "{}"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tilebeam import LM, TilebeamError
 from tilebeam.chat.answer_parts import ToolCallDelta
+from tilebeam.chat.chat_template import MessagesRefused
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tool_families import FAMILIES
@@ -212,3 +213,17 @@ def test_what_no_grammar_can_be_made_of_is_free(lm: LM) -> None:
     odd = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
     some = replace(use([odd]), family=replace(FAMILIES["hermes"], fences=("<s>",)))
     assert held_grammar(some, lm) is None
+
+
+def test_what_is_no_function_or_call_is_refused(lm: LM) -> None:
+    for wrong in ({"parameters": [1]}, {"parameters": "x"}, {"description": 5}):
+        with pytest.raises(FieldRefused, match=r"tools\[1\] must be"):
+            tools_of([named("f", None), {"type": "function", "function": {"name": "g"} | wrong}])
+    for calls in (5, [5], {"a": 1}):
+        with pytest.raises(MessagesRefused, match=r"messages\[1\].tool_calls must be"):
+            lm.chat_prompt([*HI, {"role": "assistant", "tool_calls": calls}], template="chatml")
+    deep: Any = {}
+    for _ in range(3000):
+        deep = {"a": deep}
+    with pytest.raises(MessagesRefused, match="nested too deeply"):
+        lm.chat_prompt(HI, template=HERMES, chat_template_kwargs=deep)

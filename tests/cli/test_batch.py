@@ -11,11 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import process_kit
 import pytest
 from cli_kit import Ran, ok
 from gguf_kit import with_metadata
+from lora_kit import write_adapter
+from tilebeam.evaluation.log import GrowingFile
 from tilebeam.gguf import gguf_write as w
+from tilebeam.scoring.reward_heads import Head, save_head
 
 from bench.lib.synth import preset, write_model
 
@@ -134,6 +138,44 @@ def test_other_settings_are_refused_by_name(model: Path, tmp_path: Path) -> None
     other.write_text("mine\n")
     assert "line 1 is damaged" in Ran(*flags, "-o", other).err
     assert other.read_text() == "mine\n"
+
+
+def test_files_count_by_what_they_hold(model: Path, asked: Path, tmp_path: Path) -> None:
+    """An adapter or a head that was trained anew is another one, also under the same name."""
+    head, adapter, out = tmp_path / "h.gguf", tmp_path / "a.gguf", tmp_path / "out.jsonl"
+    n_embd = preset("tiny").n_embd
+
+    def trained(seed: int) -> None:
+        weights = np.random.default_rng(seed).normal(size=(1, n_embd)).astype(np.float32)
+        save_head(head, Head(((weights, np.zeros(1, np.float32)),), features=("last",)))
+        write_adapter(adapter, model, seed=seed)
+
+    trained(1)
+    flags = ["best-of-n", "-m", model, "-f", asked, "-N", 2, "-n", 4, "-s", 1, *QUICK]
+    for option in (("--reward-head", head), ("--lora-scaled", f"{adapter}:0.5")):
+        ok(*flags, *option, "-o", out, "--overwrite")
+        assert "3 of 3 results" in ok(*flags, *option, "-o", out).err
+        trained(2)
+        assert f"other settings: {option[0].removesuffix('-scaled')} was" in Ran(*flags, *option, "-o", out).err
+        trained(1)
+        ok(*flags, *option, "-o", out, "--swa-full", "--cache-ram", 0, "--packed-cache", 0)
+
+
+def test_what_another_process_writes_is_not_overwritten(model: Path, asked: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with GrowingFile(out) as file:
+        file.append({"id": "a"})
+        flags = ["generate", "-m", model, "-f", asked, "-o", out, "--overwrite", "-n", 4, *QUICK]
+        assert "Another process is writing" in Ran(*flags).err
+        file.append({"id": "b"})
+    assert ids(out) == ["a", "b"]
+
+
+def test_results_go_to_no_device(model: Path, asked: Path) -> None:
+    """What it holds is read first, which of a terminal or of /dev/zero has no end."""
+    for device in ("/dev/ptmx", "/dev/zero"):
+        ran = Ran("generate", "-m", model, "-f", asked, "-o", device, "-n", 4, *QUICK)
+        assert f"tilebeam: {device} is not a regular file." in ran.err
 
 
 def test_a_prompt_that_is_too_long_is_named_before_others_take_hours(model: Path, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_a_number_in_front_of_a_sum_belongs_to_the_question(model: Path, tmp_pat
         ("/thnk 4", "no /thnk; /help lists"),
         ("/regen", "Nothing was asked yet"),
         ("/best 0 the cat", "at least one"),
+        ("/best " + "9" * 5000, "context"),  # more digits than Python makes a number of
         ("/save", "Name the file"),
         ("/save /no/such/folder/t.json", "No such file"),
         ("/load /no/such/file", "No such file"),

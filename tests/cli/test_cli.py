@@ -118,6 +118,9 @@ def test_bad_flags_are_usage_errors(flags: list[str], model: Path) -> None:
     [
         (["--device", "cpu,gpu"], ["--device", "tilebeam and cpu, not 'gpu'"]),
         (["--device", "cpu,cpu"], ["twice"]),
+        (["--device", ","], ["--device ','", "no device"]),
+        (["--device", "cpu", "--devices", "2", "--memory-limit", "2G"], ["--devices, --memory-limit: for Tilebeam"]),
+        (["--device", "tilebeam", "--cpu-model", "MODEL"], ["--cpu-model", "leaves the CPU aside"]),
         (["-p", "5x"], ["-p", "5x"]),
         (["-n", "1-8*1"], ["-n"]),
         (["-n", "8-1"], ["-n"]),
@@ -130,7 +133,7 @@ def test_bad_flags_are_usage_errors(flags: list[str], model: Path) -> None:
     ],
 )
 def test_bench_flags_that_make_no_sense(flags: list[str], words: list[str], model: Path) -> None:
-    Ran("bench", "-m", model, *flags).fails_with(*words)
+    Ran("bench", "-m", model, *(model if flag == "MODEL" else flag for flag in flags)).fails_with(*words)
 
 
 def test_base_model_has_no_chat_template(model: Path) -> None:

@@ -288,6 +288,7 @@ def test_what_cannot_be_served_is_one_sentence(path: Path, tmp_path: Path) -> No
     (tmp_path / "keys").write_text("\n")
     several = ("-m", str(path), "--port", "0", "-m")
     assert "Two models are called 'tiny'" in failing(*several, str(path))
+    assert "--alias ' ,' is no name" in failing("-m", str(path), "--alias", " ,")
     assert "--alias names one model" in failing(*several, f"b={path}", "--alias", "c")
     assert "--draft are made for one model" in failing(*several, f"b={path}", "--draft", str(path))
     assert f"{tmp_path / 'keys'} cannot be served" in failing(*several, f"b={tmp_path / 'keys'}")

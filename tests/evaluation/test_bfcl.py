@@ -111,10 +111,15 @@ def test_other_texts_are_wrong(tmp_path: Path, text: str) -> None:
     [
         ({"shots": 1}, LINE, "no --shots"),
         ({"chat": False}, LINE, "no --shots"),
+        ({"field": "question"}, LINE, "or --field"),
+        ({}, LINE | {"question": [[{"role": "user", "content": ["How?"]}]]}, "line 1 is no question of BFCL"),
+        ({}, LINE | {"question": [["How?", {"role": "user", "content": "How?"}]]}, "line 1 is no question of BFCL"),
         ({}, LINE | {"question": "How?"}, "line 1 is no question of BFCL"),
         ({}, LINE | {"function": []}, "line 1 is no question of BFCL"),
         ({}, LINE | {"ground_truth": [{"weather.at": {"wind": [1]}}]}, "line 1 is no question of BFCL"),
         ({}, LINE | {"ground_truth": [{"now": {}}, {"now": {}}]}, "line 1 is no question of BFCL"),
+        ({}, LINE | {"ground_truth": [{"weather.at": []}]}, "line 1 is no question of BFCL"),
+        ({}, LINE | {"ground_truth": [{"weather.at": {"city": "NYC"}}]}, "line 1 is no question of BFCL"),
     ],
 )
 def test_what_is_no_item_says_so(tmp_path: Path, options: Any, line: Any, said: str) -> None:
@@ -122,6 +127,14 @@ def test_what_is_no_item_says_so(tmp_path: Path, options: Any, line: Any, said: 
         open_task(TaskOptions(f"bfcl:{written(tmp_path, line)}", **options))
     with pytest.raises(TilebeamError, match="possible_answer"):
         open_task(TaskOptions(f"bfcl:{written(tmp_path, LINE, answers=False)}"))
+
+
+@pytest.mark.parametrize("line", ['{"id": "a"}', "[1]", '{"id": ["a"], "ground_truth": []}'])
+def test_answers_without_an_id_or_a_call(tmp_path: Path, line: str) -> None:
+    path = written(tmp_path, LINE)
+    (answers := path.parent / "possible_answer" / path.name).write_text(line + "\n")
+    with pytest.raises(TilebeamError, match=f'{answers} needs an "id"'):
+        open_task(TaskOptions(f"bfcl:{path}"))
 
 
 class _Calls:

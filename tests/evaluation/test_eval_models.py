@@ -17,6 +17,7 @@ import pytest
 from eval_kit import CHECKS, lines
 from numpy.typing import NDArray
 from tilebeam import CompletionOutput, TilebeamError
+from tilebeam.cli.eval_options import RunningOptions
 from tilebeam.evaluation import runner
 from tilebeam.evaluation.config import ModelFile, Setting, units
 from tilebeam.evaluation.log import timeless
@@ -275,3 +276,10 @@ def test_the_command_says_what_is_wrong(world: Path, tmp_path: Path, command: An
     assert result.exit_code == 1
     assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+def test_the_cpu_has_no_executor() -> None:
+    options = RunningOptions(device="cpu", executor="process")
+    with pytest.raises(TilebeamError, match="--executor: for Tilebeam only"):
+        options.fields()
+    assert replace(options, latency_device="tilebeam").fields()["executor"] == "process"

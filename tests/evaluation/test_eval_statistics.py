@@ -138,6 +138,21 @@ def test_the_heaviest_sample_speaks_for_its_answer() -> None:
     assert stats.majority_at_k(["a", "a", "b"], [1, 0, 0], 3) == 0.5  # either may be the first
 
 
+def test_small_weights_are_weights() -> None:
+    # Products of the ratings of many steps are.
+    assert stats.weighted_at_k(["a", "b"], [3e-13, 1e-13], [1, 0], 2) == 1.0
+    assert stats.weighted_at_k(["a", "b", "b"], [3e-13, 1e-13, 2e-13], [1, 0, 0], 3) == 0.5
+    assert stats.weighted_at_k(["a", "b", None], [0.0, 0.0, 1.0], [1, 0, 1], 3) == 0.5
+
+
+def test_a_thousand_samples_vote() -> None:
+    # There are 10^350 draws, and the number of right ones is that of a hypergeometric distribution.
+    correct = [1.0] * 620 + [0.0] * 590
+    wins = sum(math.comb(620, i) * math.comb(590, 501 - i) for i in range(251, 502)) / math.comb(1210, 501)
+    assert stats.majority_at_k(["r"] * 620 + ["w"] * 590, correct, 501) == pytest.approx(wins, rel=1e-12)
+    assert stats.pass_at_k(1210, 1, 501) == pytest.approx(501 / 1210)
+
+
 def test_many_draws_are_sampled_with_the_seed() -> None:
     rng = np.random.default_rng(0)
     answers = [str(a) for a in rng.integers(0, 5, 40)]

@@ -102,6 +102,11 @@ def test_turns_before_a_question_stay_before_it(tmp_path: Path) -> None:
         ({"items": 5}, "has 1 items, not 5"),
         ({"items": 0}, "at least 1"),
         ({"template": "{nothing}"}, "does not fit"),
+        ({"template": "{question.text}"}, "does not fit.*its fields are {prompt}, {answer}"),
+        ({"template": "{answer[first]}"}, "does not fit"),
+        ({"shot_answer": "{answer.text}", "shots_file": "SHOTS"}, "--shot-answer .* does not fit"),
+        ({"shot_answer": " {answer}"}, "--shot-answer: .*--shots-file"),
+        ({"tools_grammar": False}, "--no-tools-grammar is for bfcl"),
         ({"extract": "("}, "regular expression"),
         ({"checker": "just_a_name"}, "names no function"),
         ({"checker": "no_such_file.py:f"}, "cannot be imported: no_such_file.py does not exist"),
@@ -110,6 +115,8 @@ def test_turns_before_a_question_stay_before_it(tmp_path: Path) -> None:
 )
 def test_bad_options_of_a_task(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = lines(tmp_path / "t.jsonl", {"prompt": "a", "answer": "1"})
+    if "shots_file" in changes:
+        changes |= {"shots_file": str(lines(tmp_path / "s.jsonl", {"prompt": "b", "answer": "2"}))}
     with pytest.raises(TilebeamError, match=message):
         open_task(replace(TaskOptions(f"jsonl:{path}"), **changes))
 

@@ -134,7 +134,11 @@ def test_a_damaged_log_is_named_by_line(whole: tuple[EvalJob, Task, Path], tmp_p
         (tmp_path / "log.jsonl").write_bytes(b"".join([*rows[:2], line + b"\n", *rows[2:]]))
         with pytest.raises(TilebeamError, match="line 3 is damaged"):
             Log(tmp_path / "log.jsonl", job.setting)
-    for head in (b"{}\n", b'{"tilebeam_eval": 1}\n'):
+    for head in (
+        b"{}\n",
+        b'{"tilebeam_eval": 1}\n',
+        b'{"tilebeam_eval": 1, "digest": "", "setting": []}\n{"unit": "u"}\n',
+    ):
         (tmp_path / "log.jsonl").write_bytes(head)
         with pytest.raises(TilebeamError, match="not a log"):
             Log(tmp_path / "log.jsonl", job.setting)
@@ -158,6 +162,16 @@ def test_two_processes_do_not_write_one_log(whole: tuple[EvalJob, Task, Path]) -
     job, _, out = whole
     with Log(out / "log.jsonl", job.setting), pytest.raises(TilebeamError, match="Another process"):
         Log(out / "log.jsonl", job.setting)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_half_a_character_in_a_name_ends_no_evaluation(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", {"prompt": "a1", "answer": "1", "id": "\ud83d"})  # of an emoji
+    task = open_task(options := TaskOptions(f"jsonl:{path}"))
+    for _run in range(2):  # the second reads what the first wrote
+        job, _ = job_of(tmp_path, task=options, task_digest=task.digest, seeds=(1,), methods=("greedy",))
+        assert [item.id for item in evaluated(job, task, tmp_path / "out").items] == ["\ud83d"]
+    assert json.loads((tmp_path / "out" / "results.jsonl").read_text())["id"] == "\ud83d"
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -311,6 +325,20 @@ def test_what_is_done_so_far_can_be_reported(tmp_path: Path) -> None:
     assert len((out / "log.jsonl").read_text().splitlines()) == 1 + len(kept)
     again = evaluated(job, task, out)
     assert [r.as_dict() for r in again.rows] == [r.as_dict() for r in complete.rows]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_method_with_other_options_is_another_method(tmp_path: Path) -> None:
+    """Reports call the only search of a kind by its name, whatever its options: what it did is not another's."""
+    sure, unsure = (f"adaptive:confidence={share}" for share in (0.99, 0.5))
+    for methods in ((), ("adaptive",), (sure,), (unsure,), (unsure, sure)):
+        job, task = job_of(tmp_path, methods=("greedy", *methods), scorers=(), seeds=(1,))
+        report = evaluated(job, task, tmp_path / "out", latency_items=2)
+        fresh = evaluated(job, task, tmp_path / "-".join(methods), latency_items=2)
+        assert [r.as_dict() for r in report.rows] == [r.as_dict() for r in fresh.rows]
+        assert [replace(m, cpu_seconds=None) for m in report.latencies] == [
+            replace(m, cpu_seconds=None) for m in fresh.latencies
+        ]
 
 
 @pytest.mark.usefixtures("no_plots")

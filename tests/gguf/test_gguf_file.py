@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
-from gguf_kit import only_files, write_gguf
+from gguf_kit import only_files, with_metadata, write_gguf, write_raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf import GGUFError, gguf_file, gguf_write
+from tilebeam.gguf import GGUFError, gguf_file, gguf_write, weights
+from tilebeam.gguf.gguf_write import kv_bool, kv_text, kv_texts, kv_u32
 
 
 def raw_gguf(version: int = 3, kv: bytes = b"", n_kv: int = 0, tensors: bytes = b"", n_tensors: int = 0) -> bytes:
@@ -170,6 +172,29 @@ def test_damaged_headers_never_do_worse_than_gguferror(
         only_files(folder, "m.gguf")
     else:
         assert gguf_tools.verify(folder / "p.gguf", against=folder / "m.gguf", threads=1).against
+
+
+@pytest.mark.parametrize(
+    "kv",
+    [
+        {"head_count": kv_u32, "head_count_kv": kv_bool},
+        {"head_count": kv_bool, "rope.dimension_count": kv_u32},
+        {"head_count": kv_u32, "rope.dimension_count": kv_u32, "embedding_length": kv_text},
+        {"head_count": kv_u32, "rope.dimension_count": kv_u32, "embedding_length": kv_texts},
+    ],
+)
+def test_metadata_of_other_types_is_left_to_llama_cpp(kv: dict[str, Any], tmp_path: Path) -> None:
+    values = {kv_u32: 4, kv_bool: False, kv_text: "4", kv_texts: ["4"]}
+    places = {name: f"llama.{'attention.' * name.startswith('head')}{name}" for name in kv}
+    changes = {places[name]: make(places[name], values[make]) for name, make in kv.items()}
+    with gguf_tools.GGUFFile(with_metadata(write_gguf(tmp_path / "m.gguf"), tmp_path / "n.gguf", changes)) as f:
+        gguf_tools.check_model(f, "llama")
+
+
+def test_a_digit_that_is_no_number_is_no_layer(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "m.gguf", [ARCH], [("blk.².ffn_up.weight", gguf.GGMLQuantizationType.F16, (32, 32))])
+    assert gguf_tools.inspect(path)["device_share"] == 1
+    assert weights.layer_of("blk.².ffn_up.weight", 4) == weights.layer_of("blk.4.ffn_up.weight", 4) == 4
 
 
 def test_metadata_values_are_what_gguf_py_wrote(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def test_stock_reader_sees_a_sound_file_of_an_unknown_architecture(model: Path, 
 
 def test_tile_grouping_is_near_and_said_aloud(model: Path, tmp_path: Path) -> None:
     report = gguf_tools.pack(model, tmp_path / "t.gguf", grouping="tile")
+    assert report.n_requantized == report.n_tiled
     assert not report.lossless
     assert any("2 x 16" in n for n in report.notes)
     assert any("IQ4_NL" in n and "changed the weights by" in n for n in report.notes)

@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import gguf
+import gguf_fuzz
 import pytest
-from gguf_kit import blocks, only_files, write_gguf, write_raw, writer
+from gguf_kit import blocks, only_files, with_metadata, write_gguf, write_raw, writer
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf import GGUFError, gguf_write, stream, whole_file
+from tilebeam.gguf import GGUFError, contents, gguf_write, stream, whole_file
+from tilebeam.gguf.gguf_write import kv_text, kv_u32
 
 Q = gguf.GGMLQuantizationType
 MIB = 1 << 20
@@ -129,6 +132,40 @@ def test_two_runs_for_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert started
     assert gguf_tools.verify(out, against=a).unpacks is False
     only_files(tmp_path, "a.gguf", "b.gguf", "out.gguf")
+
+
+def test_a_complete_file_is_no_leftover_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run for the same target begins between the sync and the new name."""
+    source, out = write_gguf(tmp_path / "m.gguf"), tmp_path / "out.gguf"
+    gguf_tools.pack(source, out)
+
+    def replace(partial: Path, path: Path, real: Any = Path.replace) -> Path:
+        whole_file.remove_leftovers(tmp_path, "out.gguf")
+        return real(partial, path)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    gguf_tools.pack(source, out, overwrite=True)
+    only_files(tmp_path, "m.gguf", "out.gguf")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        kv_u32(contents.K_ALIGNMENT, 0xFFFFFFFF),
+        kv_u32(contents.K_ALIGNMENT, 48),
+        kv_text(contents.K_ARCHITECTURE, "no name"),
+    ],
+    ids=["huge", "no power of two", "no name"],
+)
+def test_a_manifest_that_no_file_unpacks_to(record: bytes, tmp_path: Path) -> None:
+    """Its own digest fits, as that of somebody who means harm would."""
+    packed, changed = tmp_path / "p.gguf", tmp_path / "q.gguf"
+    gguf_tools.pack(write_gguf(tmp_path / "m.gguf"), packed)
+    key = next(key for key in (contents.K_ALIGNMENT, contents.K_ARCHITECTURE) if key.encode() in record)
+    with_metadata(packed, changed, {key: record})
+    changed.write_bytes(gguf_fuzz._signed(changed) or b"")
+    with pytest.raises(GGUFError, match=key):
+        gguf_tools.unpack(changed, tmp_path / "back.gguf")
 
 
 # ---- what is there already

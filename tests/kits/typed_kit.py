@@ -18,12 +18,14 @@ class TypedLM:
 
     n_ctx = 4000
     n_seq_max = 4
+    recomputed = 0  # tokens that each call decodes a second time
 
     def __init__(self, write: Callable[[str, int], str], split: Callable[[str], list[str]] = list) -> None:
         self.write, self.split = write, split
         self.pieces: dict[str, int] = {}
         self.asked: list[list[int]] = []
         self.limits: list[int | None] = []
+        self.grammars: list[str | None] = []
         self.continued: list[int] = []
         self.kept = 0
         self.lock = threading.Lock()
@@ -53,6 +55,7 @@ class TypedLM:
             ids = list(prompt) if isinstance(prompt, list) else Prompt.of(prompt).tokens(self)
             self.asked.append(ids)
             self.limits.append(params.max_tokens)
+            self.grammars.append(params.grammar)
             self.continued.append(params.continues)
             outputs = []
             aborted = progress is not None and progress(Progress(total=params.n)) is False
@@ -69,12 +72,13 @@ class TypedLM:
                 reason = "aborted" if aborted else "stop" if stop or len(taken) == len(pieces) else "length"
                 tokens = self.tokenize("".join(taken))
                 logprobs = [-1.0] * len(tokens) if params.logprobs else None
+                tops = [{token: -1.0} for token in tokens] if params.top_logprobs else None
                 total = -float(len(tokens)) if params.logprobs else None
-                outputs.append(
-                    CompletionOutput(i, text, tokens, reason, params.sample_seed(i), total, logprobs, stop_reason=stop)
-                )
+                of_tokens = total, logprobs, stop, tops
+                outputs.append(CompletionOutput(i, text, tokens, reason, params.sample_seed(i), *of_tokens))
                 if on_sample is not None:
                     on_sample(number, outputs[-1])
-            usage = Usage(prompt_tokens=len(ids), completion_tokens=sum(len(o.token_ids) for o in outputs))
+            drawn = sum(len(o.token_ids) for o in outputs)
+            usage = Usage(prompt_tokens=len(ids), completion_tokens=drawn, recomputed_tokens=self.recomputed)
             results.append(RequestOutput("", ids, outputs, usage, params.seed))
         return results

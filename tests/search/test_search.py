@@ -33,8 +33,12 @@ from tilebeam import (
     regex,
 )
 from tilebeam.answers.voted_answer import VotedAnswer
+from tilebeam.chat.prepared import PreparedChat
+from tilebeam.chat.tool_families import FAMILIES
+from tilebeam.chat.tools import Tool, ToolUse
 from tilebeam.search import algorithms
 from tilebeam.search.sampled import vote_weights
+from typed_kit import TypedLM
 
 
 @dataclass
@@ -364,3 +368,27 @@ def test_settled_votes_make_room_and_are_those_of_their_first_candidates(
         assert spent[0] < spent[1]
         assert not lm._engine.busy
         check_engine(lm._engine)
+
+
+def test_chats_of_one_text_are_told_apart() -> None:
+    """Each answer is read as its own chat says, and drawn under its own grammar."""
+    use = ToolUse(FAMILIES["json"], [Tool("f")], forced=False, several=True)
+    call = '[{"name": "f", "arguments": {}}]'
+    prompt, grammar = Prompt("Q"), f"root ::= {json.dumps(call)}"
+    chats = [
+        PreparedChat(prompt, SamplingParams(grammar=grammar), use, None),
+        PreparedChat(prompt, SamplingParams(), None, None),
+    ]
+    model = TypedLM(lambda *_: call)
+    for chats_now in (chats, chats[::-1]):
+        model.grammars.clear()
+        found = SelfConsistency("text").run(model, [*chats_now, "Q"], 1)
+        wanted = [(1, "") if chat.use is use else (0, call) for chat in chats_now]
+        assert [(len(r.best.tool_calls), r.text) for r in found] == [*wanted, (0, call)]
+        assert model.grammars == [*(chat.params.grammar for chat in chats_now), None]
+
+
+def test_reports_leave_out_what_is_known_of_single_tokens() -> None:
+    sampling = SamplingParams(logprobs=True, top_logprobs=2)
+    told = SelfConsistency("text").infer(TypedLM(lambda *_: "7"), "Q", 1, sampling=sampling).as_dict()
+    assert (told["candidates"][0]["logprobs"], told["candidates"][0]["top_logprobs"]) == (None, None)

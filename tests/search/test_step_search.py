@@ -217,3 +217,22 @@ def test_searches_of_several_threads_share_a_model_and_a_reward_model(lm: LM) ->
         for mine, again in zip(result.trajectories, fresh, strict=True):
             np.testing.assert_allclose(mine.scores, again, atol=1e-4)
     assert not lm.engine.kv.live
+
+
+def test_a_token_that_ends_a_text_is_no_part_of_it(lm: LM) -> None:
+    for seed in range(4):
+        drawn = lm.generate([TEXT], seed=seed, max_tokens=12, ignore_eos=True)[0].outputs[0]
+        params = SamplingParams(seed=seed, max_tokens=12, ignore_eos=True, stop_tokens=[drawn.token_ids[6]])
+        plain = lm.generate([TEXT], params)[0].outputs[0]
+        found = BeamSearch(Points({}), 1, step_stop="no such").infer(lm, TEXT, budget=1, sampling=params).best
+        assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
+
+
+def test_control_tokens_that_are_shown_stand_in_the_text(lm: LM) -> None:
+    """The marks of calls and thoughts are, in chats that are prepared."""
+    bias = {lm.bos: 8.0}
+    params = SamplingParams(seed=1, max_tokens=12, ignore_eos=True, logit_bias=bias, shown_tokens=[lm.bos])
+    plain = lm.generate([TEXT], params)[0].outputs[0]
+    assert "<s>" in plain.text
+    found = BeamSearch(Points({}), 1, step_stop="no such").infer(lm, TEXT, budget=1, sampling=params)
+    assert found.best.text == plain.text

@@ -45,6 +45,28 @@ def test_a_text_that_ends_with_its_program_goes_on_behind_the_output() -> None:
     assert lm.detokenize(lm.asked[1]) == f"Q: {SUM}{MARK}\n2\n```\n"
 
 
+class Marked(TypedLM):
+    """Has a control token, which is seen where it is asked for alone."""
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        written = text if parse_special else text.replace("§", "?")
+        return super().tokenize(written, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return super().detokenize(tokens).replace("§", "")
+
+    def spelling(self, token: int) -> bytes:
+        return super().detokenize([token]).encode()
+
+
+def test_control_tokens_that_are_shown_stay_what_they_are() -> None:
+    lm = Marked(lambda so_far, _: f"§{SUM}" if MARK not in so_far else "Done.")
+    (mark,) = lm.tokenize("§")
+    (sample,) = sampled(lm, lambda _: "2", shown_tokens=[mark])
+    assert sample.text == f"§{SUM}{MARK}\n2\n```\nDone."
+    assert b"".join(map(lm.spelling, sample.token_ids)).decode() == sample.text
+
+
 def test_what_is_read_again_begins_with_what_was_written() -> None:
     lm = TypedLM(computes)
     sampled(lm, lambda _: "2")
@@ -93,10 +115,20 @@ def test_a_mark_without_a_program_is_told() -> None:
 
 
 def test_log_probabilities_are_of_what_the_model_wrote() -> None:
-    (sample,) = sampled(TypedLM(computes), lambda _: "2", logprobs=True)
+    (sample,) = sampled(TypedLM(computes), lambda _: "2", logprobs=True, top_logprobs=1)
     written = len(SUM + MARK) + len("So it is \\boxed{2}.")
-    assert len(sample.logprobs) == written
+    assert len(sample.logprobs) == len(sample.top_logprobs) == written
     assert sample.cumulative_logprob == -written
+
+
+def test_what_a_call_decodes_again_is_counted() -> None:
+    counts = []
+    for recomputed in (0, 5):
+        lm = TypedLM(computes)
+        lm.recomputed = recomputed
+        output = ToolGenerator(lm, lambda _: "2").generate(["Q: "], SamplingParams(seed=5))[0]
+        counts.append(output.usage.recomputed_tokens)
+    assert counts[1] - counts[0] == 2 * 5
 
 
 def test_samples_of_several_prompts_keep_their_places() -> None:

@@ -158,6 +158,14 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
     assert answer.json()["choices"][0]["search"]["page"].startswith("<!doctype html>")  # of the last example
 
 
+def test_null_is_an_option_that_is_left_out(server: Running) -> None:
+    search = {"method": "vote", "budget": 2, "extract": "text", "weighting": None, "sharpness": None, "scorer": None}
+    body = {"prompt": "a", "seed": 1, "max_tokens": 4}
+    answers = [server.post(TEXT, body | {"search": told | search}) for told in ({}, {"candidates": None, "page": None})]
+    assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
+    assert answers[0].json()["choices"] == answers[1].json()["choices"]
+
+
 def test_a_beam_needs_a_reward_model(lm: LM) -> None:
     with running(lm) as server:
         for scorer in ({}, {"scorer": "reward"}):

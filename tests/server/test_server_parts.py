@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tilebeam import LM, SamplingParams, TilebeamError
+from starlette.datastructures import Headers
+from tilebeam import LM, CompletionOutput, Prompt, SamplingParams, SearchResult, TilebeamError, ToolReasoning, Usage
 from tilebeam.chat.answer_parts import Text
 from tilebeam.chat.chat_template import ChatTemplates
 from tilebeam.engine.detokenizer import Detokenizer
@@ -31,6 +34,8 @@ from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.other.message_requests import CountRequest
 from tilebeam.server.plan import AnswerPlan, Ready
 from tilebeam.server.requests import ChatRequest
+from tilebeam.server.search_answers import SearchAnswer
+from tilebeam.server.searches import in_thread
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 from tilebeam.server.settings import Settings
 from tilebeam.server.writing import dumped, dumped_in_parts, last_event
@@ -423,12 +428,56 @@ def test_a_model_that_cannot_be_loaded_again_stays_down(monkeypatch: pytest.Monk
     asyncio.run(scenario())
 
 
+def test_what_waits_for_a_thread_is_given_up_at_once() -> None:
+    """A search whose client has left holds no place in the queue while others run."""
+    free, begun = threading.Event(), threading.Event()
+
+    def busy() -> int:
+        begun.set()
+        assert free.wait(60)
+        return 1
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            first = asyncio.ensure_future(in_thread(pool, busy, threading.Event()))
+            await asyncio.to_thread(begun.wait)
+            stopped = threading.Event()
+            second = asyncio.ensure_future(in_thread(pool, lambda: pytest.fail("it runs"), stopped))
+            await asyncio.sleep(0)
+            second.cancel()
+            done, _ = await asyncio.wait([second], timeout=5)
+            free.set()
+            assert (done, stopped.is_set(), await first) == ({second}, True, 1)
+
+    asyncio.run(scenario())
+
+
+def test_log_probabilities_of_a_search_whose_programs_ran_are_not_told(lm: LM) -> None:
+    """A text has more tokens than were drawn, where the outputs of programs stand in it."""
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "Q"}], "logprobs": True, "search": {"method": "tir", "budget": 1}}
+    )
+    plan = AnswerPlan(body, ChatAnswer, True, SamplingParams(seed=1), 1, "tiny", lambda _, params: Ready([], params))
+    drawn = CompletionOutput(0, "a b", lm.tokenize("a b", add_special=False), "stop", 1, -1.0, [-1.0])
+    result = SearchResult("Q", [drawn], [1.0], 0, Usage(), 1, 1, [])
+    assert body.search is not None
+    ready = Ready([Prompt("Q")], SamplingParams())
+    pool: Any = None
+    answer = SearchAnswer(
+        body.search, ToolReasoning(run=lambda _: ""), pool, LoadedModel(lm), plan, ready, Metrics(["tiny"]).of("tiny")
+    )
+    (grown, _) = answer._answers([result], {})
+    assert isinstance(grown, Grown)
+    assert (grown.parts, grown.tokens) == ([Text("a b")], None)
+
+
 def test_keys_and_names() -> None:
     keys = ApiKeys(["one", "two"])
     assert keys.fits("one")
     assert keys.fits("two")
     assert not any(keys.fits(k) for k in ("", "on", "one ", "ONE", "onetwo"))
     assert not ApiKeys([])
+    assert ApiKeys(["schlüssel"]).fits(Headers(raw=[(b"x-api-key", "schlüssel".encode())])["x-api-key"])
     for host, loopback in (("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("localhost", True)):
         assert is_loopback(host) == loopback
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"))

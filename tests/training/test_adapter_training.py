@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import tilebeam
 from cli_kit import Ran, record
 from tilebeam import TilebeamError
+from tilebeam.cli import reward_adapter
 from tilebeam.scoring.adapter_reward import AdapterReward
 from tilebeam.scoring.own_reward import maker_of
 from tilebeam.scoring.reward_heads import load_head
@@ -143,3 +145,17 @@ def test_what_cannot_be_trained_is_refused(torch: Any, folder: Path, tmp_path: P
     mixture = preset("tiny", arch="llama", type="f32", n_layer=2, n_expert=4, n_expert_used=2)
     write_model(experts := tmp_path / "experts.gguf", mixture)
     Ran(*(experts if a == TINY else a for a in arguments(folder))).fails_with("without experts")
+
+
+def test_the_seed_is_that_of_the_intervals_too() -> None:
+    """As --help says. What is trained is played: a list of logits."""
+    rng = np.random.default_rng(0)
+    right, problem = (rng.random(40) < 0.5).astype(float), np.arange(40) // 4
+    facts = [{"finish": "stop", "logprob": -1.0, "tokens": 1}] * 40
+    samples: Any = SimpleNamespace(problem=problem, correct=right, records=facts)
+    logits = right + rng.normal(size=40)
+    fit: Any = SimpleNamespace(read=lambda _: None, run=lambda *_: None, judge=lambda i: logits[problem == i].tolist())
+    found = [reward_adapter._fit(fit, samples, [True] * 10, 1, seed)[0]["auroc"]["the adapter"] for seed in (1, 1, 2)]
+    assert found[0] == found[1]
+    assert found[0]["all"] == found[2]["all"]
+    assert found[0]["all_interval"] != found[2]["all_interval"]

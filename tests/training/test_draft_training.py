@@ -17,6 +17,7 @@ import tilebeam
 from cli_kit import Ran, record
 from head_kit import write_head
 from tilebeam import LM, Prompt, SamplingParams, TilebeamError
+from tilebeam.cli.draft import DraftTextOptions
 from tilebeam.engine.speculation import StepCosts
 from tilebeam.folder_lock import alone_in
 from tilebeam.gguf import open_gguf
@@ -78,6 +79,25 @@ def test_what_is_collected_is_what_the_model_computes(lm: LM, tmp_path: Path) ->
     greedy = [text for i, text in enumerate(texts) if i % 2]
     for text in greedy:
         assert (text.tokens[text.start :] == text.ids[text.start - 1 : -1, 0]).all()
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    whole, texts = tmp_path / "00000.npz", tmp_path / "00000.npy"
+    np.save(texts, np.zeros((1, 4), np.float16))
+    np.savez(whole, **{name: np.zeros(1, np.int32) for name in ("tokens", "ids", "probs", "lengths", "starts")})
+    needed = whole.read_bytes().index(b"PK\x01\x02") + 6  # the version of zip
+    for path, at in ((texts, texts.read_bytes().index(b"4)")), (whole, needed)):
+        former = path.read_bytes()
+        path.write_bytes(former[:at] + b"(" + former[at + 1 :])
+        with pytest.raises(TilebeamError, match=r"00000\.npz is damaged"):
+            texts_of(tmp_path)
+        path.write_bytes(former)
+
+
+def test_a_prompt_ends_where_its_line_does(lm: LM, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("a\u2028b\n\nc\x0cd\r\n", encoding="utf-8")
+    found = DraftTextOptions(text=[tmp_path / "p.txt"]).prompts(lm)
+    assert found == [lm.tokenize(text) for text in ("a\u2028b", "c\x0cd")]
 
 
 def test_prompts_longer_than_a_batch_and_more_than_have_room(lm: LM, tmp_path: Path) -> None:

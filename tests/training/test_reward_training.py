@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from tilebeam.scoring.reward_heads import Head, load_head
 from tilebeam.text_state import Feature, width
 from tilebeam.training import fitting, head_report
 from tilebeam.training.collection import FEATURES, Collection, CollectionSetting
-from tilebeam.training.fit_options import FitOptions, features_of
+from tilebeam.training.fit_options import features_of
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
@@ -70,7 +71,7 @@ def test_a_planted_direction_is_found(feature: str, tmp_path: Path) -> None:
     states, records = planted(120, feature=feature)
     samples = fitting.samples_of(records, 1)
     features = () if feature == "mean" else ("mean", feature)  # (): those that do best
-    fitted = fitting.fit(states, samples, FitOptions(features), {"name": "m"})
+    fitted = fitting.fit(states, samples, features, {"name": "m"})
     assert feature in fitted.head.features
     own = fitted.head(fitting.inputs(states, samples.ends, fitted.head.features))
     assert ranking.auroc(own, samples.correct >= 0.5) > 0.98
@@ -90,7 +91,7 @@ def test_a_planted_direction_is_found(feature: str, tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_head() -> None:
     states, records = planted(60)
-    heads = [fitting.fit(states, fitting.samples_of(records, s), FitOptions(("mean",)), {}).head for s in (1, 1, 2)]
+    heads = [fitting.fit(states, fitting.samples_of(records, s), ("mean",), {}).head for s in (1, 1, 2)]
     assert np.array_equal(heads[0].layers[0][0], heads[1].layers[0][0])
     assert not np.array_equal(heads[0].layers[0][0], heads[2].layers[0][0])
 
@@ -103,7 +104,7 @@ def test_where_there_is_nothing_to_learn_nothing_is_found() -> None:
         for sample in record["samples"]:
             sample["correct"] = float(rng.random() < 0.5)
     samples = fitting.samples_of(records, 1)
-    fitted = fitting.fit(states, samples, FitOptions(), {})
+    fitted = fitting.fit(states, samples, (), {})
     rows = head_report.report(fitted, samples, 1, {"model": "m"})["auroc"]["the head"]
     assert 0.42 < rows["all"] < 0.58
     assert 0.4 < rows["within"] < 0.6
@@ -240,6 +241,32 @@ def test_rows_without_a_line_are_dropped(tmp_path: Path) -> None:
     os.truncate(tmp_path / "d.states", 5)
     with pytest.raises(TilebeamError, match="shorter than"):
         Collection(tmp_path / "d", setting(), 4)
+
+
+def test_a_full_disk_is_named_by_its_file(tmp_path: Path) -> None:
+    """What was not written is tried again when the file is closed, which must leave the log free as well."""
+    task = cast(Task, SimpleNamespace(judges=lambda _: []))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    data = Collection(tmp_path / "d", setting(), 4)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8, limit[1]))
+        with pytest.raises(OSError, match=r"d\.states"), data:
+            data.add(task, Item("a", "q", "1", "q", "q"), "q", [{"states": 1}], np.ones((1, 18), np.float16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with Collection(tmp_path / "d", setting(), 4) as data:
+        assert data.records == []
+
+
+def test_reports_are_utf_8_wherever_they_are_written() -> None:
+    code = (
+        "import pathlib, sys, tempfile\nfrom tilebeam.training import head_report\n"
+        "head_report.markdown = lambda facts: [facts['model']]\nstem = pathlib.Path(tempfile.mkdtemp(), 'h')\n"
+        "assert head_report.write({'model': chr(0x6a21)}, stem)[0].read_bytes().decode() == chr(0x6a21) + chr(10)"
+    )
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------

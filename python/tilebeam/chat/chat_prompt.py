@@ -124,7 +124,10 @@ def _joined(vocab: Vocab, text: str, own: Sequence[str], others: Sequence[str]) 
 def _check_others(vocab: Vocab, given: Sequence[Mapping[str, Any]]) -> None:
     """Raise `ControlTokensInMessage` for one in a function, in a variable, or in what a message has besides its content
     (a call, a name ..): templates write these in ways of their own."""
-    text = "\n".join(dict.fromkeys(_strings(given)))
+    try:
+        text = "\n".join(dict.fromkeys(_strings(given)))
+    except RecursionError:
+        raise MessagesRefused("Messages, functions and variables of a chat are nested too deeply.") from None
     if text and _has_control(vocab, text):
         raise ControlTokensInMessage(
             "A function, a variable of the template, a call in a message, or another field of a message than its "

@@ -47,7 +47,8 @@ def turns_of(
 
 def _called(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Map ids of calls to the names of their functions."""
-    calls = [c for m in messages if isinstance(m, Mapping) for c in m.get("tool_calls") or () if isinstance(c, Mapping)]
+    given = [m.get("tool_calls") for m in messages if isinstance(m, Mapping)]
+    calls = [c for several in given if isinstance(several, list | tuple) for c in several if isinstance(c, Mapping)]
     return {str(call.get("id")): function["name"] for call in calls if "name" in (function := _function(call))}
 
 
@@ -70,10 +71,10 @@ def _turn(i: int, message: Mapping[str, Any], names: Mapping[str, str]) -> dict[
     if not isinstance(content, str):
         raise MessagesRefused(f"messages[{i}].content must be a text, not {type(content).__name__}.")
     turn: dict[str, Any] = {"role": str(message["role"]).replace("developer", "system"), "content": content}
-    if (name := names.get(str(message.get("tool_call_id")))) is not None:
+    if turn["role"] == "tool" and (name := names.get(str(message.get("tool_call_id")))) is not None:
         turn["name"] = name
     if calls:
-        turn["tool_calls"] = [_call(i, call) for call in calls]
+        turn["tool_calls"] = [_call(i, call) for call in (calls if isinstance(calls, list | tuple) else [calls])]
     others = {key: value for key, value in message.items() if key not in ("role", "content", "tool_calls")}
     return turn | {key: value for key, value in others.items() if value is not None}
 

@@ -89,8 +89,9 @@ class PreparedChat:
                 yield self._read_delta(delta, readers)
 
     def _read_delta(self, delta: Delta, readers: dict[int, AnswerReader | None]) -> Delta:
-        reader = readers.setdefault(delta.index, self.reader())
-        if reader is None:
+        if delta.index not in readers:
+            readers[delta.index] = self.reader()
+        if (reader := readers[delta.index]) is None:
             return delta
         parts, finish = reader.take(delta.text, delta.finish_reason)
         calls = tuple(part for part in parts if isinstance(part, ToolCallDelta))

@@ -241,6 +241,11 @@ class ChannelReader:
     def _read_header(self) -> TextPiece | None:
         """Read what comes before a message; without marks there is none."""
         text = self._held
+        begins = text.lstrip(_SPACE)
+        marks = (*_HEADER_MARKS, "assistant", "to=functions.")
+        if not any(begins.startswith(m) or m.startswith(begins) for m in marks):
+            self._body, self._thinks = True, False
+            return TextPiece("", False)
         at = text.find("<|message|>")
         if at >= 0:
             header, self._held = text[:at], text[at + len("<|message|>") :]
@@ -249,17 +254,12 @@ class ChannelReader:
             if found := _RECIPIENT.search(header):
                 return TextPiece(f"<|channel|>commentary to=functions.{found[1]}<|message|>", False)
             return TextPiece(CHANNELS.opens if self._thinks and self._kept else "", True)
-        begins = text.lstrip(_SPACE)
-        marked = any(
-            begins.startswith(m) or m.startswith(begins) for m in (*_HEADER_MARKS, "assistant", "to=functions.")
-        )
-        if marked and not self._final:
+        if not self._final:
             return None
-        if self._final and "<|channel|>" in text:  # half a header is no text
+        if any(mark in text for mark in _HEADER_MARKS):  # half a header is no text
             self._held = ""
-            return None
-        self._body, self._thinks = bool(text), False
-        return None if not text else TextPiece("", False)
+        self._body, self._thinks = bool(self._held), False
+        return TextPiece("", False) if self._held else None
 
 
 def half_mark(text: str, marks: Sequence[str]) -> int:

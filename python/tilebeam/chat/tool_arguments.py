@@ -23,11 +23,11 @@ Schema = Mapping[str, Any]
 
 # Before the name: which mark; behind it: other attributes.
 _ELEMENT = re.compile(
-    r"<(?P<tag>[\w:]*(?:parameter|param))(?:=|\s+name=\"?)(?P<key>[^\s>\"]+)\"?[^>]*>(?P<value>.*?)"
+    r"<(?P<tag>[\w:]*(?:parameter|param))(?:=|\s+name=\"?)(?P<key>[^\s<>\"]+)\"?(?:\s[^<>]*)?>(?P<value>.*?)"
     r"(?:</(?P=tag)>|(?=<(?P=tag)[= ])|$)",
     re.DOTALL,
 )
-_PAIR = re.compile(r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
+_PAIR = re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
 _CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
 _GEMMA = re.compile(r'\s*(?:<\|"\|>(?P<text>.*?)<\|"\|>|(?P<mark>[{}\[\],:])|(?P<word>[^{}\[\],:<]+))', re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
@@ -44,7 +44,7 @@ def read(kind: str, text: str, schema: Schema) -> str | None:
     """
     try:
         found = _READERS[kind](text, schema)
-        return json.dumps(found, ensure_ascii=False) if isinstance(found, dict) else None
+        return json.dumps(found, ensure_ascii=False, allow_nan=False) if isinstance(found, dict) else None
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError, IndexError):
         return None
 
@@ -58,9 +58,8 @@ def _elements(text: str, schema: Schema) -> dict[str, Any]:
 
 
 def _pairs(text: str, schema: Schema) -> dict[str, Any]:
-    return {
-        one["key"]: _typed(one["value"], _member(schema, one["key"], schema), schema) for one in _PAIR.finditer(text)
-    }
+    found = [(one["key"].strip(), one["value"]) for one in _PAIR.finditer(text)]
+    return {key: _typed(value, _member(schema, key, schema), schema) for key, value in found}
 
 
 def _python(text: str, schema: Schema) -> dict[str, Any]:  # noqa: ARG001 - its values have quotes
@@ -124,17 +123,16 @@ def _typed(text: str, schema: Schema, root: Schema) -> Any:
     if inner := _CDATA.match(text):
         text = inner[1]
     types = _types(schema, root)
-    if types == {"string"} or text in _resolved(schema, root).get("enum", ()):
+    if types == {"string"} or text in (_resolved(schema, root).get("enum") or ()):
         return text
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+    for reader in (json.loads, ast.literal_eval):
         try:
-            value = ast.literal_eval(text.strip())
-            json.dumps(value)
+            value = reader(text.strip())
+            json.dumps(value, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            return text
-    return text if "string" in types and not any(has_type(value, kind) for kind in types) else value
+            continue
+        return text if "string" in types and not any(has_type(value, kind) for kind in types) else value
+    return text
 
 
 def _types(schema: Schema, root: Schema) -> set[str]:
@@ -145,7 +143,7 @@ def _types(schema: Schema, root: Schema) -> set[str]:
         return {given}
     if isinstance(given, list):
         return {kind for kind in given if isinstance(kind, str)}
-    parts = schema.get("anyOf") or schema.get("oneOf") or ()
+    parts = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf") or ()
     if parts:
         return {kind for part in parts if isinstance(part, dict) for kind in _types(part, root)}
     values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])

@@ -31,6 +31,7 @@ _HEAD = re.compile(
 )
 _KEYS = ("name", "tool_name", "arguments", "parameters", "type", "function", "id", "tool_call_id")
 _SPACE = " \t\r\n"
+_SPACES = re.compile(f"[{_SPACE}]*")
 
 
 class _Wait(Enum):
@@ -390,9 +391,7 @@ def _first(tried: Iterable[_Found | _Wait | None]) -> _Found | _Wait | None:
 
 
 def _past_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at
+    return _SPACES.match(text, at).end()  # type: ignore[union-attr]
 
 
 @cache
@@ -412,16 +411,13 @@ def _whole_call(text: str) -> tuple[str, str] | None:
     """Name and arguments of an object, None: it is no call."""
     try:
         value = json.loads(text)
+        if isinstance(value, dict) and isinstance(value.get("function"), dict):
+            value = value["function"]
+        if not isinstance(value, dict):
+            return None
+        name = value.get("name", value.get("tool_name"))
+        given = value.get("arguments", value.get("parameters", {}))
+        told = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        return (name, told) if isinstance(name, str) and isinstance(json.loads(told or "{}"), dict) else None
     except (ValueError, RecursionError):
         return None
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
-    if not isinstance(value, dict):
-        return None
-    name = value.get("name", value.get("tool_name"))
-    given = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(name, str):
-        return None
-    if isinstance(given, str):
-        return name, given
-    return (name, json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None

@@ -57,11 +57,13 @@ def _tool(i: int, given: Mapping[str, Any] | Tool) -> Tool:
     if isinstance(given, Tool):
         return given
     function = given.get("function") if isinstance(given, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+    found = function if isinstance(function, Mapping) else {}
+    name, told, schema = (found.get(key) for key in ("name", "description", "parameters"))
+    fit = isinstance(told, str | None) and isinstance(schema, Mapping | None)
+    if not fit or not isinstance(name, str) or not name:
         message = f'tools[{i}] must be {{"type": "function", "function": {{"name": .., "parameters": ..}}}}.'
         raise FieldRefused(message, param=f"tools[{i}]", code="invalid_value")
-    return Tool(name, function.get("description") or "", function.get("parameters"))
+    return Tool(name, told or "", schema)
 
 
 @dataclass(frozen=True)

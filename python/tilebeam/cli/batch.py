@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 # Options that say where prompts come from and results go, or how the machine runs: they change no result's meaning.
 _ASIDE = re.compile(
     "--(model|hf.*|prompt|file|field|out|overwrite|json|html|verbose|display-prompt|"
-    "device|n-gpu-layers|flash-attn|mlock|threads|parallel|executor|devices|memory-limit|draft|lookup|no-speculation)"
+    "device|n-gpu-layers|flash-attn|threads|parallel|executor|devices|memory-limit|cache-ram|packed-cache|swa-full|"
+    "draft|lookup|no-speculation)"
 )
 
 
@@ -82,9 +83,7 @@ def write(
     assert batch.out is not None
     spent: list[Usage] = []
     ends: Counter[str] = Counter()
-    if batch.overwrite:
-        batch.out.unlink(missing_ok=True)
-    with GrowingFile(batch.out) as file:
+    with GrowingFile(batch.out, anew=batch.overwrite) as file:
         setting = _setting(lm, params, file)
         params = replace(params, seed=setting["--seed"])
         done = Counter(json.dumps([line.get("id"), line.get("question")]) for line in file.lines)
@@ -128,8 +127,13 @@ def _setting(lm: LM, params: SamplingParams, file: Any) -> dict[str, Any]:
     from tilebeam.gguf.fingerprint import fingerprint
 
     given = {name: v for name, v in options_given().items() if v not in (None, []) and not _ASIDE.fullmatch(name)}
-    files = {name: fingerprint(value) for name, value in given.items() if isinstance(value, Path)}
-    mine = given | files | {"--model": fingerprint(lm.info.path), "--seed": params.seed}
+    files: dict[str, Any] = {name: fingerprint(value) for name, value in given.items() if isinstance(value, Path)}
+    files["--model"] = fingerprint(lm.info.path)
+    if heads := given.get("--reward-head"):
+        files["--reward-head"] = [fingerprint(head) for head in heads]
+    if lm.info.lora:  # of both options
+        files["--lora"] = [(fingerprint(adapter), scale) for adapter, scale in lm.info.lora]
+    mine = given | files | {"--seed": params.seed}
     setting: dict[str, Any] = json.loads(json.dumps(mine, default=str))
     if not file.lines:
         return setting

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped, option
+from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, check_npu_only, grouped, option
 from tilebeam.errors import TilebeamError
 from tilebeam.model.hub import missing
 from tilebeam.model.load_options import Backend, backends, default_threads
@@ -154,6 +154,12 @@ def _planned(o: BenchOptions) -> tuple[list[tuple[str, Backend, bool]], list[tup
     devices = backends(o.device)
     if len(set(devices)) != len(devices):
         raise TilebeamError(f"--device {o.device!r} names a device twice.")
+    if not devices:
+        raise TilebeamError(f"--device {o.device!r} names no device.")
+    npu_only = {"--executor": o.executor, "--devices": o.devices, "--memory-limit": o.memory_limit}
+    check_npu_only(npu_only, "npu" in devices or o.deterministic)
+    if o.cpu_model is not None and "cpu" not in devices:
+        raise TilebeamError(f"--cpu-model: --device {o.device} leaves the CPU aside.")
     for model in (*o.model, *([o.cpu_model] if o.cpu_model else [])):
         if not model.is_file():
             raise TilebeamError(missing(model) if not model.exists() else f"{model} is not a file.")

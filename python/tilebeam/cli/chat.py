@@ -266,7 +266,8 @@ class _Talk:
     def _search(self, name: str, rest: str) -> None:
         """Answer many times, show the candidates as they end, and choose one."""
         number, _, question = rest.partition(" ")
-        if not number.isdecimal() or question.lstrip()[:1] in tuple("+-*/^=<>%"):  # 17 + 25 asks for a sum
+        sum_ = question.lstrip()[:1] in tuple("+-*/^=<>%")  # 17 + 25 asks for one
+        if not number.isdecimal() or len(number) > 9 or sum_:
             number, question = str(_SAMPLES), rest
         if int(number) < 1:
             raise TilebeamError(f"{name} {number}: at least one answer has to be drawn.")

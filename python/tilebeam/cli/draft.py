@@ -14,7 +14,7 @@ import typer
 
 from tilebeam.cli import console
 from tilebeam.cli.commands import Command, prepared
-from tilebeam.cli.options import CtxSize, Json, Model, RunOptions, Sequences, grouped, option
+from tilebeam.cli.options import CtxSize, Json, Model, RunOptions, Sequences, check_gguf, grouped, option
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.extras import pytorch
@@ -63,7 +63,7 @@ class DraftTextOptions:
         chats, files = lm.chat_template is not None, list[list[Prompt]]()
         for path in self.text or []:
             jsonl = path.name.removesuffix(".gz").endswith(".jsonl")
-            lines = json_lines(path) if jsonl else enumerate(read_text(path).splitlines(), 1)
+            lines = json_lines(path) if jsonl else enumerate(read_text(path).split("\n"), 1)
             asked = [question_of(line, f"{path} line {n}", n) for n, line in lines if jsonl or line]
             files.append([lm.chat_prompt(q.messages) if chats else Prompt(q.alone) for q in asked[: self.items]])
         for spec in self.task or []:
@@ -110,16 +110,12 @@ def train(
 
     Example: tilebeam draft train -m model.gguf --task gsm8k:train.jsonl --text questions.txt --minutes 120 -o head.gguf
     """
-    from tilebeam.gguf.whole_file import check_target
-
     torch = pytorch("Draft heads")
     from tilebeam.training.draft_fit import ModelWeights, keep_memory
 
-    if out.suffix != ".gguf":
-        raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
+    check_gguf(out, "head")
     if n_ff % 32:
         raise TilebeamError(f"--ff {n_ff} is no multiple of 32.")
-    check_target(out)
     folder = work or out.with_suffix(".work")
     weights = ModelWeights(model, n_ff)
     folder.mkdir(parents=True, exist_ok=True)

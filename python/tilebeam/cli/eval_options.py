@@ -16,6 +16,7 @@ from tilebeam.cli.options import (
     Sequences,
     Threads,
     UnsafeCode,
+    check_npu_only,
     named_file,
     option,
 )
@@ -150,8 +151,10 @@ class RunningOptions:
 
     def fields(self) -> dict[str, Any]:
         """Give the fields of `Setting`."""
+        devices = backends(self.device)
+        check_npu_only({"--executor": self.executor}, "npu" in (*devices, *self.arguments()["latency_devices"]))
         return {
-            "devices": backends(self.device),
+            "devices": devices,
             "threads": self.threads or default_threads(),
             "executor": self.executor,
             "deterministic": self.deterministic,

@@ -6,7 +6,7 @@ Names are llama.cpp's where it has them. Choices and defaults are those of `Samp
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.option_groups import grouped as grouped
 from tilebeam.gguf.option_groups import option as option
+from tilebeam.gguf.whole_file import check_target
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
 from tilebeam.native.npu_options import Executor
 from tilebeam.sampling_params import ANSWER_TOKENS, SamplingParams
@@ -80,6 +81,16 @@ Sequences = Annotated[
 ]
 
 
+def check_npu_only(options: Mapping[str, object], npu: bool) -> None:
+    """Raise `TilebeamError` if options were given that only Tilebeam has, and nothing runs there.
+
+    Args:
+        options: their values by their names.
+    """
+    if not npu and (given := [name for name, value in options.items() if value]):
+        raise TilebeamError(f"{', '.join(given)}: for Tilebeam only, which --device cpu leaves aside.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of the device and of how models run on it."""
@@ -135,9 +146,7 @@ class RunOptions:
             TilebeamError: the CPU backend is asked for, and something that only Tilebeam has.
         """
         npu_only = {"--executor": self.executor, "--devices": self.devices, "--memory-limit": self.memory_limit}
-        npu_only["--deterministic"] = self.deterministic or None
-        if self.device == "cpu" and (given := [name for name, value in npu_only.items() if value is not None]):
-            raise TilebeamError(f"{', '.join(given)}: for Tilebeam only, which --device cpu leaves aside.")
+        check_npu_only(npu_only | {"--deterministic": self.deterministic}, self.device != "cpu")
         return vars(self) | {"memory_limit": self.memory_limit.split(",") if self.memory_limit else None}
 
 
@@ -167,6 +176,17 @@ class LoraOptions:
             if not name or not colon:
                 raise TilebeamError(f"--lora-scaled takes FILE:SCALE, for instance adapter.gguf:0.5, not {entry!r}.")
         return found
+
+
+def check_gguf(out: Path, what: str) -> None:
+    """Check that a GGUF file can be written there, before the work that makes it.
+
+    Raises:
+        TilebeamError, OSError: it cannot.
+    """
+    if out.suffix != ".gguf":
+        raise TilebeamError(f"The {what} is written as a GGUF file: {out} should end in .gguf.")
+    check_target(out)
 
 
 def named_file(given: str) -> tuple[str, str]:

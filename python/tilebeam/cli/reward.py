@@ -12,12 +12,11 @@ import typer
 
 from tilebeam.cli import console, reward_adapter
 from tilebeam.cli.commands import Command, prepared
-from tilebeam.cli.options import Json, ModelOptions, grouped, option
+from tilebeam.cli.options import Json, ModelOptions, check_gguf, grouped, option
 from tilebeam.cli.reward_samples import SampleOptions, collected
-from tilebeam.errors import TilebeamError
 from tilebeam.gguf.help_text import App
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.training.fit_options import AUTO, FitOptions, features_of
+from tilebeam.training.fit_options import AUTO, features_of
 
 _fit_option = partial(option, rich_help_panel="Fit")
 
@@ -53,31 +52,27 @@ def train(
 
     Example: tilebeam reward train -m model.gguf --task gsm8k:train.jsonl --items 1000 --samples 8 -o head.gguf
     """
-    from tilebeam.gguf.whole_file import check_target
-
-    if out.suffix != ".gguf":
-        raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
-    check_target(out)
-    options = FitOptions(features_of(features), problems.seed)
+    check_gguf(out, "head")
+    names, seed = features_of(features), problems.seed
     with collected(model, problems, out.with_suffix(""), layer) as (lm, _, collection, records, about):
         from tilebeam.scoring.own_reward import OwnReward, maker_of
         from tilebeam.scoring.reward_heads import save_head
         from tilebeam.training.fitting import fit, samples_of
         from tilebeam.training.head_report import markdown, report, write
 
-        samples = samples_of(records, options.seed)
+        samples = samples_of(records, seed)
         with console.bar("fit") as bar:
             task = bar.add_task("", total=None, note="")
             fitted = fit(
                 collection.states(),
                 samples,
-                options,
+                names,
                 maker_of(lm),
                 lambda done, total: bar.update(task, completed=done, total=total),
             )
         fitted = replace(fitted, head=replace(fitted.head, layer=lm.info.hidden_layer))
         OwnReward(lm, fitted.head)  # it fits
-        facts = report(fitted, samples, options.seed, about)
+        facts = report(fitted, samples, seed, about)
     save_head(out, fitted.head)
     files = [out, *write(facts, out.with_suffix(""))]
     if json_:

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Json, ModelOptions, grouped, option
+from tilebeam.cli.options import Json, ModelOptions, check_gguf, grouped, option
 from tilebeam.cli.reward_samples import SampleOptions, collected
 from tilebeam.errors import TilebeamError
 from tilebeam.extras import pytorch
@@ -49,15 +49,12 @@ def train(
 
     Example: tilebeam reward adapter -m model.gguf --task gsm8k:train.jsonl --items 240 -o adapter.gguf
     """
-    from tilebeam.gguf.whole_file import check_target
     from tilebeam.scoring.own_reward import maker_of
 
     torch = pytorch("Reward adapters")
     from tilebeam.training.adapter_fit import AdapterFit, ModelBody
 
-    if out.suffix != ".gguf":
-        raise TilebeamError(f"The adapter is written as a GGUF file: {out} should end in .gguf.")
-    check_target(out)
+    check_gguf(out, "adapter")
     if model.lora.adapters():
         raise TilebeamError("A reward adapter is trained for a model without other LoRA adapters.")
     torch.set_num_threads(model.run.threads or default_threads())
@@ -71,7 +68,7 @@ def train(
     held = [samples.fold[samples.problem == i][0] == 0 for i in range(len(records))]
     fit = AdapterFit(body, texts, held, out.with_suffix(""), problems.seed)
     try:
-        facts, stretch, move = _fit(fit, samples, held, epochs)
+        facts, stretch, move = _fit(fit, samples, held, epochs, problems.seed)
     except KeyboardInterrupt:
         console.err().print("Interrupted. What is done is kept; run the command again.")
         raise typer.Exit(130) from None
@@ -102,8 +99,10 @@ def _texts(lm: LM, task: Task, records: list[Record]) -> list[Problem]:
     ]
 
 
-def _fit(fit: AdapterFit, samples: Samples, held: list[bool], epochs: int) -> tuple[dict[str, Any], float, float]:
-    """Train; return the facts of the report, and what makes probabilities of logits."""
+def _fit(
+    fit: AdapterFit, samples: Samples, held: list[bool], epochs: int, seed: int
+) -> tuple[dict[str, Any], float, float]:
+    """Train; return the facts of the report, and what makes probabilities of logits; `seed`: of the intervals."""
     from tilebeam.evaluation import ranking
     from tilebeam.scoring.reward_heads import sigmoid
     from tilebeam.training.fitting import platt
@@ -129,5 +128,5 @@ def _fit(fit: AdapterFit, samples: Samples, held: list[bool], epochs: int) -> tu
     }
     right, problem = samples.correct[chosen] >= 0.5, samples.problem[chosen]
     whole = np.array([r["finish"] == "stop" for r in those])
-    auroc = {name: ranking.figures(s, right, problem, whole) for name, s in rivals.items()}
+    auroc = {name: ranking.figures(s, right, problem, whole, seed) for name, s in rivals.items()}
     return {"problems": len(asked), "samples": len(those), "auroc": auroc}, stretch, move

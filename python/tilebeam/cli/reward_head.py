@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Json
-from tilebeam.errors import TilebeamError
+from tilebeam.cli.options import Json, check_gguf
 from tilebeam.scoring.reward_formats import preset_of
 from tilebeam.scoring.scoring_defaults import HeadOutput
 
@@ -44,8 +43,7 @@ def reward_head(
     from tilebeam.scoring.reward_heads import save_head
 
     target = out or Path(f"{source.resolve().name.removesuffix('.safetensors')}.head.gguf")
-    if target.suffix != ".gguf":
-        raise TilebeamError(f"The head is written as a GGUF file: {target} should end in .gguf.")
+    check_gguf(target, "head")
     preset = preset or preset_of(source.resolve().name)
     head = extract_head(source, name=name, output=output, preset=preset)
     save_head(target, head)

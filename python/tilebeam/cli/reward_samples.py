@@ -16,7 +16,7 @@ from tilebeam.cli.eval_options import ProblemOptions
 from tilebeam.cli.options import ModelOptions, TaskTextOptions, option
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
 from tilebeam.text_files import unescaped
-from tilebeam.training.fit_options import SAMPLES, STEPS, FitOptions
+from tilebeam.training.fit_options import SAMPLES, SEED, STEPS
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.log import Record
@@ -36,9 +36,7 @@ class SampleOptions:
     data: Path | None = option(
         None, help="Where samples are kept (.jsonl and .states are added); default: beside --out."
     )
-    seed: int = option(
-        FitOptions.seed, "-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals."
-    )
+    seed: int = option(SEED, "-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals.")
     asked: ProblemOptions
     text: TaskTextOptions
     steps: int = _fit_option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -92,12 +93,6 @@ class JudgeOptions:
             read_text(self.judge_template)
 
 
-def _check_step_stop(step_stop: str, rates: RewardSpec | None) -> None:
-    """Raise `TilebeamError` if it is said what ends a step, and nothing rates steps."""
-    if rates is None and step_stop != STEP_STOP_TEXT:
-        raise TilebeamError("--step-stop matters only with a reward model: --prm, --orm or --reward-head.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class BeamOptions:
     """Options of searches by steps, which keep beams."""
@@ -165,7 +160,6 @@ def best_of_n(
 
     rates = options.reward.read()
     judge.check(scorer == "judge")
-    _check_step_stop(step_stop, rates)
     if rates is not None and scorer is not None:
         raise TilebeamError("Give a reward model or --scorer, not both.")
     if scorer in RUN_PROGRAMS:
@@ -213,7 +207,6 @@ def vote(
         raise TilebeamError("--scorer and --sharpness matter only for --weighting softmax.")
     if rates is not None and scorer is not None:
         raise TilebeamError("Give a reward model or --scorer, not both.")
-    _check_step_stop(step_stop, rates)
     found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
     arguments: dict[str, Any] = {"extract": found, "sharpness": sharpness, "weighting": weights}
     named = partial(named_scorer, scorer or "logprob") if relative else None
@@ -264,7 +257,6 @@ def adaptive(
     """
     found = _extractor(extract, programs=programs, unsafe_code=unsafe_code)
     rates = options.reward.read()
-    _check_step_stop(step_stop, rates)
     _check_weighting(weighting, rates)
     _run("adaptive", options, rates, step_stop, {"extract": found, "confidence": confidence, "weighting": weighting})
 
@@ -294,7 +286,6 @@ def tir(
     from tilebeam.search.tool_forms import conversation, needs_words
 
     rates = options.reward.read()
-    _check_step_stop(step_stop, rates)
     arguments = {"extract": _extractor(extract), "rounds": rounds}
 
     def asked(lm: LM, question: UserQuestion) -> Prompt:
@@ -326,6 +317,8 @@ def _run(
     from tilebeam.search import algorithms as methods
     from tilebeam.search.contract import VoteResult
 
+    if rates is None and step_stop != STEP_STOP_TEXT:
+        raise TilebeamError("--step-stop matters only with a reward model: --prm, --orm or --reward-head.")
     given, model, budget = options.prompts, options.model, options.budget
     asked = given.read()
     options.to_file.check(page=options.html is not None)
@@ -359,7 +352,8 @@ def _run(
         search_view.tell_cut("candidates", candidates, params, lm, max_steps)
         search_view.tell_loops(results)
         if options.json_:
-            search_view.print_json(results, device=lm.device)
+            for result in results:
+                print(json.dumps(result.as_dict() | {"device": lm.device}, indent=2 if len(results) == 1 else None))
         else:
             for prompt, result in zip(prompts, results, strict=True):
                 search_view.show(result, prompt.asked, titled=len(results) > 1, verbose=options.verbose)

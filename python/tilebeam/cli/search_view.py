@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.outputs import CompletionOutput
     from tilebeam.sampling_params import SamplingParams
-
-
-def print_json(results: Sequence[SearchResult], **facts: Any) -> None:
-    """Print one object for one prompt, a line of JSON each for several."""
-    for result in results:
-        print(json.dumps(result.as_dict() | facts, indent=2 if len(results) == 1 else None))
 
 
 def show(result: SearchResult, question: str, *, titled: bool, verbose: bool) -> None:

@@ -79,7 +79,9 @@ class ModelsOptions:
             return models
         if len(models) > 1:
             raise TilebeamError("--alias names one model: name several with -m NAME=FILE.")
-        return [(tuple(part.strip() for part in self.alias.split(",") if part.strip()), models[0][1])]
+        if not (names := tuple(part.strip() for part in self.alias.split(",") if part.strip())):
+            raise TilebeamError(f"--alias {self.alias!r} is no name.")
+        return [(names, models[0][1])]
 
     def shared(self) -> dict[str, Any]:
         """Give the arguments of `tilebeam.load` for every model."""

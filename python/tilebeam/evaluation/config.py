@@ -258,8 +258,14 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """Unique in an evaluation."""
-        return f"{self.model}/{self.device}/{self.series}@{self.budget}/seed {self.seed}/{self.first}-{self.last - 1}"
+        """Unique in an evaluation, whichever methods it has later: what reports call one depends on the others."""
+        work = work_of(self.method, self.scorer) or self.series
+        return f"{self.model}/{self.device}/{work}@{self.budget}/seed {self.seed}/{self.first}-{self.last - 1}"
+
+
+def work_of(method: str, scorer: str) -> str:
+    """Name what is done, by a method as the user wrote it."""
+    return f"{method}[{scorer}]" if scorer else method
 
 
 def units(setting: Setting, n_items: int) -> Iterator[Unit]:
@@ -286,4 +292,5 @@ def units(setting: Setting, n_items: int) -> Iterator[Unit]:
 
 def item_seed(seed: int, item_id: str) -> int:
     """Derive the seed of an item's samples: items draw independently of each other."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{item_id}".encode()).digest()[:4]) % (2**32 - 1)
+    name = f"{seed}/{item_id}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.sha256(name).digest()[:4]) % (2**32 - 1)

@@ -85,24 +85,23 @@ def majority_at_k(answers: Sequence[Hashable | None], correct: Sequence[float], 
     for answer, value in zip(answers, correct, strict=True):
         if answer is not None:
             right[answer] += value / counts[answer]
-    silent = n - counts.total()
     total = 0.0
     for answer, worth in right.items():
         if worth > 0:
             others = Counter(counts.values())
             others[counts[answer]] -= 1
-            total += worth * _majority_wins(counts[answer], tuple(sorted((+others).items())), silent, k)
-    return total / math.comb(n, k)
+            total += worth * _majority_wins(counts[answer], tuple(sorted((+others).items())), n, k)
+    return total
 
 
 @lru_cache(maxsize=4096)
-def _majority_wins(count: int, others: tuple[tuple[int, int], ...], silent: int, k: int) -> float:
-    """Count the draws of k that an answer of `count` samples wins; a tie of t counts 1/t.
+def _majority_wins(count: int, others: tuple[tuple[int, int], ...], n: int, k: int) -> float:
+    """Compute the share of all draws of k that an answer of `count` samples wins; a tie of t counts 1/t.
 
     Args:
-        others: (samples of an answer, answers with so many samples); silent: samples without an answer.
+        others: (samples of an answer, answers with so many samples); n: all samples, those without an answer, too.
     """
-    wins = 0.0
+    wins, silent, draws = 0.0, n - count - sum(size * number for size, number in others), math.comb(n, k)
     for votes in range(1, min(count, k) + 1):
         # ways[t][s]: draws of s samples from the others, t of them with as many votes and none with more.
         ways: list[list[int]] = [[0] * (k - votes + 1)]
@@ -110,11 +109,9 @@ def _majority_wins(count: int, others: tuple[tuple[int, int], ...], silent: int,
         for size, number in others:
             for _ in range(number):
                 ways = _one_more(ways, size, votes)
-        ties = [
-            sum(row[s] * math.comb(silent, k - votes - s) for s in range(k - votes + 1)) / (t + 1)
-            for t, row in enumerate(ways)
-        ]
-        wins += math.comb(count, votes) * math.fsum(ties)
+        # Whole numbers up to the division: of a thousand samples there are more draws than a float can count.
+        ties = [sum(row[s] * math.comb(silent, k - votes - s) for s in range(k - votes + 1)) for row in ways]
+        wins += math.fsum(math.comb(count, votes) * tie / ((t + 1) * draws) for t, tie in enumerate(ties))
     return wins
 
 
@@ -169,7 +166,7 @@ def weighted_at_k(
             worth[:, column] = value[group][np.where(present, own, -1.0).argmax(1)]
     best = totals.max(1, keepdims=True)
     # Sums of the same weights in another order differ in the last bits.
-    winners = (totals >= best - 1e-12 * np.maximum(1.0, np.abs(best))) & np.isfinite(totals)
+    winners = (totals >= best - 1e-12 * np.abs(best)) & np.isfinite(totals)
     share = np.where(winners, worth, 0.0).sum(1) / np.maximum(1, winners.sum(1))
     return float(share.mean())
 

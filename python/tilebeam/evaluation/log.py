@@ -28,21 +28,26 @@ class GrowingFile(Closing):
     Args:
         path: the file; made, with its folder, if it is not there.
         key: all lines but the first must have a text under it; None: they need not.
+        anew: what it holds is dropped.
 
     Attributes:
         lines: what it held when it was opened.
         torn: a line that was not written to its end was cut off.
 
     Raises:
-        TilebeamError: the file is used by another process, or is damaged.
+        TilebeamError: the file is used by another process, is damaged, or is a device.
     """
 
-    def __init__(self, path: Path, key: str | None = None) -> None:
+    def __init__(self, path: Path, key: str | None = None, *, anew: bool = False) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # a device may never end
+            raise TilebeamError(f"{path} is not a regular file.")
         self._file = open(path, "a+b")  # noqa: SIM115 - it stays open
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if anew:
+                self._file.truncate(0)
             self.lines, self.torn = self._read(key)
         except BaseException as error:
             self._file.close()
@@ -72,7 +77,8 @@ class GrowingFile(Closing):
         """Write a record: it is on the disk when this returns."""
         with naming(self.path):
             self._file.seek(0, os.SEEK_END)
-            self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            line = json.dumps(record, ensure_ascii=False)
+            self._file.write(line.encode(errors="backslashreplace") + b"\n")  # half of a pair, as JSON escapes it
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -104,7 +110,8 @@ class Log(GrowingFile):
 
     def _begin(self, setting: Named) -> None:
         header = self.lines[0] if self.lines else None
-        if header is not None and (header.get("tilebeam_eval") != FORMAT or not {"digest", "setting"} <= header.keys()):
+        told = header and isinstance(header.get("setting"), dict) and "digest" in header
+        if header is not None and (header.get("tilebeam_eval") != FORMAT or not told):
             raise TilebeamError(f"{self.path} is not a log of this version of tilebeam eval.")
         if header is None or (len(self.lines) == 1 and header["digest"] != setting.digest):
             # Nothing was finished: what went wrong at once may be set right by another setting.

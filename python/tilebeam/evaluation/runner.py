@@ -222,8 +222,10 @@ class _Run:
                 with self.make(self.job, self.task, keep) as bench, self.watcher.phase("time", len(todo), 0):
                     for group in groups:
                         self._take_turns(bench, [t for t in todo if (t.model, t.device) in group], log)
-            # A series that was timed for others, too, may be one of those others after methods were added.
-            return [record for record in log.records.values() if record["series"] in {c.series for c in configurations}]
+            # What was timed for others, too, may be one of those others after methods were added, or have another name.
+            series = {f"{c.work}@{c.budget}": c.series for c in configurations}
+            found = ((record, record["unit"].split("/", 3)[-1]) for record in log.records.values())
+            return [record | {"series": series[work]} for record, work in found if work in series]
 
     def _take_turns(self, bench: Workbench, todo: Sequence[TimedRun], log: Log) -> None:
         for turn in {(t.model, t.device, t.timed.series): t for t in reversed(todo)}.values():
@@ -253,7 +255,7 @@ def _done(everything: Sequence[Unit], records: Mapping[str, Record]) -> list[Uni
 
 
 def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Record]) -> None:
-    with whole_file(path) as partial, open(partial, "w", encoding="utf-8") as file:
+    with whole_file(path) as partial, open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
         for unit in everything:
             for item in records[unit.key]["items"]:
                 line = {name: getattr(unit, name) for name in (*PLACE, "seed")} | timeless(item)
@@ -316,7 +318,7 @@ class TimedRun:
     @property
     def key(self) -> str:
         """Unique in the log."""
-        return f"latency {self.item}/{self.model}/{self.device}/{self.timed.series}@{self.timed.budget}"
+        return f"latency {self.item}/{self.model}/{self.device}/{self.timed.work}@{self.timed.budget}"
 
 
 def _fit_together(setting: Setting, devices: int) -> bool:

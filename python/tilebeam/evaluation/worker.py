@@ -14,7 +14,7 @@ from tilebeam.answers.extract import weight_of
 from tilebeam.answers.normalize import checked_answer, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import named_scorers as scoring
-from tilebeam.evaluation.config import GREEDY, Method, Setting, Unit, item_seed
+from tilebeam.evaluation.config import GREEDY, Method, Setting, Unit, item_seed, work_of
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks.task import Item, Task
 from tilebeam.gguf.closing import Closing
@@ -69,6 +69,11 @@ class Timed:
     method: Method | None
     scorer: str
     alike: tuple[str, ...]
+
+    @property
+    def work(self) -> str:
+        """Name it, whichever other methods there are."""
+        return self.series if self.method is None else work_of(self.method.spec, self.scorer)
 
 
 class Workbench(Closing):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,12 @@ class ChatGenerator:
 
     Args:
         lm: the model.
-        chats: by the texts of their prompts. Samples for other prompts are texts as they are.
+        chat_of: finds the chat of a prompt. Samples for prompts without one are texts as they are.
     """
 
-    def __init__(self, lm: Any, chats: Mapping[str, PreparedChat]) -> None:
+    def __init__(self, lm: Any, chat_of: Callable[[Prompt], PreparedChat | None]) -> None:
         self._lm = lm
-        self._chats = chats
+        self._chat_of = chat_of
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lm, name)  # but for `generate` it is the model
@@ -37,7 +37,7 @@ class ChatGenerator:
     ) -> list[RequestOutput]:
         """Draw samples for each prompt, of a chat with its grammar; see `tilebeam.LM.generate`."""
         params = one_each(sampling, len(prompts))
-        chats = [self._chats.get(p.text) if isinstance(p, Prompt) else None for p in prompts]
+        chats = [self._chat_of(p) if isinstance(p, Prompt) else None for p in prompts]
         told: dict[str, Any] = {"progress": progress}
         if on_sample is not None:
             told["on_sample"] = lambda i, s: on_sample(i, s if (chat := chats[i]) is None else chat.as_candidate(s))

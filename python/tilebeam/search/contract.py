@@ -147,7 +147,7 @@ class SearchResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: all of it but the single tokens' log-probabilities and statistics."""
-        by_token: dict[str, Any] = dict.fromkeys(("logprobs", "entropies", "certainties"))
+        by_token: dict[str, Any] = dict.fromkeys(("logprobs", "top_logprobs", "entropies", "certainties"))
         return {
             "prompt": self.prompt,
             "text": self.best.text,
@@ -273,9 +273,10 @@ class Algorithm(ABC, Generic[Result]):
         chats = {i: chat for i, chat in enumerate(prompts) if isinstance(chat, PreparedChat)}
         for i, chat in chats.items():
             params[i] = cast(SamplingParams, updated(chat.params, fields)).resolved()
-        if chats:
-            lm = ChatGenerator(lm, {chat.prompt.text: chat for chat in chats.values()})
         asked = [_prompt_of(lm, prompt) for prompt in prompts]
+        if chats:
+            known = {id(asked[i]): chat for i, chat in chats.items()}
+            lm = ChatGenerator(lm, lambda prompt: known.get(id(prompt)))
         # Searches by steps ask for more; a model that lacks it says so.
         results = self.search(cast(StepGenerator, lm), SearchCall(asked, budget, params, progress, events))
         for i, chat in chats.items():
@@ -395,7 +396,7 @@ class Algorithm(ABC, Generic[Result]):
 def _prompt_of(lm: Generator, asked: Askable) -> Prompt:
     """Make the prompt of a text or a conversation."""
     if isinstance(asked, PreparedChat):
-        return asked.prompt
+        return replace(asked.prompt)  # an object of its own, which tells chats of the same text apart
     if is_messages(asked) and (chat_prompt := getattr(lm, "chat_prompt", None)) is not None:
         return Prompt.of(chat_prompt(asked))
     return Prompt.of(asked)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilebeam.checks import checked_integer
@@ -195,9 +196,10 @@ class StepExpander:
         full = full or (task.params.max_tokens is not None and len(tokens) >= task.params.max_tokens)
         step_ended = sample.stop_reason == self.step_stop
         ended = sample.finish_reason == "stop" and not step_ended
-        # With the separator, and what the token that ends it holds more; without a character that the next token
-        # completes.
-        text = lm.detokenize(tokens).rstrip("\ufffd")
+        # With the separator, and what the token that ends it holds more; without a token of `stop_tokens`, and a
+        # character that the next token completes.
+        stopped = tokens[-1:] and tokens[-1] in task.params.stop_tokens
+        text = text_of(lm, tokens[:-1] if stopped else tokens, params.shown_tokens).rstrip("\ufffd")
         before = beam.text
         # A stop string may span steps: "\n\n" where steps end at "\n".
         longest = max(map(len, task.params.stop or ()), default=0)
@@ -220,6 +222,12 @@ class StepExpander:
             states=_states(beam, len(steps), sample.hidden),
             fresh=len(sample.token_ids),
         )
+
+
+def text_of(lm: Any, tokens: Sequence[int], shown: Sequence[int]) -> str:
+    """Return the text of tokens, with the names of those control tokens that are shown."""
+    runs = groupby(tokens, lambda token: token in shown)
+    return "".join(b"".join(map(lm.spelling, run)).decode() if names else lm.detokenize([*run]) for names, run in runs)
 
 
 def _states(beam: Beam, steps: int, new: TextState | None) -> list[TextState]:

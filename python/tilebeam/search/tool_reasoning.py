@@ -30,12 +30,14 @@ from tilebeam.scoring.scorers import Scorer
 from tilebeam.search.contract import Algorithm, SearchCall, StepGenerator, VoteResult
 from tilebeam.search.sampled import SelfConsistency
 from tilebeam.search.search_defaults import ROUNDS, Weighting
+from tilebeam.search.steps import text_of
 from tilebeam.search.tool_forms import MARK
 
 # Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
 Run = Callable[[Sequence[str]], str]
 
 MOST_OUTPUT = 1000  # characters of a program's output that a model reads
+_BY_TOKEN = ("token_ids", "logprobs", "top_logprobs", "entropies", "certainties")  # what grows with a sample's tokens
 _THREADS = 64  # samples whose programs run or that go on, at most
 
 
@@ -73,9 +75,8 @@ class _Draft:
     @classmethod
     def of(cls, first: CompletionOutput) -> _Draft:
         """Begin with what the model wrote up to the first mark."""
-        logprobs = None if first.logprobs is None else list(first.logprobs)
-        sample = replace(first, token_ids=list(first.token_ids), logprobs=logprobs)
-        return cls(sample, first.text, len(first.token_ids))
+        own: dict[str, Any] = {name: list(v) for name in _BY_TOKEN if (v := getattr(first, name)) is not None}
+        return cls(replace(first, **own), first.text, len(first.token_ids))
 
     def add(self, more: CompletionOutput) -> None:
         """Append what the model wrote behind an output."""
@@ -83,9 +84,8 @@ class _Draft:
         self.last, self.begin = more.text, len(own.token_ids)
         self.written += len(more.token_ids)
         own.text += more.text
-        own.token_ids += more.token_ids
         own.finish_reason, own.stop_reason = more.finish_reason, more.stop_reason
-        for name in ("logprobs", "entropies", "certainties"):
+        for name in _BY_TOKEN:
             if (values := getattr(own, name)) is not None:
                 values += getattr(more, name) or []
         if own.hidden is not None and more.hidden is not None:
@@ -194,7 +194,7 @@ class ToolGenerator:
             if len(draft.programs) == self._rounds or (left is not None and left < 1) or told.cancelled:
                 own.finish_reason, own.stop_reason = "aborted" if told.cancelled else "length", None
                 break
-            self._insert(draft)
+            self._insert(draft, params.shown_tokens)
             if len(ids) + len(own.token_ids) >= self._lm.n_ctx:
                 own.finish_reason, own.stop_reason = "length", None
                 break
@@ -209,11 +209,12 @@ class ToolGenerator:
             )
             output = self._lm.generate([ids + own.token_ids], [asked], progress=told.hook())[0]
             draft.add(output.outputs[0])
-            again = output.usage.prompt_tokens - output.usage.cached_tokens
-            usage += replace(output.usage, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
+            cost = output.usage
+            again = cost.recomputed_tokens + cost.prompt_tokens - cost.cached_tokens
+            usage += replace(cost, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
         return draft.output(), usage
 
-    def _insert(self, draft: _Draft) -> None:
+    def _insert(self, draft: _Draft, seen: Sequence[int]) -> None:
         """Put the output of a draft's last program behind it."""
         own = draft.sample
         program = (python_blocks(own.text) or [""])[-1]
@@ -225,10 +226,10 @@ class ToolGenerator:
         stopped = (draft.last.rstrip() + "\n" if ended else draft.last) + MARK
         if ended and kept and self._lm.is_control(kept[-1]):
             kept.pop()
-        written = self._lm.detokenize(kept)
+        written = text_of(self._lm, kept, seen)
         while kept and (len(written) > len(stopped) or (ended and not stopped.startswith(written))):
             kept.pop()
-            written = self._lm.detokenize(kept)
+            written = text_of(self._lm, kept, seen)
         missing = stopped[len(written) :] if stopped.startswith(written) else ""
         inserted = f"\n{output}\n```\n"
         own.text = own.text.removesuffix(draft.last) + stopped + inserted

@@ -131,11 +131,12 @@ def from_validation(error: RequestValidationError | ValidationError) -> ApiError
     errors: Sequence[Mapping[str, Any]] = error.errors()
     # Of a list that is too long, the other types that a field takes say what it is not.
     first = next((e for e in errors if e["type"] == "too_long" and e["loc"][:2] == errors[0]["loc"][:2]), errors[0])
-    where = [part for part in first["loc"] if part != "body"]
-    # Where a field takes several types, the path goes on with the name of the type that was tried.
-    tried = next((i for i, part in enumerate(where) if _is_type(part)), len(where))
+    kind, where = str(first["type"]), list(first["loc"][first["loc"][:1] == ("body",) :])
+    # Where a field takes several types, the path goes on with the name of the type that was tried. What a client calls
+    # an unknown field may look like one.
+    last = len(where) - (kind == "extra_forbidden")
+    tried = next((i for i, part in enumerate(where[:last]) if _is_type(part)), len(where))
     several, where = tried < len(where), where[:tried]
-    kind = str(first["type"])
     if kind == "json_invalid":
         return bad_request(f"The body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
     param = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in where).lstrip(".") or None

@@ -142,10 +142,10 @@ class ResponseFormat(Strict):
         return self
 
 
-class Search(BaseModel):
+class Search(Strict):
     """Spend more compute: an extension. Further fields are the method's options."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
 
     method: Text
     budget: int = Field(BUDGET, ge=1)

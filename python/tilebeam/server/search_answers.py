@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tilebeam.chat.prepared import PreparedChat
 from tilebeam.checks import without_infinities
-from tilebeam.errors import NpuError, SearchCancelled, TilebeamError
+from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Progress
 from tilebeam.pages.search_page import search_page
 from tilebeam.prompt import Prompt
@@ -98,8 +98,6 @@ class SearchAnswer:
             return not cancelled.is_set()
 
         def search() -> list[SearchResult]:  # in a thread, which calls both hooks
-            if cancelled.is_set():
-                raise SearchCancelled("The search was cancelled.")
             return self.algorithm.run(lm, prompts, budget, sampling=params, progress=go_on, events=events)
 
         try:
@@ -128,7 +126,9 @@ class SearchAnswer:
             best = result.best
             if best.finish_reason == "tool_calls":  # which the reader finds
                 best = replace(best, finish_reason="stop")
-            events = self.ready.events_of(i, self.loaded.lm, self.plan, logprobs=best.logprobs is not None)
+            # Nobody drew the tokens of what programs print.
+            known = best.logprobs is not None and len(best.logprobs) == len(best.token_ids)
+            events = self.ready.events_of(i, self.loaded.lm, self.plan, logprobs=known)
             grown = events.whole(best if best.written is None else replace(best, text=best.written))
             found.append(replace(grown, search=kind | self._report(i, result)))
         return [*found, ended(self.loaded.lm, self.plan, results, found)]

@@ -108,12 +108,13 @@ def _scorer(
 
 async def in_thread(pool: ThreadPoolExecutor, work: Callable[[], T], cancelled: threading.Event) -> T:
     """Return what the work of a pool's thread returns. Cancelling sets the event and waits until it has ended."""
-    future = asyncio.get_running_loop().run_in_executor(pool, work)
+    begun = pool.submit(work)
+    future = asyncio.wrap_future(begun)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         cancelled.set()
-        await asyncio.wait([future])
-        if not future.cancelled():
+        if not begun.cancel():  # what waits for a thread is not begun any more
+            await asyncio.wait([future])
             future.exception()  # looked at, so that nothing complains
         raise

@@ -155,8 +155,8 @@ class Collection(Closing):
 
     def close(self) -> None:
         """Give the files free."""
-        self._file.close()
-        self._log.close()
+        with self._log, naming(self._path):  # what found no room before is tried once more
+            self._file.close()
 
 
 def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[int], None] = lambda _: None) -> None:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilebeam.errors import TilebeamError
 
 SAMPLES = 8  # of a problem
 STEPS = 2  # beginnings of each sample that are learnt from, too
+SEED = 1
 AUTO = "auto"  # the features that do best on held-out problems
 _KNOWN = ("mean", "recent", "last", "length", "confidence")
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """Options of fitting a head.
-
-    Attributes:
-        features: names, see `tilebeam.text_state.Feature`; empty: those that do best.
-        seed: of the split by problems.
-    """
-
-    features: tuple[str, ...] = ()
-    seed: int = 1
 
 
 def features_of(text: str) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from tilebeam.evaluation.log import Record
 from tilebeam.scoring.reward_heads import Head, sigmoid
 from tilebeam.text_state import NARROW, Feature, width
 from tilebeam.training.collection import FEATURES
-from tilebeam.training.fit_options import FitOptions
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -78,7 +77,8 @@ def folds_of(records: Sequence[Record], seed: int) -> list[int]:
 
     def order(i: int) -> tuple[int, bool, bytes]:
         kinds = {s["correct"] >= 0.5 for s in records[i]["samples"]}
-        return len(kinds), True in kinds, hashlib.sha256(f"{seed}/{records[i]['unit']}".encode()).digest()
+        name = f"{seed}/{records[i]['unit']}".encode(errors="surrogatepass")
+        return len(kinds), True in kinds, hashlib.sha256(name).digest()
 
     folds = [0] * len(records)
     for place, i in enumerate(sorted(range(len(records)), key=order)):
@@ -158,7 +158,7 @@ class _FittedSetting:
 def fit(
     states: npt.NDArray[np.float16],
     samples: Samples,
-    options: FitOptions,
+    features: tuple[str, ...],
     maker: dict[str, str],
     progress: Callable[[int, int], object] | None = None,
 ) -> Fitted:
@@ -166,10 +166,11 @@ def fit(
 
     Args:
         states: rows of `Collection.states`.
+        features: that it reads; empty: those that do best.
         maker: what the head's file says of the model.
         progress: called with fits done, and all.
     """
-    sets = [cast(tuple[Feature, ...], options.features)] if options.features else list(_SETS)
+    sets = [cast(tuple[Feature, ...], features)] if features else list(_SETS)
     total = len(sets) * FOLDS * len(_DECAYS)
     candidates: list[_FittedSetting] = []
     for names in sets:

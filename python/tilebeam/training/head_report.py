@@ -114,5 +114,5 @@ def write(facts: dict[str, Any], stem: Path) -> list[Path]:
     for kind, text in texts.items():
         written.append(stem.with_name(f"{stem.name}.report.{kind}"))
         with whole_file(written[-1]) as partial:
-            Path(partial).write_text(text)
+            partial.write_text(text, encoding="utf-8")
     return written

@@ -51,6 +51,8 @@ def open_task(options: TaskOptions) -> Task:
             f"--task {options.spec!r}: write KIND:FILE with {', '.join(KINDS)}. Choices by likelihood, as mmlu has "
             "them: LM.loglikelihoods, in docs/evaluation.md."
         )
+    if not options.tools_grammar and name != "bfcl":
+        raise TilebeamError(f"--no-tools-grammar is for bfcl: items of {name} offer no functions.")
     _, module, cls = KINDS[name]
     task: Task = getattr(importlib.import_module(f"{__name__}.{module}"), cls)(options)
     return task

@@ -43,8 +43,10 @@ class BfclTask(Task):
     chats: ClassVar[bool] = True
 
     def __init__(self, options: TaskOptions) -> None:
-        if options.shots or options.shots_file or options.tir or options.chat is False:
-            raise TilebeamError("bfcl asks through the chat template, with functions: no --shots, --tir or --no-chat.")
+        if options.shots or options.shots_file or options.tir or options.chat is False or options.field:
+            raise TilebeamError(
+                "bfcl asks through the chat template, with functions: no --shots, --tir, --no-chat or --field."
+            )
         self._chats: dict[str, PreparedChat] = {}
         super().__init__(options)
 
@@ -55,7 +57,10 @@ class BfclTask(Task):
         answers = path.parent / "possible_answer" / path.name
         known: dict[str, Any] = {}
         if answers.is_file():
-            known = {line["id"]: line["ground_truth"] for _, line in json_lines(answers)}
+            try:
+                known = {line["id"]: line["ground_truth"] for _, line in json_lines(answers)}
+            except (LookupError, TypeError):
+                raise TilebeamError(f'{answers} needs an "id" and a "ground_truth" in each line.') from None
         for number, line in json_lines(path):
             where = f"{path} line {number}"
             try:
@@ -64,9 +69,14 @@ class BfclTask(Task):
                 (right,) = truth
                 ((name, accepted),) = right.items()
                 function = next(f for f in line["function"] if f["name"] == name)
-                for parameter in accepted:
+                for parameter, values in accepted.items():
                     _KINDS[function["parameters"]["properties"][parameter]["type"]]
-                fields = self._fields(line | {"ground_truth": truth}, asked["content"], where)
+                    if not isinstance(values, list):
+                        raise TypeError
+                content = asked["content"]
+                if not isinstance(content, str) or not all(isinstance(turn, Mapping) for turn in before):
+                    raise TypeError
+                fields = self._fields(line | {"ground_truth": truth}, content, where)
             except (LookupError, TypeError, ValueError, AttributeError, StopIteration):
                 raise TilebeamError(
                     f"{where} is no question of BFCL's simple_python or multiple with one right call, which is in the "
@@ -97,7 +107,7 @@ class BfclTask(Task):
 
     def source(self, lm: StepGenerator) -> StepGenerator:
         """Return what samples are drawn from."""
-        return cast(StepGenerator, ChatGenerator(lm, self._chats))
+        return cast(StepGenerator, ChatGenerator(lm, lambda prompt: self._chats.get(prompt.text)))
 
     def _judge(self, item: Item, text: str) -> bool:
         try:

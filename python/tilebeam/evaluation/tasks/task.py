@@ -106,8 +106,11 @@ class Task(ABC):
             raise TilebeamError("--tir needs a chat template: the system prompt asks for programs. Use --chat.")
         own = "{question}" if options.tir else self.defaults.template
         self.template = own if options.template is None else options.template
-        self._shot_answer = self.defaults.shot_answer if options.shot_answer is None else options.shot_answer
-        self.shots = [self._shot(entry) for entry in self._shots()]
+        answer = self.defaults.shot_answer if options.shot_answer is None else options.shot_answer
+        self.shots = [
+            (_filled("--template", self.template, entry), _filled("--shot-answer", answer, entry))
+            for entry in self._shots()
+        ]
         self.extract, self._extract_source = _extractor(options.extract or self.defaults.extract)
         if options.programs:
             self.extract = ProgramAnswer(self.extract, unsafe=options.unsafe_code)
@@ -200,8 +203,9 @@ class Task(ABC):
         """Return the fields of the examples."""
         file, wanted = self.options.shots_file, self.options.shots or self.file_shots
         if file is None:
-            if self.options.shots:
-                raise TilebeamError("--shots: examples come from a file of their own, --shots-file.")
+            if self.options.shots or self.options.shot_answer is not None:
+                option = "--shots" if self.options.shots else "--shot-answer"
+                raise TilebeamError(f"{option}: examples come from a file of their own, --shots-file.")
             return []
         shots = [fields for _, fields, _ in islice(self._lines(Path(file)), wanted)]
         if any(fields["answer"] is None for fields in shots):
@@ -218,7 +222,7 @@ class Task(ABC):
             if key in seen:
                 raise TilebeamError(f"{where}: the id {key!r} comes twice.")
             seen.add(key)
-            body = self._filled(fields)
+            body = _filled("--template", self.template, fields)
             if before and not self.chat:
                 raise TilebeamError(f"{where} is a conversation, which needs the chat template: --chat.")
             if body in shown:
@@ -249,21 +253,14 @@ class Task(ABC):
     def _sources(self) -> list[str]:
         return []
 
-    def _filled(self, fields: Mapping[str, Any]) -> str:
-        try:
-            return self.template.format_map(fields)
-        except (KeyError, IndexError, ValueError) as error:
-            known = ", ".join("{" + name + "}" for name in fields)
-            raise TilebeamError(
-                f"--template {self.template!r} does not fit: {error!r}; its fields are {known}."
-            ) from None
 
-    def _shot(self, fields: Mapping[str, Any]) -> tuple[str, str]:
-        """Fill in an example's question and answer."""
-        try:
-            return self._filled(fields), self._shot_answer.format_map(fields)
-        except (KeyError, IndexError, ValueError) as error:
-            raise TilebeamError(f"--shot-answer {self._shot_answer!r} does not fit: {error!r}.") from None
+def _filled(option: str, template: str, fields: Mapping[str, Any]) -> str:
+    """Fill in a template, of the task or of the option."""
+    try:
+        return template.format_map(fields)
+    except (LookupError, ValueError, AttributeError, TypeError) as error:
+        known = ", ".join("{" + name + "}" for name in fields)
+        raise TilebeamError(f"{option} {template!r} does not fit: {error!r}; its fields are {known}.") from None
 
 
 def text_of(line: Mapping[str, Any], name: str, where: str) -> str:
