@@ -65,7 +65,12 @@ int tb_npu_set_threads(tb_npu * npu, int n_threads) {
     });
 }
 
-void tb_npu_set_hands(tb_npu * npu, int n) { npu->executor.set_hands(n); }
+void tb_npu_set_hands(tb_npu * npu, int n) {
+    guarded([&] {
+        npu->executor.set_hands(n);
+        return TB_OK;
+    });
+}
 
 void tb_npu_set_fusion(tb_npu * npu, int on) { npu->executor.set_fusion(on != 0); }
 

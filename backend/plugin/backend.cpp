@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <exception>
 #include <memory>
 
@@ -23,6 +24,7 @@ namespace {
 // shape stays. A few, because a process may run several contexts in turn.
 constexpr size_t kept_graphs = 8;
 constexpr uint64_t own_number = uint64_t{1} << 47; // ggml's count from 1
+std::atomic<uint64_t> numbered{0};                 // of all backends: those of a device share its session
 
 struct kept_graph {
     lowered_graph lowered;
@@ -35,7 +37,6 @@ struct backend {
     const bool deterministic;
     std::array<kept_graph, kept_graphs> cache;
     size_t next = 0;
-    uint64_t numbered = 0;
 
     // nullptr: `why` says which op cannot run. Cached graphs are found by number, or what has none by its content.
     lowered_graph * lowered(const ggml_cgraph * graph, std::string & why) {

@@ -15,8 +15,13 @@ file_watch::file_watch(const mapped_file & file) : fd(fcntl(file.fd, F_DUPFD_CLO
     if (fd < 0) throw std::system_error(errno, std::generic_category(), path);
     was = file.stat;
     // llama.cpp gives ranges of its mapping back once it knows what it needs: only single pages may be replaced.
-    guard = std::make_unique<tb::guarded_range>(file.mapping, file.mapping_size, PROT_READ,
-                                                tb::guarded_range::repair::page);
+    try {
+        guard = std::make_unique<tb::guarded_range>(file.mapping, file.mapping_size, PROT_READ,
+                                                    tb::guarded_range::repair::page);
+    } catch (...) {
+        close(fd);
+        throw;
+    }
 }
 
 file_watch::~file_watch() { close(fd); }

@@ -28,10 +28,10 @@ template <class F> bool each_tensor(const ggml_cgraph * graph, F && see) {
 graph_content::graph_content(const ggml_cgraph * graph) {
     each_tensor(graph, [&](const ggml_tensor * t) {
         tensors.push_back(*t);
-        buffer * b = is_own(t->buffer) ? buffer::of(t->buffer) : nullptr;
+        const buffer * b = is_own(t->buffer) ? buffer::of(t->buffer) : nullptr;
         const bool known =
-            std::any_of(buffers.begin(), buffers.end(), [&](const auto & pair) { return pair.first == b; });
-        if (b && !known) buffers.emplace_back(b, b->health);
+            std::any_of(buffers.begin(), buffers.end(), [&](const auto & pair) { return pair.first == t->buffer; });
+        if (b && !known) buffers.emplace_back(t->buffer, b->health);
         return true;
     });
 }
@@ -41,9 +41,10 @@ bool graph_content::is(const ggml_cgraph * graph) const {
     const bool same = each_tensor(graph, [&](const ggml_tensor * t) {
         return at < tensors.size() && std::memcmp(&tensors[at++], t, sizeof *t) == 0;
     });
-    // The same bytes name the same buffers, which exist as long as tensors lie in them.
+    // The same bytes name buffers of the same addresses, which exist as long as tensors lie in them.
     return same && at > 0 && at == tensors.size() && std::all_of(buffers.begin(), buffers.end(), [](const auto & pair) {
-               return pair.first->is_here() && pair.first->health == pair.second;
+               const buffer * b = is_own(pair.first) ? buffer::of(pair.first) : nullptr;
+               return b && b->is_here() && b->health == pair.second;
            });
 }
 

@@ -25,7 +25,7 @@ class graph_content {
 
   private:
     std::vector<ggml_tensor> tensors; // empty: of no graph
-    std::vector<std::pair<buffer *, std::shared_ptr<buffer_health>>> buffers;
+    std::vector<std::pair<ggml_backend_buffer_t, std::shared_ptr<buffer_health>>> buffers;
 };
 
 } // namespace tb::plugin

@@ -219,6 +219,7 @@ bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const c
         for (tb_tensor * t : {&op.dst, &op.src[0]}) {
             t->ne[0] = static_cast<uint32_t>(ggml_nelements(node));
             t->ne[1] = t->ne[2] = t->ne[3] = 1;
+            t->nb[0] = tb_type_size(t->type); // of rows of one element it may be anything
             set_dense(*t);
         }
     }
@@ -393,7 +394,6 @@ bool can_run(const ggml_tensor * node) {
 }
 
 bool lower(const ggml_cgraph * graph, int device, int32_t numerics, lowered_graph & out, std::string & why) {
-    out.uid = graph->uid;
     out.numerics = numerics;
     lowering work{device, out};
     std::vector<bool> done(static_cast<size_t>(graph->n_nodes));
@@ -421,6 +421,7 @@ bool lower(const ggml_cgraph * graph, int device, int32_t numerics, lowered_grap
             return false;
         }
     }
+    out.uid = graph->uid; // last: without memory for all of it nobody finds the part
     return true;
 }
 

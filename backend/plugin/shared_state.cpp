@@ -122,16 +122,16 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
 }
 
 tb::session::result state::give_threads() {
-    std::vector<session_ptr> changed;
+    std::vector<session_ptr> held, changed; // held: none ends, which takes its time, under the lock
     int threads = 0;
     {
         std::lock_guard<fork_lock> hold(lock);
         threads = wanted_threads();
         for (slot & s : slots) {
-            session_ptr session = s.running.lock();
+            const session_ptr & session = held.emplace_back(s.running.lock());
             if (!session || threads <= 0 || threads == s.threads) continue;
             s.threads = threads;
-            changed.push_back(std::move(session));
+            changed.push_back(session);
         }
     }
     for (const session_ptr & session : changed) {

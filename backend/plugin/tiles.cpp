@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -72,12 +73,17 @@ bool for_panels(const tiled_tensor & t, size_t offset, size_t size,
     std::atomic<uint64_t> next{0};
     std::atomic<bool> ok{true};
     const auto loop = [&] {
-        std::vector<uint8_t> plain;
-        for (uint64_t i; (i = next++) < range.count();)
-            if (!work(range.at(i), plain)) ok = false;
+        try {
+            std::vector<uint8_t> plain;
+            for (uint64_t i; (i = next++) < range.count();)
+                if (!work(range.at(i), plain)) ok = false;
+        } catch (const std::bad_alloc &) {
+            ok = false;
+        }
     };
     const size_t wanted = std::min<size_t>({1 + size / bytes_per_thread, static_cast<size_t>(default_threads()), 16});
     std::vector<std::thread> helpers;
+    helpers.reserve(wanted);
     try {
         while (helpers.size() + 1 < wanted)
             helpers.emplace_back(loop);

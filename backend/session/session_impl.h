@@ -83,6 +83,7 @@ struct session::impl {
         message.insert(message.end(), bytes, bytes + size);
     }
 
+    ~impl();
     bool start(std::string & why);
     bool shake_hands(std::string & why);
     result give_up(tb_status status, const std::string & what);

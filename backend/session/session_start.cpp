@@ -117,6 +117,9 @@ void session::impl::stop() {
         }
         npu->finish(grace_ms);
     }
+}
+
+session::impl::~impl() {
     if (socket >= 0) {
         close(socket);
     }

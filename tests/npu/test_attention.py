@@ -339,6 +339,12 @@ def test_fully_masked_rows_are_zero(isa: str, n_threads: int, numerics: str) -> 
         assert got[0, [1, 3]].any()
 
 
+def changed(case: Case, source: int, kind: Any) -> Any:
+    """A source's values in the arena: [streams, heads, tokens or cells, elements]."""
+    d = case.op.src[source]
+    return np.ndarray(tuple(reversed(list(d.ne))), kind, case.arena.bytes.data, d.offset, tuple(reversed(list(d.nb))))
+
+
 @runs
 @every_numerics
 @pytest.mark.parametrize("tokens", [3, 20])
@@ -352,12 +358,38 @@ def test_hidden_cells_are_not_read_into_results(isa: str, tokens: int, numerics:
     want = case.reference("exact")
     hidden = ~visible[0, 0].any(axis=0)
     for source in (1, 2):
-        d = case.op.src[source]
-        shape, strides = tuple(reversed(list(d.ne))), tuple(reversed(list(d.nb)))
-        cells = np.ndarray(shape, np.float16, case.arena.bytes.data, d.offset, strides)
-        cells[:, :, hidden] = np.nan
+        changed(case, source, np.float16)[:, :, hidden] = np.nan
     got = t.run(case.arena, case.op, case.dst, isa, 2)
     assert np.max(np.abs(got - want)) < 1e-2
+
+
+@runs
+@every_numerics
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_an_infinity_stays_with_the_rows_that_see_it(isa: str, tokens: int, numerics: str) -> None:
+    """Samples of one prompt share tiles where their own cells begin; one of them may overflow."""
+    visible = np.zeros((1, 1, tokens, 100), bool)
+    visible[..., :40] = True
+    visible[..., 40 : 40 + tokens] = np.eye(tokens, dtype=bool)
+    case = Case(np.random.default_rng(10), tokens=tokens, n_kv=100, visible=visible, numerics=numerics)
+    want = case.reference("exact")
+    changed(case, 2, np.float16)[:, :, 40] = np.inf
+    got = t.run(case.arena, case.op, case.dst, isa, 2)
+    assert not np.isfinite(got[0, 0]).any()
+    assert np.max(np.abs(got - want)[0, 1:]) < 1e-2
+
+
+@runs
+@threads
+@every_numerics
+@pytest.mark.parametrize("n_kv", [100, 3000])
+def test_a_query_that_is_no_number_gives_none(isa: str, n_threads: int, numerics: str, n_kv: int) -> None:
+    """Also where the cells are split between threads: a zero would go on as if nothing had happened."""
+    case = Case(np.random.default_rng(10), tokens=3, n_kv=n_kv, numerics=numerics)
+    changed(case, 0, np.float32)[:, :, 1] = np.nan
+    got = t.run(case.arena, case.op, case.dst, isa, n_threads)
+    assert np.isnan(got[0, 1]).all()
+    assert np.isfinite(got[0, [0, 2]]).all()
 
 
 @t.runs_here

@@ -257,6 +257,20 @@ def test_results_do_not_depend_on_how_many_threads_are_at_work(isa: str) -> None
             assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), (threads, hands)
 
 
+def test_biases_by_index_wait_for_all_of_them() -> None:
+    """ADD_ID reads rows that another thread writes, also where biases and result have as many rows."""
+    g = Graph()
+    start_, biases, x, result = (g.tensor(i * 65536, (1024, 8)) for i in range(4))
+    ids = g.tensor(4 * 65536, (8, 1), TYPES["I32"])
+    ids.nb = [4, 32, 32, 32]
+    g.add("SCALE", biases, start_, params=(1.0, 0.0))
+    g.add("ADD_ID", result, x, biases, ids)
+    memory, weights = start(1)
+    memory[4 * 16384 :][:8] = np.arange(7, -1, -1, dtype=np.int32).view(np.float32)
+    for _ in range(100):
+        g.fused_as_plain(memory, weights, 2, ISAS[0])
+
+
 @pytest.mark.parametrize("hands", [8, 0])
 def test_more_threads_than_cpus_beside_busy_programs(hands: int) -> None:
     """No hang and no wrong bit where threads lose their CPU at any point; with 0, where their number changes."""

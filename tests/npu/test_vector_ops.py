@@ -532,6 +532,20 @@ def test_cpy_integers(isa: str, kinds: Any) -> None:
 
 
 @runs
+@pytest.mark.parametrize("kind", [t.Q8_0, t.Q4_0])
+def test_a_block_with_a_nan_is_no_number(isa: str, kind: int) -> None:
+    """As a cache in F16 tells it: zeros would go on as if nothing had happened."""
+    a = t.Arena()
+    start = np.ones((1, 1, 2, 64), np.float32)
+    start[0, 0, 0] = start[0, 0, 1, 3] = np.nan
+    dst = a.add(kind, (64, 2))
+    got = t.run(a, t.make_op("CPY", dst, [a.add(t.F32, (64, 2), start)]), dst, isa, 1)[0, 0]
+    assert np.isnan(got[0]).all()
+    assert np.isnan(got[1, :32]).all()
+    assert np.abs(got[1, 32:] - 1).max() < 1e-2
+
+
+@runs
 def test_cpy_float_to_int_saturates(isa: str) -> None:
     a = t.Arena()
     x = a.add(t.F32, (6,), np.array([3e9, -3e9, np.nan, np.inf, -np.inf, -1.9], np.float32))

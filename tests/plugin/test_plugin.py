@@ -387,3 +387,44 @@ def test_llama_with_two_thread_counts_keeps_its_threads(tmp_path: Path) -> None:
         assert threads() == before
     finally:
         llm.close()
+
+
+# ---- graphs
+
+
+def test_graphs_without_a_number_are_told_apart() -> None:
+    """Two contexts with a callback for their graphs' parts: none has a number of ggml, all share the device's NPU."""
+    lib = kit.lib
+    with Context() as c:
+        a, b, d, e = (c.tensor(F32, 4) for _ in range(4))
+        sums = lib.ggml_add(c.ctx, a, b), lib.ggml_add(c.ctx, d, e)
+        c.allocate(c.device.plain)
+        c.backends += [lib.ggml_backend_dev_init(c.device.pointer, ffi.NULL) for _ in sums]
+        graphs = [lib.ggml_new_graph(c.ctx) for _ in sums]
+        for i, t in enumerate((a, b, d, e)):
+            kit.put(t, np.full(4, i + 1, np.float32))
+        for graph, out in zip(graphs, sums, strict=True):
+            lib.ggml_build_forward_expand(graph, out)
+        for first in (1, 100, 200):
+            kit.put(a, np.full(4, first, np.float32))
+            for backend, graph in zip(c.backends, graphs, strict=True):
+                assert lib.ggml_backend_graph_compute(backend, graph) == SUCCESS
+            assert [kit.floats(out)[0, 0, 0, 0] for out in sums] == [first + 2, 7]
+
+
+def test_a_transposed_column_is_filled_in_place() -> None:
+    """Its elements lie one behind the other, whatever stride a dimension of one element has."""
+    ffi.cdef("""
+    struct ggml_tensor * ggml_fill_inplace(void * ctx, struct ggml_tensor * a, float c);
+    struct ggml_tensor * ggml_transpose(void * ctx, struct ggml_tensor * a);
+    """)
+    with Context() as c:
+        x, beside = c.tensor(F32, 8, 1), c.tensor(F32, 64)
+        filled = kit.lib.ggml_fill_inplace(c.ctx, kit.lib.ggml_transpose(c.ctx, x), 3.0)
+        c.allocate(c.device.plain)
+        for t in (x, beside):
+            kit.lib.ggml_backend_tensor_memset(t, 0, 0, kit.lib.ggml_nbytes(t))
+        assert c.device.supports(filled)
+        assert c.compute(filled) == SUCCESS
+        assert (kit.floats(x) == 3).all()
+        assert not kit.floats(beside).any()

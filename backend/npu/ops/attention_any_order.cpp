@@ -64,17 +64,18 @@ void any_order_rows::weigh(int64_t r) {
     row & x = rows[r];
     float * s = scores + r * n_kv;
     x.max = kernels.vec.max(x.met, s);
-    if (x.max == -infinity) {
-        std::fill_n(s, x.met, 0.0f);
-    } else {
-        x.sum = kernels.attention.any_order.powers(x.met, s, x.max);
-    }
+    // Of nothing but -inf any finite base makes powers of 0.
+    x.sum = kernels.attention.any_order.powers(x.met, s, std::max(x.max, -1e38f));
     // All partial sums are within the bound, below 2^(e + 1). The anchor 1.5 * 2^(e + 3) is 2^(e + 2) away from where
     // its last bit would stand for more, or for less.
     const double bound = x.sum * static_cast<double>(x.largest);
     x.anchor = bound > 0.0 && std::isfinite(bound) ? std::ldexp(1.5, std::ilogb(bound) + 3) : 1.0;
-    std::fill_n(sums(r), dim, x.anchor);
-    x.met = 0;
+    begin_again(r);
+}
+
+void any_order_rows::begin_again(int64_t r) {
+    std::fill_n(sums(r), dim, rows[r].anchor);
+    rows[r].met = 0;
 }
 
 void any_order_rows::meet_again(int64_t r, int cells, uint64_t visible, double * p) {

@@ -27,6 +27,8 @@ class any_order_rows {
     void meet(int64_t r, int cells, uint64_t visible, const float * s, const float * largest, float most);
     // Between: scores become weights.
     void weigh(int64_t r);
+    // The second walk of row r begins, once more if it has been walked.
+    void begin_again(int64_t r);
     // Second walk: the weights of the same cells, 0 where they are hidden.
     void meet_again(int64_t r, int cells, uint64_t visible, double * p);
     double * sums(int64_t r) { return total + r * dim; }

@@ -6,6 +6,8 @@
 //   * where lines see different cells (the tails of sequences that decode side by side in one unified cache), each
 //     collects its own cells, over as many words as it takes to fill a tile, and runs them alone; lines with equal
 //     words run together.
+// A tile of several lines may hold cells that some of them do not see: these weigh 0 there, which makes NaN of an
+// infinity. A walk for one line alone meets no cell that it does not see.
 // So N samples of one prompt cost one pass over the prompt's cells plus their own tails.
 #ifndef TILEBEAM_NPU_OPS_ATTENTION_WALK_H
 #define TILEBEAM_NPU_OPS_ATTENTION_WALK_H
@@ -47,8 +49,9 @@ template <class Item> class cell_walk {
         std::fill_n(own_cells, n_lines, 0);
     }
 
-    // Tiles of all cells of the words [first, last) that any line sees.
-    void run(int64_t first, int64_t last) {
+    // Tiles of all cells of the words [first, last) that any line sees, or `lone`, if it is one.
+    void run(int64_t first, int64_t last, int lone = -1) {
+        only = lone;
         for (int64_t w = first; w < last; w++) {
             add_word(w);
         }
@@ -63,6 +66,7 @@ template <class Item> class cell_walk {
     const int64_t n_kv;
     int32_t * const own_cell; // [lines][attention_tile_cells]
     int n_lines = 0;
+    int only = -1; // -1: all lines
     pending_tile shared;
     int own_cells[attention_tile_rows];
 
@@ -75,7 +79,7 @@ template <class Item> class cell_walk {
         int64_t pairs = 0;
         int active = 0;
         for (int line = 0; line < n_lines; line++) {
-            seen_by[line] = bits[line] != nullptr ? bits[line][w] : all;
+            seen_by[line] = only >= 0 && line != only ? 0 : bits[line] != nullptr ? bits[line][w] : all;
             seen |= seen_by[line];
             pairs += __builtin_popcountll(seen_by[line]);
             active += seen_by[line] != 0;

@@ -61,10 +61,16 @@ class item_runner {
         if (p.any_order) return run_twice(item);
         place(item);
         const int64_t rows = n_groups * group_rows;
-        std::fill_n(max, rows, -infinity);
-        std::fill_n(sums, rows * attention_sum_parts, 0.0f);
-        std::fill_n(output, rows * p.dv, 0.0f);
-        walk.run(p.words * split / p.splits, p.words * (split + 1) / p.splits);
+        const int64_t first = p.words * split / p.splits, last = p.words * (split + 1) / p.splits;
+        clear(0, rows);
+        walk.run(first, last);
+        for (int line = 0; line < n_lines && n_lines > 1; line++) {
+            if (is_finite(line)) continue;
+            for (int64_t group = 0; group < n_groups; group++) {
+                clear(group * group_rows + line * heads_per_line, heads_per_line);
+            }
+            walk.run(first, last, line);
+        }
         if (p.splits == 1) {
             for (int64_t row = 0; row < rows; row++) {
                 finish_row(row, output + row * p.dv, max[row], sum(row));
@@ -130,6 +136,31 @@ class item_runner {
     const uint16_t * line_mask[attention_tile_rows];
     bool line_biased[attention_tile_rows];
 
+    void clear(int64_t row, int64_t rows) {
+        std::fill_n(max + row, rows, -infinity);
+        std::fill_n(sums + row * attention_sum_parts, rows * attention_sum_parts, 0.0f);
+        std::fill_n(output + row * p.dv, rows * p.dv, 0.0f);
+    }
+
+    // Whether what a line's rows have come to are numbers, in all groups.
+    bool is_finite(int line) const {
+        for (int64_t group = 0; group < n_groups; group++) {
+            const int64_t row = group * group_rows + line * heads_per_line;
+            if (!all_finite(output + row * p.dv, heads_per_line * p.dv)) return false;
+        }
+        return true;
+    }
+
+    static bool all_finite(const float * x, int64_t n) {
+        uint32_t wrong = 0; // in bits, which compilers make vectors of
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t bits;
+            std::memcpy(&bits, x + i, sizeof bits);
+            wrong |= (bits & 0x7f800000u) == 0x7f800000u;
+        }
+        return wrong == 0;
+    }
+
     float sum(int64_t row) const {
         const float * parts = sums + row * attention_sum_parts;
         return std::accumulate(parts, parts + attention_sum_parts, 0.0f);
@@ -180,9 +211,20 @@ class item_runner {
         }
         again = true;
         walk.run(0, p.words); // which left nothing behind the first time
+        for (int line = 0; line < n_lines; line++) {
+            const int64_t first = line * heads_per_line, last = first + heads_per_line;
+            for (int64_t row = first; row < last; row++) {
+                any_order.close(row, p.dv, output + row * p.dv);
+            }
+            if (n_lines == 1 || is_finite(line)) continue;
+            for (int64_t row = first; row < last; row++) {
+                any_order.begin_again(row);
+            }
+            walk.run(0, p.words, line);
+        }
         for (int64_t row = 0; row < group_rows; row++) {
-            const any_order_rows::result r = any_order.close(row, p.dv, output);
-            finish_row(row, output, r.max, r.sum);
+            const any_order_rows::result r = any_order.close(row, p.dv, output + row * p.dv);
+            finish_row(row, output + row * p.dv, r.max, r.sum);
         }
     }
 
@@ -403,9 +445,10 @@ class item_runner {
     void save_partial(int64_t item, int64_t split) {
         float * part = partial(item, split);
         for (int64_t r = 0; r < n_groups * group_rows; r++) {
-            part[2 * r] = max[r];
-            if (max[r] != -infinity) { // a row that saw nothing here weighs nothing
-                part[2 * r + 1] = sum(r);
+            const float total = sum(r);
+            part[2 * r] = std::isnan(total) ? total : max[r]; // of scores that are NaN the row's result is to tell
+            if (part[2 * r] != -infinity) {                   // a row that saw nothing here weighs nothing
+                part[2 * r + 1] = total;
                 std::copy_n(output + r * p.dv, p.dv, part + 2 * p.item_rows() + r * p.dv);
             }
         }
@@ -414,7 +457,8 @@ class item_runner {
     void merge_row(int64_t item, int64_t row) {
         float top = -infinity;
         for (int64_t s = 0; s < p.splits; s++) {
-            top = std::max(top, partial(item, s)[2 * row]);
+            const float m = partial(item, s)[2 * row];
+            if (m > top || std::isnan(m)) top = m;
         }
         float total = 0.0f;
         std::fill_n(output, p.dv, 0.0f);

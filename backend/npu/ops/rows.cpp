@@ -79,6 +79,6 @@ void add_id(const op_context & ctx) {
 
 const op_entry get_rows_entry = {get_rows, nullptr};
 const op_entry set_rows_entry = {set_rows, nullptr};
-const op_entry add_id_entry = {add_id, nullptr, cut::rows};
+const op_entry add_id_entry = {add_id, nullptr}; // not cut::rows: its biases are those of any row
 
 } // namespace tb::npu

@@ -16,6 +16,7 @@ uint32_t rank_of(float x) {
     if (x != x) {
         return 0;
     }
+    x += 0.0f; // -0 is equal to 0
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof(bits));
     return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;

@@ -18,7 +18,7 @@ constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
     nullptr,
     [](float x) { return x > 0.0f ? 1.0f : 0.0f; },
     [](float x) { return std::tanh(x); },
-    [](float x) { return x > 0.0f ? x : std::exp(x) - 1.0f; },
+    [](float x) { return x > 0.0f ? x : std::expm1(x); },
     nullptr,
     nullptr,
     nullptr,

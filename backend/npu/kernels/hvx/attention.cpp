@@ -52,13 +52,9 @@ void softmax_row(const attention_softmax_args & a, int row) {
             max = v > max ? v : max;
         }
     }
-    if (max == -inf) {
-        std::memset(scores, 0, static_cast<size_t>(a.cells) * sizeof(float));
-        a.alpha[row] = 1.0f;
-        return;
-    }
+    const float base = std::max(max, -1e38f); // where nothing was seen any finite one makes powers of 0
     for (float & v : s)
-        v = (v - max) * log2e;
+        v = (v - base) * log2e;
     const HVX_Vector low = float_to_half(load_aligned(s)), high = float_to_half(load_aligned(s + 32));
     alignas(128) uint16_t p[attention_tile_cells];
     exp2_gather(attention_exp2_table(), Q6_Vh_vpacke_VwVw(high, low), p);
@@ -70,7 +66,7 @@ void softmax_row(const attention_softmax_args & a, int row) {
         scores[c] = s[c];
         sum += s[c];
     }
-    a.alpha[row] = std::exp2((old_max - max) * log2e);
+    a.alpha[row] = std::exp2((old_max - base) * log2e);
     a.max[row] = max;
     float * sums = a.sum + row * attention_sum_parts; // only the first part is used, as in the portable kernel
     *sums = *sums * a.alpha[row] + sum;

@@ -90,22 +90,18 @@ void softmax_row(const attention_softmax_args & a, int row) {
         scores[c] = s;
         max = s > max ? s : max;
     }
-    if (max == -inf) {
-        std::fill_n(scores, a.cells, 0.0f);
-        a.alpha[row] = 1.0f;
-        return;
-    }
+    const float base = std::max(max, -1e38f); // where nothing was seen any finite one makes powers of 0
     float sum = 0.0f;
     for (int c = 0; c < a.cells; c++) {
         if (a.exact) {
-            scores[c] = std::exp(scores[c] - max);
+            scores[c] = std::exp(scores[c] - base);
         } else {
-            const uint16_t t = tb_float_to_half((scores[c] - max) * log2e);
+            const uint16_t t = tb_float_to_half((scores[c] - base) * log2e);
             scores[c] = tb_half_to_float(table[t & 0x7fff]);
         }
         sum += scores[c];
     }
-    a.alpha[row] = std::exp2((old_max - max) * log2e);
+    a.alpha[row] = std::exp2((old_max - base) * log2e);
     a.max[row] = max;
     float * sums = a.sum + row * attention_sum_parts; // only the first part is used
     *sums = *sums * a.alpha[row] + sum;

@@ -59,17 +59,20 @@ void f32_to_i32(int64_t n, const float * src, void * dst) {
 
 constexpr int64_t block = 32;
 
-// A block is an FP16 scale and then the quants; scales that are not finite give zero quants, not undefined casts.
+// A block is an FP16 scale and then the quants; scales that are not finite give zero quants, not undefined casts. A NaN
+// makes its block's scale one: whoever reads the block hears of it.
 void f32_to_q8_0(int64_t n, const float * src, void * dst) {
     uint8_t * out = static_cast<uint8_t *>(dst);
     for (int64_t b = 0; b < n / block; b++, src += block, out += 34) {
         float amax = 0.0f;
+        bool nan = false;
         for (int64_t i = 0; i < block; i++) {
             amax = std::max(amax, std::fabs(src[i]));
+            nan |= std::isnan(src[i]);
         }
         const float d = amax / 127.0f;
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        const uint16_t h = tb_float_to_half(d);
+        const uint16_t h = tb_float_to_half(nan ? NAN : d);
         std::memcpy(out, &h, sizeof(h));
         for (int64_t i = 0; i < block; i++) {
             const float q = std::round(src[i] * inverse);
@@ -83,7 +86,9 @@ void f32_to_q4_0(int64_t n, const float * src, void * dst) {
     for (int64_t b = 0; b < n / block; b++, src += block, out += 18) {
         float amax = 0.0f;
         float extreme = 0.0f;
+        bool nan = false;
         for (int64_t i = 0; i < block; i++) {
+            nan |= std::isnan(src[i]);
             if (std::fabs(src[i]) > amax) {
                 amax = std::fabs(src[i]);
                 extreme = src[i];
@@ -91,7 +96,7 @@ void f32_to_q4_0(int64_t n, const float * src, void * dst) {
         }
         const float d = extreme / -8.0f;
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        const uint16_t h = tb_float_to_half(d);
+        const uint16_t h = tb_float_to_half(nan ? NAN : d);
         std::memcpy(out, &h, sizeof(h));
         uint8_t q[block];
         for (int64_t i = 0; i < block; i++) {
