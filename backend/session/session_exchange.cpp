@@ -52,7 +52,7 @@ result session::impl::await_reply(uint32_t last, int64_t start, const graph_time
     std::string how;
     bool gone = false;
     const auto keep_waiting = [&] {
-        if ((gone = peer_ended(how))) {
+        if ((gone = npu->ended(how))) {
             return false;
         }
         const bool more = left.look();
@@ -111,7 +111,7 @@ result session::impl::exchange(uint32_t kind, graph_times * times, tb_reply * re
     if (npu->answer(seq)) {
         ++count.spun;
         std::string how;
-        if (kind != TB_REQ_STOP && peer_ended(how)) {
+        if (kind != TB_REQ_STOP && npu->ended(how)) {
             return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
         }
     } else if (const result late = await_reply(last, start, times ? *times : graph_times{}); !late.ok()) {

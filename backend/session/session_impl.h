@@ -107,7 +107,6 @@ struct session::impl {
     result unmap(uint32_t id);
     void follow_tracing(bool on);
     result request(uint32_t kind, const void * payload, size_t size, tb_reply * reply);
-    bool peer_ended(std::string & how) { return npu->ended(how); }
     result describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops);
     sent_graph & slot_for(uint64_t serial);
     void stop();

@@ -39,7 +39,7 @@ result session::impl::map(int fd, uint64_t offset, uint64_t size, bool writable,
     if (!send_descriptor(socket, seq + 1, fd)) {
         const std::string error = std::strerror(errno);
         std::string how;
-        if (peer_ended(how)) {
+        if (npu->ended(how)) {
             return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
         }
         return failure(TB_E_BUFFER, "a descriptor could not be handed to the NPU: " + error);
@@ -208,7 +208,7 @@ bool session::alive() const {
     // While a request is under way its own waiting looks after the peer.
     std::unique_lock<std::mutex> hold(self->lock, std::try_to_lock);
     std::string how;
-    if (hold.owns_lock() && self->peer_ended(how)) {
+    if (hold.owns_lock() && self->npu->ended(how)) {
         self->give_up(TB_E_DEAD, std::string("the ") + self->noun() + " " + how);
         return false;
     }

@@ -71,7 +71,7 @@ bool session::impl::shake_hands(std::string & why) {
     bool gone = false;
     wait_plan p;
     p.slice = between_looks;
-    const auto keep_waiting = [&] { return !(gone = peer_ended(how)) && left.look(); };
+    const auto keep_waiting = [&] { return !(gone = npu->ended(how)) && left.look(); };
     if (wait_word(&channel->npu_ready, 0, &channel->cpu_sleeping, p, keep_waiting) == wake_reason::stopped) {
         why = std::string("the ") + noun() +
               (gone ? " did not start: it " + how : " did not start within " + std::to_string(limit_ms) + " ms");

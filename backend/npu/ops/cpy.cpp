@@ -46,14 +46,7 @@ void copy_same_shape(const op_context & ctx, const view & src, const view & dst)
     if (!crosswise || src.type() != dst.type() || tb_type_block(src.type()) != 1) {
         return copy_rows(ctx, src, dst);
     }
-    switch (tb_type_size(src.type())) {
-    case 2:
-        return transpose<uint16_t>(ctx, src, dst);
-    case 4:
-        return transpose<uint32_t>(ctx, src, dst);
-    default:
-        return transpose<uint64_t>(ctx, src, dst);
-    }
+    tb_type_size(src.type()) == 2 ? transpose<uint16_t>(ctx, src, dst) : transpose<uint32_t>(ctx, src, dst);
 }
 
 // Different shapes: each row of dst is filled from as many pieces of src rows as it spans.

@@ -37,10 +37,9 @@ template <class T> void copy_strided(int64_t n, const void * src, int64_t src_st
     }
 }
 
-// Elements of `size` bytes: 2, 4 or 8.
+// Elements of `size` bytes: 2 or 4.
 void copy_elements(unsigned size, int64_t n, const void * src, int64_t src_stride, void * dst, int64_t dst_stride) {
-    const auto copy = size == 2 ? copy_strided<uint16_t> : size == 4 ? copy_strided<uint32_t> : copy_strided<uint64_t>;
-    copy(n, src, src_stride, dst, dst_stride);
+    (size == 2 ? copy_strided<uint16_t> : copy_strided<uint32_t>)(n, src, src_stride, dst, dst_stride);
 }
 
 } // namespace
