@@ -64,6 +64,7 @@ class item_runner {
         const int64_t first = p.words * split / p.splits, last = p.words * (split + 1) / p.splits;
         clear(0, rows);
         walk.run(first, last);
+        // What is no number may come from a cell of a shared tile that the line does not see: alone it meets its own.
         for (int line = 0; line < n_lines && n_lines > 1; line++) {
             if (is_finite(line)) continue;
             for (int64_t group = 0; group < n_groups; group++) {
