@@ -65,6 +65,7 @@ def test_grammars_that_people_use(name: str) -> None:
         ('root ::= "\\UFFFFFFFF"', "8 hexadecimal digits"),
         ("root ::= * ", "something to repeat"),
         ('root ::= "a"{x}', r"a repetition, as \{2\}"),
+        ('root ::= "a"{٣}', r"a repetition, as \{2\}"),  # another script's digit
         ('root ::= "a"{3,1}', "at least 3 and at most 1"),
         ('root ::= "a"{99999999}', "repeats more than"),
         ("root ::= " + '"a"{65000} ' * 5, "too large"),

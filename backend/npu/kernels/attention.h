@@ -49,6 +49,10 @@ struct attention_scores_args {
     attention_fetch fetch;
 };
 
+// The least that scores are taken relative to: where nothing was seen, whose maximum is -inf, any finite number makes
+// powers of 0. Scores that are NaN stay so.
+constexpr float attention_least_base = -1e38f;
+
 // What happens to the scores of rows that see the same cells in one tile. Hidden cells (bit c of `visible` is 0) get
 // p = 0.
 struct attention_softmax_args {

@@ -180,8 +180,7 @@ template <int vecs> void softmax_vecs(const attention_softmax_args & a, uint64_t
         }
         const vec old_max = get(a.max + first, n);
         const vec max = simd::max(simd::mul(highest, simd::set1(factor)), old_max);
-        // nothing seen so far: any finite base makes powers of 0
-        const vec base = simd::max(simd::set1(-1e38f), max);
+        const vec base = simd::max(simd::set1(attention_least_base), max);
         alignas(64) float offset[lanes];
         float multiplier = factor * unit;
         if (simd::top(simd::max(base, simd::sub(simd::zero(), base))) < large) {

@@ -64,8 +64,7 @@ void any_order_rows::weigh(int64_t r) {
     row & x = rows[r];
     float * s = scores + r * n_kv;
     x.max = kernels.vec.max(x.met, s);
-    // Of nothing but -inf any finite base makes powers of 0.
-    x.sum = kernels.attention.any_order.powers(x.met, s, std::max(x.max, -1e38f));
+    x.sum = kernels.attention.any_order.powers(x.met, s, std::max(x.max, attention_least_base));
     // All partial sums are within the bound, below 2^(e + 1). The anchor 1.5 * 2^(e + 3) is 2^(e + 2) away from where
     // its last bit would stand for more, or for less.
     const double bound = x.sum * static_cast<double>(x.largest);

@@ -6,9 +6,9 @@
 //   * where lines see different cells (the tails of sequences that decode side by side in one unified cache), each
 //     collects its own cells, over as many words as it takes to fill a tile, and runs them alone; lines with equal
 //     words run together.
+// So N samples of one prompt cost one pass over the prompt's cells plus their own tails.
 // A tile of several lines may hold cells that some of them do not see: these weigh 0 there, which makes NaN of an
 // infinity. A walk for one line alone meets no cell that it does not see.
-// So N samples of one prompt cost one pass over the prompt's cells plus their own tails.
 #ifndef TILEBEAM_NPU_OPS_ATTENTION_WALK_H
 #define TILEBEAM_NPU_OPS_ATTENTION_WALK_H
 

@@ -212,12 +212,13 @@ class item_runner {
         }
         again = true;
         walk.run(0, p.words); // which left nothing behind the first time
-        for (int line = 0; line < n_lines; line++) {
+        // As in `run`.
+        for (int line = 0; line < n_lines && n_lines > 1; line++) {
             const int64_t first = line * heads_per_line, last = first + heads_per_line;
             for (int64_t row = first; row < last; row++) {
                 any_order.close(row, p.dv, output + row * p.dv);
             }
-            if (n_lines == 1 || is_finite(line)) continue;
+            if (is_finite(line)) continue;
             for (int64_t row = first; row < last; row++) {
                 any_order.begin_again(row);
             }

@@ -87,7 +87,7 @@ def check_npu_only(options: Mapping[str, object], npu: bool) -> None:
     Args:
         options: their values by their names.
     """
-    if not npu and (given := [name for name, value in options.items() if value]):
+    if not npu and (given := [name for name, value in options.items() if value is not None]):
         raise TilebeamError(f"{', '.join(given)}: for Tilebeam only, which --device cpu leaves aside.")
 
 
@@ -146,7 +146,7 @@ class RunOptions:
             TilebeamError: the CPU backend is asked for, and something that only Tilebeam has.
         """
         npu_only = {"--executor": self.executor, "--devices": self.devices, "--memory-limit": self.memory_limit}
-        check_npu_only(npu_only | {"--deterministic": self.deterministic}, self.device != "cpu")
+        check_npu_only(npu_only | {"--deterministic": self.deterministic or None}, self.device != "cpu")
         return vars(self) | {"memory_limit": self.memory_limit.split(",") if self.memory_limit else None}
 
 

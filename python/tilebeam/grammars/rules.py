@@ -25,8 +25,8 @@ _IS = re.compile("::=")
 _CLOSE = re.compile(r"\)")
 _LINE_END = re.compile(r"\r\n|\r|\n|$")
 _PLAIN = re.compile(r'[^"\\]+')
-_BOUNDS = re.compile(r"\{[ \t]*(\d{1,18})[ \t]*(?:(,)[ \t]*(\d{1,18})?[ \t]*)?\}")
-_TOKEN = re.compile(r"(!?)(<\[(\d{1,9})\]>|<[^>]*>)")
+_BOUNDS = re.compile(r"\{[ \t]*([0-9]{1,18})[ \t]*(?:(,)[ \t]*([0-9]{1,18})?[ \t]*)?\}")
+_TOKEN = re.compile(r"(!?)(<\[([0-9]{1,9})\]>|<[^>]*>)")
 _ESCAPED = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _SPACES = ((9, 10), (13, 13), (32, 32))

@@ -52,7 +52,7 @@ void softmax_row(const attention_softmax_args & a, int row) {
             max = v > max ? v : max;
         }
     }
-    const float base = std::max(max, -1e38f); // where nothing was seen any finite one makes powers of 0
+    const float base = std::max(max, attention_least_base);
     for (float & v : s)
         v = (v - base) * log2e;
     const HVX_Vector low = float_to_half(load_aligned(s)), high = float_to_half(load_aligned(s + 32));

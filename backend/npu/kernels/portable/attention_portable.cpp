@@ -90,7 +90,7 @@ void softmax_row(const attention_softmax_args & a, int row) {
         scores[c] = s;
         max = s > max ? s : max;
     }
-    const float base = std::max(max, -1e38f); // where nothing was seen any finite one makes powers of 0
+    const float base = std::max(max, attention_least_base);
     float sum = 0.0f;
     for (int c = 0; c < a.cells; c++) {
         if (a.exact) {
